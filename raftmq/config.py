@@ -1,0 +1,290 @@
+"""One node's configuration: a TOML file, overridden by `RAFTMQ_*` variables, then by flags.
+
+Every key is a field of `NodeConfig` and carries its own documentation, from which `docs/operations.md`
+and `raftmq config check` speak. Unknown keys are refused by name, with the nearest known one; nothing
+is ever guessed. This module reads the text it is given and touches nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from attrs import field, frozen
+
+from raftmq.errors import RaftmqError
+
+ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
+METADATA_ENGINES: Final = ("raft", "pysyncobj")
+LOG_FORMATS: Final = ("console", "json")
+
+NOT_NODE_VARIABLES: Final = frozenset({"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG"})
+"""Variables of that prefix which speak to other commands."""
+
+
+class ConfigError(RaftmqError):
+    """A configuration that cannot be used; the message names the key and what it wants."""
+
+
+@frozen(slots=True)
+class Address:
+    """A TCP address, `host:port`; an IPv6 host stands in brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `host:port`.
+
+        Raises:
+            ConfigError: not of that form.
+        """
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{text!r} is not host:port, such as 127.0.0.1:9092")
+        return cls(host.strip("[]"), int(port))
+
+
+@frozen(slots=True)
+class PeerAddress:
+    """A first voter of the metadata group, as every node's `peers` must name it."""
+
+    id: int
+    host: str
+    port: int
+
+
+def _key(doc: str, **kwargs: Any) -> Any:
+    return field(metadata={"doc": doc}, **kwargs)
+
+
+@frozen(slots=True, kw_only=True)
+class NodeConfig:
+    """All keys of a node."""
+
+    node_id: int = _key("This broker's number, unique in the cluster, from 0.")
+    cluster_id: str = _key(
+        "Name of the cluster; nodes of another one are refused. Kafka clients see it.",
+        default="raftmq",
+    )
+    rack: str | None = _key(
+        "Failure domain of this node; replicas of a partition are spread over racks.", default=None
+    )
+    data: Path = _key("Folder of this node's data; made when absent.", converter=Path)
+    client_listener: Address = _key(
+        "Where Kafka clients connect.", default=Address("127.0.0.1", 9092)
+    )
+    peer_listener: Address = _key("Where other nodes connect.", default=Address("127.0.0.1", 9192))
+    admin_listener: Address = _key(
+        "HTTP: /metrics, /health, /status.", default=Address("127.0.0.1", 9292)
+    )
+    advertised_client: Address | None = _key(
+        "Address that clients are told; default: client_listener.", default=None
+    )
+    advertised_peer: Address | None = _key(
+        "Address that other nodes are told; default: peer_listener.", default=None
+    )
+    advertised_admin: Address | None = _key(
+        "Admin address that other nodes are told; default: admin_listener.", default=None
+    )
+    peers: tuple[PeerAddress, ...] = _key(
+        "The first voters of the metadata group: [{id, host, port}], port being their peer "
+        "listener's; the same list on every node. Empty: a cluster of this node alone.",
+        default=(),
+    )
+    metadata_engine: str = _key(
+        "What replicates metadata: raft, or pysyncobj (a reference engine; loses data, loopback only).",
+        default="raft",
+    )
+    log_format: str = _key("console or json.", default="console")
+    log_level: str = _key("debug, info, warning or error.", default="info")
+    tick_ms: int = _key("Length of a Raft tick.", default=25)
+    election_ticks: int = _key(
+        "A follower campaigns after this many ticks without its leader, up to twice that.",
+        default=6,
+    )
+    heartbeat_ticks: int = _key("A leader is heard every so many ticks.", default=2)
+    broker_session_ms: int = _key(
+        "A broker that the controller has not heard for this long leaves Metadata.", default=2000
+    )
+    broker_heartbeat_ms: int = _key("How often a broker reports to the controller.", default=250)
+    flusher_threads: int = _key("Threads that fdatasync; one file is in one of them.", default=4)
+    request_bytes_max: int = _key("Largest Produce request.", default=100 << 20)
+    request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
+    request_elements_max: int = _key("Most array elements in one request.", default=100_000)
+    request_memory_bytes_max: int = _key(
+        "Memory of this node for requests in hand; readers wait beyond it.", default=256 << 20
+    )
+    connections_max: int = _key("Most client connections.", default=10_000)
+    pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
+    pipeline_bytes_max: int = _key("Most unanswered bytes of a connection.", default=16 << 20)
+    connection_idle_ms: int = _key("A connection silent for so long is closed.", default=600_000)
+    peer_queue_bytes_max: int = _key("Most bytes waiting for one other node.", default=64 << 20)
+    open_files_max: int = _key("Most open segment files.", default=5_000)
+    index_memory_bytes_max: int = _key("Most memory for offset and time indexes.", default=64 << 20)
+    recent_bytes_max: int = _key(
+        "Memory for the newest batches of all partitions, from which followers are served.",
+        default=32 << 20,
+    )
+    replica_lag_time_max_ms: int = _key(
+        "A follower not caught up for so long leaves the reported ISR.", default=10_000
+    )
+    topic_create_wait_ms: int = _key(
+        "How long creating a topic waits until every broker knows it.", default=1_000
+    )
+    scrub_bytes_per_s: int = _key(
+        "Background check of stored batches; 0 switches it off.", default=4 << 20
+    )
+    retention_check_ms: int = _key("How often retention looks at each log.", default=5_000)
+    defaults: Mapping[str, str] = _key(
+        "Kafka's broker-wide settings by their Kafka names (num.partitions, log.retention.ms, ...).",
+        factory=dict,
+    )
+
+    def __attrs_post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def client_address(self) -> Address:
+        """What clients are told."""
+        return self.advertised_client or self.client_listener
+
+    @property
+    def peer_address(self) -> Address:
+        """What other nodes are told."""
+        return self.advertised_peer or self.peer_listener
+
+    @property
+    def admin_address(self) -> Address:
+        """Where the admin port is reached."""
+        return self.advertised_admin or self.admin_listener
+
+
+def documented_keys() -> list[tuple[str, str, str]]:
+    """(key, default as text, documentation) of every key, in order."""
+    rows = []
+    for attribute in attrs.fields(NodeConfig):
+        default = attribute.default
+        if default is attrs.NOTHING:
+            text = "required"
+        elif isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # attrs types it as a function
+            text = "{}"
+        else:
+            text = "unset" if default is None else str(default)
+        rows.append((attribute.name, text, attribute.metadata["doc"]))
+    return rows
+
+
+def load_config(
+    text: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> NodeConfig:
+    """Build a node's configuration from TOML, then variables, then flags.
+
+    Args:
+        text: the TOML file's content, or "" without one.
+        environment: variables; `RAFTMQ_NODE_ID=3` sets `node_id`; lists and tables as JSON.
+        overrides: flags by key; None values are passed over.
+
+    Raises:
+        ConfigError: bad TOML, an unknown key, a missing or unusable value; the message says which.
+    """
+    try:
+        values: dict[str, Any] = dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not TOML: {error}") from error
+    known = {attribute.name: attribute for attribute in attrs.fields(NodeConfig)}
+    for name, value in (environment or {}).items():
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_NODE_VARIABLES:
+            values[name.removeprefix(ENVIRONMENT_PREFIX).lower()] = value
+    values.update({k: v for k, v in (overrides or {}).items() if v is not None})
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown key {name!r}{hint}")
+    for name, attribute in known.items():
+        if attribute.default is attrs.NOTHING and name not in values:
+            raise ConfigError(f"key {name!r} is missing: {attribute.metadata['doc']}")
+    return NodeConfig(**{name: _read(name, value) for name, value in values.items()})
+
+
+_ADDRESSES: Final = frozenset(
+    {"client_listener", "peer_listener", "admin_listener"}
+    | {"advertised_client", "advertised_peer", "advertised_admin"}
+)
+_TEXTS: Final = frozenset({"cluster_id", "rack", "metadata_engine", "log_format", "log_level"})
+
+
+def _read(name: str, value: Any) -> Any:
+    try:
+        if name in _ADDRESSES:
+            return value if isinstance(value, Address) else Address.parse(str(value))
+        if name == "peers":
+            return _read_peers(value)
+        if name == "defaults":
+            table = json.loads(value) if isinstance(value, str) else value
+            return {str(k): _setting(v) for k, v in table.items()}
+        if name == "data":
+            return Path(str(value)).expanduser()
+        if name in _TEXTS:
+            return str(value)
+        if isinstance(value, bool):
+            raise ValueError("is a boolean")
+        return int(str(value))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"key {name!r}: cannot use {value!r} ({error})") from error
+    except ConfigError as error:
+        raise ConfigError(f"key {name!r}: {error}") from error
+
+
+def _setting(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_peers(value: Any) -> tuple[PeerAddress, ...]:
+    rows = json.loads(value) if isinstance(value, str) else value
+    peers = []
+    for row in rows:
+        if isinstance(row, PeerAddress):
+            peers.append(row)
+            continue
+        unknown = set(row) - {"id", "host", "port"}
+        if unknown:
+            raise ConfigError(f"peers take id, host and port, not {sorted(unknown)[0]!r}")
+        peers.append(PeerAddress(int(row["id"]), str(row["host"]), int(row["port"])))
+    return tuple(sorted(peers, key=lambda peer: peer.id))
+
+
+def _check(config: NodeConfig) -> None:
+    if not 0 <= config.node_id < 2**31:
+        raise ConfigError(f"key 'node_id': {config.node_id} is not in 0..2147483647")
+    if not config.cluster_id:
+        raise ConfigError("key 'cluster_id': must not be empty")
+    ids = [peer.id for peer in config.peers]
+    if len(set(ids)) != len(ids):
+        raise ConfigError(f"key 'peers': an id appears twice in {ids}")
+    if config.metadata_engine not in METADATA_ENGINES:
+        raise ConfigError(f"key 'metadata_engine': one of {', '.join(METADATA_ENGINES)}")
+    if config.log_format not in LOG_FORMATS:
+        raise ConfigError(f"key 'log_format': one of {', '.join(LOG_FORMATS)}")
+    if config.heartbeat_ticks >= config.election_ticks:
+        raise ConfigError("key 'heartbeat_ticks': must be below election_ticks")
+    positive = (
+        "tick_ms election_ticks heartbeat_ticks flusher_threads connections_max pipeline_depth_max "
+        "request_bytes_max request_control_bytes_max broker_session_ms broker_heartbeat_ms"
+    ).split()
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"key {name!r}: must be at least 1")

@@ -1,0 +1,148 @@
+"""What the deciding code needs of the outside world: clock, randomness, disk.
+
+`adapters/` implements these for a real machine, `jepsen_like/` for the simulation; both pass the
+same contract tests. A leaf module: no trio, no os.
+
+Disk rules: a write reaches the page cache at once and is durable only after `fdatasync` of that
+file; a created, renamed or removed name is durable only after `sync_directory` of its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from raftmq.types import Buffer
+
+
+class DiskError(Exception):
+    """A disk operation failed. Fatal to the replica (or, for the journal, the node); never retried."""
+
+
+class DiskFullError(DiskError):
+    """No space left (ENOSPC, EDQUOT): the write did not happen as a whole; space may come back."""
+
+
+class Clock(Protocol):
+    """Time. No clock is trusted for safety."""
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since some start; never goes back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch (Kafka's timestamps); may jump."""
+        ...
+
+
+class File(Protocol):
+    """One open file. Positions are bytes from its start."""
+
+    path: str
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        ...
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data`; durable only after `fdatasync`.
+
+        Raises:
+            DiskFullError: no space; a part may have been written.
+            DiskError: the device failed.
+        """
+        ...
+
+    def pwritev(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces one after the other, as `pwrite`."""
+        ...
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file (or extend it with zeros) to `size` bytes; durable after `fdatasync`."""
+        ...
+
+    def allocate(self, size: int) -> None:
+        """Reserve blocks up to `size` bytes, so that later writes below it cannot meet a full disk.
+
+        The file's size becomes at least `size`; new bytes read as zeros.
+        """
+        ...
+
+    def fdatasync(self) -> None:
+        """Return once all written bytes and the size are on the device. May run in another thread."""
+        ...
+
+    def fileno(self) -> int:
+        """The descriptor for sendfile; the simulation gives -1."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptor back. Closing twice is harmless."""
+        ...
+
+
+class Disk(Protocol):
+    """A folder tree. Paths are absolute or relative strings with `/`."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing.
+
+        Raises:
+            FileNotFoundError: absent and not `create`.
+        """
+        ...
+
+    def exists(self, path: str) -> bool:
+        """True for a file or folder of that name."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty when the folder is absent."""
+        ...
+
+    def make_directories(self, path: str) -> None:
+        """Create a folder and its parents; durable (parents synced) on return."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` atomically; durable after `sync_directory`."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Unlink a file; durable after `sync_directory`. Open descriptors go on working."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it, and sync its parent."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        ...
+
+
+class Random(Protocol):
+    """The part of `random.Random` that deciding code may use."""
+
+    def random(self) -> float: ...
+    def randrange(self, start: int, stop: int) -> int: ...
+    def getrandbits(self, k: int) -> int: ...
+
+
+class Buggify(Protocol):
+    """Rarely taken branches made frequent in simulation; always False in production."""
+
+    def __call__(self, site: str) -> bool: ...
+
+
+def never(_site: str) -> bool:
+    """The production `Buggify`."""
+    return False

@@ -1,0 +1,80 @@
+"""A result that comes later, without a scheduler.
+
+The deciding code is synchronous and runs unchanged in the simulation, so it cannot await. It hands
+out a `Promise`; the trio shell waits for it at the edge (`adapters/waiting.py`), the simulation
+looks at it between events. Callbacks run at once, in the order they were added, in the thread that
+resolves: the thread of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Promise(Generic[T]):
+    """Resolved exactly once, with a value or an exception."""
+
+    __slots__ = ("_callbacks", "_error", "_value", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: T | None = None
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[Promise[T]], None]] = []
+
+    @classmethod
+    def resolved(cls, value: T) -> Promise[T]:
+        """A promise that is already kept."""
+        promise: Promise[T] = cls()
+        promise.resolve(value)
+        return promise
+
+    @classmethod
+    def failed(cls, error: Exception) -> Promise[T]:
+        """A promise that is already broken."""
+        promise: Promise[T] = cls()
+        promise.fail(error)
+        return promise
+
+    def resolve(self, value: T) -> None:
+        """Keep the promise."""
+        self._settle(value, None)
+
+    def fail(self, error: Exception) -> None:
+        """Break the promise; `result()` raises `error`."""
+        self._settle(None, error)
+
+    def when_done(self, callback: Callable[[Promise[T]], None]) -> None:
+        """Call `callback(self)` once settled; at once when it already is."""
+        if self.is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception it failed with, None while pending or kept."""
+        return self._error
+
+    def result(self) -> T:
+        """The value.
+
+        Raises:
+            Exception: whatever `fail` was given.
+        """
+        assert self.is_done, "result() of a pending promise"
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # resolve() stored a T
+
+    def _settle(self, value: T | None, error: Exception | None) -> None:
+        assert not self.is_done, "a promise settles once"
+        self.is_done = True
+        self._value = value
+        self._error = error
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

@@ -1,0 +1,184 @@
+"""What replicas of one Raft group say to each other, and the entries they carry.
+
+Plain values: no encoding (see `cluster/peer_codec.py`), no clock, no I/O. Which group a message
+belongs to is the envelope's matter. A log is a space of `RaftIndex` positions: a batch of n records
+takes n positions, a bare entry takes one. So an entry is a half-open range `[start, end)`, and a
+log's end is the next free position.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+from attrs import frozen
+
+from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
+
+
+class EntryKind(IntEnum):
+    """What an entry is; all but BATCH are bare entries."""
+
+    BATCH = 0  # a RecordBatch v2, opaque to the core
+    ELECTION = 1  # a leader's first entry of its term (Raft §8)
+    MEMBERSHIP = 2  # a new configuration, in force from its append on (Raft thesis §4.1)
+    LOG_START = 3  # the leader's wish to drop a prefix; opaque to the core
+
+
+@frozen(slots=True)
+class Entry:
+    """One unit of the log: appended, compared and truncated only as a whole."""
+
+    start: RaftIndex
+    end: RaftIndex
+    term: Term
+    kind: EntryKind
+    payload: Buffer
+
+    @property
+    def is_bare(self) -> bool:
+        """True when it has no records and so takes no Kafka offset."""
+        return self.kind is not EntryKind.BATCH
+
+
+@frozen(slots=True)
+class PreVoteRequest:
+    """Would you vote for me in `term`? Changes no state (Raft thesis §9.6). `term` is the next one."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    last_term: Term
+    log_end: RaftIndex
+
+
+@frozen(slots=True)
+class PreVoteReply:
+    """Answer to a pre-vote; when granted `term` is the term asked for, else the voter's own."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    granted: bool
+
+
+@frozen(slots=True)
+class VoteRequest:
+    """Vote for me in `term` (Raft §5.2). `is_transfer`: the leader asked for it, so leases are ignored."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    last_term: Term
+    log_end: RaftIndex
+    is_transfer: bool = False
+
+
+@frozen(slots=True)
+class VoteReply:
+    """A vote, durable before it leaves, or its refusal."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    granted: bool
+
+
+@frozen(slots=True)
+class AppendRequest:
+    """Entries that follow position `prev_end`, whose last entry had `prev_term` (Raft §5.3).
+
+    Without entries it is a probe. `entries` are contiguous from `prev_end`, except that offsets may
+    have gaps below the leader's commit (compaction), so an entry may start above its predecessor's end.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    prev_end: RaftIndex
+    prev_term: Term
+    commit_end: RaftIndex
+    entries: tuple[Entry, ...] = ()
+
+
+@frozen(slots=True)
+class AppendReply:
+    """What a follower holds.
+
+    Accepted: all below `flushed_end` agrees with the leader's log *and* is flushed here.
+    Refused: `hint_end`, `hint_term` name the follower's greatest end of a term not above the
+    request's `prev_term`; `refused_prev_end` tells which request it was.
+    `clock_ms` is the follower's wall clock, for retention alone (hazard 3).
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    accepted: bool
+    flushed_end: RaftIndex
+    refused_prev_end: RaftIndex = RaftIndex(0)
+    hint_end: RaftIndex = RaftIndex(0)
+    hint_term: Term = Term(0)
+    clock_ms: int = 0
+
+
+@frozen(slots=True)
+class Heartbeat:
+    """I lead `term`. `commit_end` is capped at what the follower is known to hold. `round` serves
+    check-quorum and read-index: the reply repeats it."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    commit_end: RaftIndex
+    round: int
+
+
+@frozen(slots=True)
+class HeartbeatReply:
+    """I hear you."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    round: int
+    clock_ms: int = 0
+
+
+@frozen(slots=True)
+class InstallLogStart:
+    """The follower is behind the leader's log start: begin anew at this tuple (Raft §7).
+
+    `payload` is the log-start tuple as `log/log_start.py` encodes it, opaque here; the log begins at
+    `log_start`, and the entry before it had `previous_term`.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    log_start: RaftIndex
+    previous_term: Term
+    payload: Buffer
+
+
+@frozen(slots=True)
+class TimeoutNow:
+    """Campaign at once: leadership is being handed to you (Raft thesis §3.10)."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+
+
+Message: TypeAlias = (
+    PreVoteRequest
+    | PreVoteReply
+    | VoteRequest
+    | VoteReply
+    | AppendRequest
+    | AppendReply
+    | Heartbeat
+    | HeartbeatReply
+    | InstallLogStart
+    | TimeoutNow
+)
