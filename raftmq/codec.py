@@ -1,0 +1,256 @@
+"""The compression codecs of record batches, bounded.
+
+Owns the way from a codec number and bytes to other bytes. It never trusts a size field: every
+decoder stops at `output_max` bytes *while* it decompresses, and everything that is wrong with the
+input (truncated, trailing bytes, too large, unknown codec) is one error, `CorruptBatchError`.
+
+What clients really send: snappy as xerial blocks (Java) and as one raw block (librdkafka); lz4
+frames with and without a content size; zstd frames with and without a content size (streaming
+encoders leave it out). Snappy is written as xerial blocks, which every client reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import IntEnum
+from typing import Final
+
+import cramjam
+import lz4.frame
+import zstandard
+
+from raftmq.errors import CorruptBatchError
+from raftmq.types import Buffer
+
+OUTPUT_MAX: Final = 256 << 20
+"""No batch is ever decompressed beyond this."""
+
+_CHUNK: Final = 1 << 18
+_GZIP_WINDOW: Final = 31  # zlib's "gzip container, 32 KiB window"
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK: Final = 32 << 10
+_SNAPPY_RATIO_MAX: Final = 32  # a copy element of 3 bytes yields at most 64
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE: Final = b"\x2a\x4d\x18"
+
+
+class Codec(IntEnum):
+    """The three lowest bits of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+def output_limit(message_bytes_max: int) -> int:
+    """How far a batch may decompress under a topic's `max.message.bytes`."""
+    return min(16 * message_bytes_max, OUTPUT_MAX)
+
+
+def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
+    """Compress `data`; `level` is the codec's own scale, None its default."""
+    if codec is Codec.NONE:
+        return data
+    if codec is Codec.GZIP:
+        encoder = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WINDOW)
+        return encoder.compress(data) + encoder.flush()
+    if codec is Codec.SNAPPY:
+        return _compress_xerial(data)
+    if codec is Codec.LZ4:
+        frame: bytes = lz4.frame.compress(
+            data,
+            compression_level=0 if level is None else level,
+            block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+            store_size=False,
+        )
+        return frame
+    assert codec is Codec.ZSTD
+    return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
+
+
+def decompress(codec: int, data: Buffer, *, output_max: int) -> Buffer:
+    """Decompress `data` into at most `output_max` bytes.
+
+    Raises:
+        CorruptBatchError: malformed, truncated or followed by other bytes, larger than
+            `output_max`, or not one of Kafka's codecs.
+    """
+    if codec == Codec.NONE:
+        if len(data) > output_max:
+            raise _too_large(output_max)
+        return data
+    if codec == Codec.GZIP:
+        return _decompress_gzip(data, output_max)
+    if codec == Codec.SNAPPY:
+        return _decompress_snappy(data, output_max)
+    if codec == Codec.LZ4:
+        return _decompress_lz4(data, output_max)
+    if codec == Codec.ZSTD:
+        return _decompress_zstd(data, output_max)
+    raise CorruptBatchError(f"unknown compression codec {codec}")
+
+
+def _too_large(output_max: int) -> CorruptBatchError:
+    return CorruptBatchError(f"compressed records exceed {output_max} bytes")
+
+
+def _decompress_gzip(data: Buffer, output_max: int) -> Buffer:
+    pieces: list[bytes] = []
+    left = output_max
+    rest: Buffer = data
+    try:
+        while True:  # gzip members may follow each other (RFC 1952 §2.2)
+            decoder = zlib.decompressobj(_GZIP_WINDOW)
+            piece = decoder.decompress(rest, left + 1)
+            if len(piece) > left:
+                raise _too_large(output_max)
+            pieces.append(piece)
+            left -= len(piece)
+            if not decoder.eof:
+                raise CorruptBatchError("gzip: truncated")
+            rest = decoder.unused_data
+            if not rest:
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    except zlib.error as error:
+        raise CorruptBatchError(f"gzip: {error}") from error
+
+
+def _compress_xerial(data: Buffer) -> bytes:
+    view = memoryview(data)
+    pieces: list[Buffer] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
+        pieces.append(len(block).to_bytes(4, "big"))
+        pieces.append(block)
+    return b"".join(pieces)
+
+
+def _decompress_snappy(data: Buffer, output_max: int) -> Buffer:
+    view = memoryview(data)
+    if view[:8] != _XERIAL_MAGIC:
+        return _decompress_snappy_block(view, output_max)
+    if len(view) < len(_XERIAL_HEADER):
+        raise CorruptBatchError("snappy: truncated xerial header")
+    pieces: list[Buffer] = []
+    left = output_max
+    position = len(_XERIAL_HEADER)
+    while position < len(view):
+        if view[position : position + 8] == _XERIAL_MAGIC:  # streams glued together
+            position += len(_XERIAL_HEADER)
+            continue
+        start = position + 4
+        size = int.from_bytes(view[position:start], "big")
+        if start + size > len(view) or start > len(view):
+            raise CorruptBatchError("snappy: truncated xerial block")
+        piece = _decompress_snappy_block(view[start : start + size], left)
+        left -= len(piece)
+        pieces.append(piece)
+        position = start + size
+    return b"".join(pieces)
+
+
+def _decompress_snappy_block(block: memoryview, output_max: int) -> Buffer:
+    try:
+        size: int = cramjam.snappy.decompress_raw_len(block)
+        if size > output_max:
+            raise _too_large(output_max)
+        if size > _SNAPPY_RATIO_MAX * len(block):
+            raise CorruptBatchError("snappy: claims more than its bytes can hold")
+        output = bytearray(size)
+        written: int = cramjam.snappy.decompress_raw_into(block, output)
+    except (cramjam.DecompressionError, cramjam.CompressionError) as error:
+        raise CorruptBatchError(f"snappy: {error}") from error
+    if written != size:
+        raise CorruptBatchError("snappy: shorter than it claims")
+    return output
+
+
+def _decompress_lz4(data: Buffer, output_max: int) -> Buffer:
+    pieces: list[bytes] = []
+    left = output_max
+    rest: Buffer = data
+    try:
+        while True:
+            decoder = lz4.frame.LZ4FrameDecompressor()
+            source: Buffer = rest
+            while not decoder.eof:
+                # The decoder allocates what it is allowed to return, so allow it a chunk at a time.
+                piece: bytes = decoder.decompress(source, max_length=min(left + 1, _CHUNK))
+                source = b""
+                if len(piece) > left:
+                    raise _too_large(output_max)
+                if not piece and not decoder.eof and decoder.needs_input:
+                    raise CorruptBatchError("lz4: truncated")
+                pieces.append(piece)
+                left -= len(piece)
+            rest = decoder.unused_data or b""
+            if not rest:
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    except RuntimeError as error:
+        raise CorruptBatchError(f"lz4: {error}") from error
+
+
+def _decompress_zstd(data: Buffer, output_max: int) -> Buffer:
+    view = memoryview(data)
+    _check_zstd_frames(view)
+    try:
+        claimed = zstandard.frame_content_size(view)
+        if claimed > output_max:
+            raise _too_large(output_max)
+        decoder = zstandard.ZstdDecompressor()
+        if claimed > 0 and claimed <= len(view) * 64:
+            try:
+                # One frame that says its size: `max_output_size` would be ignored, so the claim
+                # was judged above.
+                return decoder.decompress(view, allow_extra_data=False)
+            except zstandard.ZstdError:
+                pass  # several frames, or damage: the streaming reader below decides
+        pieces: list[bytes] = []
+        left = output_max
+        with decoder.stream_reader(view, read_across_frames=True) as reader:
+            while piece := reader.read(min(left + 1, _CHUNK)):
+                if len(piece) > left:
+                    raise _too_large(output_max)
+                pieces.append(piece)
+                left -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    except zstandard.ZstdError as error:
+        raise CorruptBatchError(f"zstd: {error}") from error
+
+
+def _check_zstd_frames(view: memoryview) -> None:
+    """Walk the block headers to the very end: the streaming reader keeps silent about truncation.
+
+    Layout (RFC 8878 §3.1.1): magic 4, descriptor 1, window 0-1, dictionary id 0-4, content size
+    0-8, then blocks of a 3-byte little-endian header (last:1, type:2, size:21), then checksum 0-4.
+    """
+    size = len(view)
+    position = 0
+    while position < size:
+        if view[position + 1 : position + 4] == _ZSTD_SKIPPABLE and view[position] >> 4 == 5:
+            position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
+            continue
+        if view[position : position + 4] != _ZSTD_MAGIC or position + 5 > size:
+            raise CorruptBatchError("zstd: not a frame")
+        descriptor = view[position + 4]
+        is_single_segment = descriptor >> 5 & 1
+        content_size_bytes = (is_single_segment, 2, 4, 8)[descriptor >> 6]
+        dictionary_bytes = (0, 1, 2, 4)[descriptor & 3]
+        position += 5 + (1 - is_single_segment) + dictionary_bytes + content_size_bytes
+        is_last = False
+        while not is_last:
+            if position + 3 > size:
+                raise CorruptBatchError("zstd: truncated")
+            block = int.from_bytes(view[position : position + 3], "little")
+            is_last = bool(block & 1)
+            is_run = block >> 1 & 3 == 1  # one byte, repeated
+            position += 3 + (1 if is_run else block >> 3)
+        if descriptor >> 2 & 1:
+            position += 4
+    if position != size or not size:
+        raise CorruptBatchError("zstd: truncated")
