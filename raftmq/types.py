@@ -37,7 +37,7 @@ ProducerId = NewType("ProducerId", int)
 
 
 class ReplicaId(NamedTuple):
-    """A member of a Raft group: a node *with* its storage, so that a wiped node is somebody else."""
+    """A member of a Raft group: a node *with* its storage: a wiped node is somebody else."""
 
     node_id: NodeId
     storage_id: StorageId

@@ -1,0 +1,421 @@
+"""Connections between nodes: two streams to each peer, bulk and heartbeat, so that the second never
+queues behind the first.
+
+A node dials every peer and only sends on what it dialled; it only reads what it accepted. A stream
+opens with a hello of both sides (format version, cluster, node and storage id); another cluster or
+version is refused by name. Then frames: length, checksum, kind, payload. A queue to a peer is
+bounded and is thrown away with its connection: Raft repairs losses, stale messages help nobody.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+from attrs import define, field, frozen
+from crc32c import crc32c
+
+from raftmq.config import Address
+from raftmq.errors import RemoteProtocolError
+from raftmq.types import Buffer, NodeId, StorageId
+
+PEER_FORMAT_VERSION: Final = 1
+FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
+FRAME_BYTES_MAX: Final = 96 << 20
+HELLO_BYTES_MAX: Final = 4096
+READ_BUFFER_SIZE: Final = 256 << 10
+BACKOFF_MS: Final = (20, 1000)
+HELLO_TIMEOUT_S: Final = 5.0
+
+STREAMS: Final = ("bulk", "heartbeat")
+KIND_RAFT: Final = 1
+KIND_HEARTBEATS: Final = 2
+KIND_BROKER: Final = 3
+KIND_FORMATION: Final = 4
+"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation."""
+PIECES_MAX: Final = 512
+"""Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
+
+logger = structlog.get_logger("raftmq.peers")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """How a node introduces itself on every stream."""
+
+    version: int
+    cluster_id: str
+    node_id: int
+    storage_id: str
+    stream: str
+    formation_id: str = ""
+    refusal: str = ""
+
+
+@frozen(slots=True)
+class PeerIdentity:
+    """Who answered at a peer's address."""
+
+    node_id: NodeId
+    storage_id: StorageId
+
+
+class PeerRefusedError(Exception):
+    """The two sides cannot talk; the message names what differs."""
+
+
+FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
+
+
+def check_hello(mine: Hello, theirs: Hello) -> str:
+    """Say why `theirs` cannot talk to `mine`; "" when it can."""
+    if theirs.refusal:
+        return theirs.refusal
+    if theirs.version != mine.version:
+        return f"peer format version {theirs.version}, this node speaks {mine.version}"
+    if theirs.cluster_id != mine.cluster_id:
+        return f"cluster_id {theirs.cluster_id!r}, this node is of {mine.cluster_id!r}"
+    if theirs.node_id == mine.node_id:
+        return f"node_id {theirs.node_id} is this node's own"
+    if mine.formation_id and theirs.formation_id and mine.formation_id != theirs.formation_id:
+        return (
+            f"formation {theirs.formation_id} of cluster {theirs.cluster_id!r}, this node is of "
+            f"{mine.formation_id}: a majority of one of them was wiped and formed anew"
+        )
+    return ""
+
+
+@define(eq=False)
+class _Stream:
+    """One outgoing stream: its queue and, while connected, its socket."""
+
+    node_id: NodeId
+    name: str
+    queue_bytes_max: int
+    sock: socket.socket | None = None
+    queue: deque[memoryview] = field(factory=deque)
+    queued_bytes: int = 0
+    dropped_frames: int = 0
+    wake: trio.Event = field(factory=trio.Event)
+
+    def send(self, pieces: Sequence[Buffer]) -> bool:
+        """Send what the socket takes and queue the rest; False when the frame was dropped."""
+        if self.sock is None:
+            return False
+        size = sum(len(piece) for piece in pieces)
+        if self.queue:
+            if self.queued_bytes + size > self.queue_bytes_max:
+                self.dropped_frames += 1
+                return False
+            self._enqueue(pieces, 0)
+            return True
+        try:
+            sent = self.sock.sendmsg(pieces)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.wake.set()  # the writer task meets the same error and reconnects
+            return False
+        if sent < size:
+            self._enqueue(pieces, sent)
+            self.wake.set()
+        return True
+
+    def _enqueue(self, pieces: Sequence[Buffer], skip: int) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            if skip >= len(view):
+                skip -= len(view)
+                continue
+            self.queue.append(view[skip:])
+            self.queued_bytes += len(view) - skip
+            skip = 0
+
+    def drop_connection(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+        self.sock = None
+        self.queue.clear()
+        self.queued_bytes = 0
+
+
+class PeerLinks:
+    """All streams of a node to and from its peers."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: NodeId,
+        storage_id: StorageId,
+        queue_bytes_max: int,
+        on_frame: FrameHandler,
+        on_identity: Callable[[PeerIdentity], None],
+        on_lost: Callable[[NodeId], None],
+        random: Random,
+    ) -> None:
+        self._hello = Hello(PEER_FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}", "bulk")
+        self._queue_bytes_max = queue_bytes_max
+        self._on_frame = on_frame
+        self._on_identity = on_identity
+        self._on_lost = on_lost
+        self._random = random
+        self._addresses: dict[NodeId, Address] = {}
+        self._streams: dict[tuple[NodeId, str], _Stream] = {}
+        self._redial: dict[NodeId, trio.Event] = {}
+        self._nursery: trio.Nursery | None = None
+        self.blocked: set[NodeId] = set()
+        """Peers to whom nothing is sent and from whom nothing is heard: the fault switch."""
+
+    def set_formation(self, formation_id: str) -> None:
+        """Say from now on which formation of the cluster this node belongs to."""
+        self._hello = msgspec.structs.replace(self._hello, formation_id=formation_id)
+
+    # ---- sending ----
+
+    def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        """Frame and send to a peer; False when dropped (not connected, queue full)."""
+        stream = self._streams.get((node_id, "heartbeat" if kind == KIND_HEARTBEATS else "bulk"))
+        if stream is None or stream.sock is None or node_id in self.blocked:
+            return False
+        if len(pieces) > PIECES_MAX:
+            pieces = [b"".join(pieces)]
+        size, checksum = 0, 0
+        for piece in pieces:
+            size += len(piece)
+            checksum = crc32c(piece, checksum)
+        return stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        """True while the bulk stream to this peer stands."""
+        stream = self._streams.get((node_id, "bulk"))
+        return stream is not None and stream.sock is not None
+
+    def queued_bytes(self) -> dict[NodeId, int]:
+        """Bytes waiting for each peer."""
+        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == "bulk"}
+
+    def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
+        """Say where the peers are; new ones are dialled, moved ones dialled anew."""
+        for node_id, address in addresses.items():
+            if node_id == self._hello.node_id or self._addresses.get(node_id) == address:
+                continue
+            is_new = node_id not in self._addresses
+            self._addresses[node_id] = address
+            if is_new:
+                self._redial[node_id] = trio.Event()
+                for name in STREAMS:
+                    stream = _Stream(node_id, name, self._queue_bytes_max)
+                    self._streams[node_id, name] = stream
+                    if self._nursery is not None:
+                        self._nursery.start_soon(self._keep_connected, stream)
+
+    # ---- tasks ----
+
+    async def run(
+        self, listener: socket.socket, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Dial, accept, read and write until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for stream in self._streams.values():
+                nursery.start_soon(self._keep_connected, stream)
+            task_status.started()
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    sock, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    continue
+                nursery.start_soon(self._serve, sock)
+
+    async def _keep_connected(self, stream: _Stream) -> None:
+        backoff_ms = BACKOFF_MS[0]
+        while True:
+            try:
+                sock = await self._dial(stream)
+            except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError):
+                pass  # not up yet, or just gone: try again
+            except PeerRefusedError as error:
+                logger.warning("peer refused", peer=stream.node_id, reason=str(error))
+                backoff_ms = BACKOFF_MS[1]
+            else:
+                backoff_ms = BACKOFF_MS[0]
+                stream.sock = sock
+                try:
+                    await self._drain(stream)
+                finally:
+                    stream.drop_connection()
+                if stream.name == "bulk":
+                    logger.info("peer lost", peer=stream.node_id)
+                    self._on_lost(stream.node_id)
+            redial = self._redial[stream.node_id]
+            with trio.move_on_after(backoff_ms * (0.5 + self._random.random()) / 1e3):
+                await redial.wait()
+            if redial.is_set():
+                self._redial[stream.node_id] = trio.Event()
+                backoff_ms = BACKOFF_MS[0]
+            backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
+
+    async def _dial(self, stream: _Stream) -> socket.socket:
+        address = self._addresses[stream.node_id]
+        with trio.fail_after(HELLO_TIMEOUT_S):
+            connected = await trio.open_tcp_stream(address.host, address.port)
+            sock = socket.socket(fileno=connected.socket.detach())
+            try:
+                sock.setblocking(False)
+                _tune(sock)
+                mine = msgspec.structs.replace(self._hello, stream=stream.name)
+                await _write_hello(sock, mine)
+                theirs = await _read_hello(sock)
+                reason = check_hello(mine, theirs)
+                if not reason and theirs.node_id != stream.node_id:
+                    reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
+                if reason:
+                    raise PeerRefusedError(f"{address}: {reason}")
+            except BaseException:
+                sock.close()
+                raise
+        if stream.name == "bulk":
+            logger.info("peer connected", peer=stream.node_id)
+            self._on_identity(_identity(theirs))
+        return sock
+
+    async def _drain(self, stream: _Stream) -> None:
+        """Write what did not fit at once; return when the connection ends."""
+        sock = stream.sock
+        assert sock is not None
+        async with trio.open_nursery() as nursery:
+
+            async def watch_for_close() -> None:
+                await trio.lowlevel.wait_readable(sock)  # a peer never sends here: it is its end
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch_for_close)
+            while True:
+                stream.wake = trio.Event()
+                if stream.queue:
+                    await trio.lowlevel.wait_writable(sock)
+                else:
+                    await stream.wake.wait()
+                while stream.queue:
+                    pieces = [stream.queue[i] for i in range(min(len(stream.queue), 64))]
+                    try:
+                        sent = sock.sendmsg(pieces)
+                    except BlockingIOError:
+                        break
+                    except OSError:
+                        nursery.cancel_scope.cancel()
+                        return
+                    stream.queued_bytes -= sent
+                    while sent and sent >= len(stream.queue[0]):
+                        sent -= len(stream.queue.popleft())
+                    if sent:
+                        stream.queue[0] = stream.queue[0][sent:]
+
+    async def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.setblocking(False)
+            _tune(sock)
+            with trio.fail_after(HELLO_TIMEOUT_S):
+                theirs = await _read_hello(sock)
+                reason = check_hello(self._hello, theirs)
+                await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
+            if reason:
+                logger.warning("refused a peer", peer=theirs.node_id, reason=reason)
+                return
+            identity = _identity(theirs)
+            if (redial := self._redial.get(identity.node_id)) is not None:
+                redial.set()  # it is up: no need to wait out our back-off
+            self._on_identity(identity)
+            await self._read_frames(sock, identity)
+        except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError):
+            pass  # the peer went away or spoke nonsense: its connection is all it costs
+        except (PeerRefusedError, RemoteProtocolError) as error:
+            logger.warning("peer stream broken", reason=str(error))
+        finally:
+            sock.close()
+
+    async def _read_frames(self, sock: socket.socket, sender: PeerIdentity) -> None:
+        """Hand each whole, checked frame to the node; small ones are copied out of one buffer."""
+        buffer = memoryview(bytearray(READ_BUFFER_SIZE))
+        filled = 0
+        while True:
+            count = await _recv_into(sock, buffer[filled:])
+            filled += count
+            start = 0
+            while filled - start >= FRAME_HEADER.size:
+                size, checksum, kind = FRAME_HEADER.unpack_from(buffer, start)
+                if size > FRAME_BYTES_MAX:
+                    raise PeerRefusedError(f"a frame of {size} bytes from node {sender.node_id}")
+                body = start + FRAME_HEADER.size
+                if body + size > filled:
+                    if FRAME_HEADER.size + size <= READ_BUFFER_SIZE:
+                        break  # wait for the rest, in this buffer
+                    payload = memoryview(bytearray(size))
+                    have = filled - body
+                    payload[:have] = buffer[body:filled]
+                    while have < size:
+                        have += await _recv_into(sock, payload[have:])
+                    start = filled
+                else:
+                    payload = memoryview(bytes(buffer[body : body + size]))
+                    start = body + size
+                if crc32c(payload) != checksum:
+                    raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
+                if sender.node_id not in self.blocked:
+                    self._on_frame(sender, kind, payload.toreadonly())
+            if start:
+                buffer[: filled - start] = bytes(buffer[start:filled])
+                filled -= start
+
+
+def _identity(hello: Hello) -> PeerIdentity:
+    return PeerIdentity(NodeId(hello.node_id), StorageId(int(hello.storage_id, 16)))
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+
+
+async def _recv_into(sock: socket.socket, buffer: memoryview) -> int:
+    while True:
+        try:
+            count = sock.recv_into(buffer)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+            continue
+        if count == 0:
+            raise EOFError
+        return count
+
+
+async def _write_hello(sock: socket.socket, hello: Hello) -> None:
+    data = msgspec.json.encode(hello)
+    data = struct.pack(">I", len(data)) + data
+    while data:
+        await trio.lowlevel.wait_writable(sock)
+        data = data[sock.send(data) :]
+
+
+async def _read_hello(sock: socket.socket) -> Hello:
+    (size,) = struct.unpack(">I", await _read_exactly(sock, 4))
+    if size > HELLO_BYTES_MAX:
+        raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
+    return msgspec.json.decode(await _read_exactly(sock, size), type=Hello)
+
+
+async def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    buffer = memoryview(bytearray(size))
+    have = 0
+    while have < size:
+        have += await _recv_into(sock, buffer[have:])
+    return bytes(buffer)

@@ -1,0 +1,31 @@
+"""Where trio meets promises: wait for one, with a deadline.
+
+The deciding code below hands out `Promise`s and knows no scheduler; tasks at the edge wait here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import trio
+
+from raftmq.errors import RequestTimedOutError
+from raftmq.promise import Promise
+
+T = TypeVar("T")
+
+
+async def wait_for(promise: Promise[T], timeout_s: float | None = None) -> T:
+    """Sleep until the promise settles and return its value. Always a checkpoint.
+
+    Raises:
+        RequestTimedOutError: not settled within `timeout_s`; the outcome is unknown.
+        Exception: what the promise failed with.
+    """
+    settled = trio.Event()
+    promise.when_done(lambda _promise: settled.set())
+    with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+        await settled.wait()
+    if not promise.is_done:
+        raise RequestTimedOutError("no outcome in time")
+    return promise.result()

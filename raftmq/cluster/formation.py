@@ -1,0 +1,280 @@
+"""How a new cluster agrees on its first metadata voters: single-decree Paxos, once in its life.
+
+The configs name the voters by node id; a Raft voter is a node *with its storage*, and storage ids
+are drawn at first start. So the nodes named in the configs decide, by majority, on one list of
+(node id, storage id); a voter that has not shown up yet stands in it with storage id 0 and is
+admitted under its own later, as any replaced disk is. Sans-IO: messages in, messages out.
+
+Invariants: an acceptor's promise and acceptance are saved before they are answered; once chosen, a
+list never changes; nodes whose configs differ in cluster id or voter list never count each other.
+A wiped node that meets one formed peer learns the list and forms nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.ports import Random
+from raftmq.types import NodeId, ReplicaId, StorageId
+
+UNBOUND_STORAGE: Final = StorageId(0)
+"""Stands for the storage of a voter that had not shown up when the cluster formed."""
+GRACE_MS: Final = 400
+"""How long a proposer that hears a majority waits for the rest of the voters."""
+ROUND_MS: Final = 500
+
+Ballot: TypeAlias = tuple[int, int]
+NO_BALLOT: Final[Ballot] = (0, 0)
+Value: TypeAlias = tuple[tuple[int, int], ...]
+
+
+class FormationState(msgspec.Struct, frozen=True):
+    """What an acceptor must not forget."""
+
+    promised: Ballot = NO_BALLOT
+    accepted: Ballot = NO_BALLOT
+    accepted_value: Value = ()
+    chosen: Value = ()
+
+
+class Prepare(msgspec.Struct, tag="prepare", frozen=True):
+    """Phase 1a, with what the sender's config says."""
+
+    ballot: Ballot
+    voters: tuple[int, ...]
+
+
+class Promised(msgspec.Struct, tag="promised", frozen=True):
+    """Phase 1b."""
+
+    ballot: Ballot
+    accepted: Ballot
+    accepted_value: Value
+
+
+class Accept(msgspec.Struct, tag="accept", frozen=True):
+    """Phase 2a."""
+
+    ballot: Ballot
+    value: Value
+
+
+class Accepted(msgspec.Struct, tag="accepted", frozen=True):
+    """Phase 2b."""
+
+    ballot: Ballot
+
+
+class Outbid(msgspec.Struct, tag="outbid", frozen=True):
+    """A higher ballot was promised."""
+
+    ballot: Ballot
+
+
+class Mismatch(msgspec.Struct, tag="mismatch", frozen=True):
+    """The voter lists of the two configs differ."""
+
+    voters: tuple[int, ...]
+
+
+class Ask(msgspec.Struct, tag="ask", frozen=True):
+    """Is the cluster formed? Asked by nodes that are no first voters."""
+
+
+class Chosen(msgspec.Struct, tag="chosen", frozen=True):
+    """The decision."""
+
+    value: Value
+
+
+FormationMessage: TypeAlias = (
+    Prepare | Promised | Accept | Accepted | Outbid | Mismatch | Ask | Chosen
+)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FormationMessage)
+
+
+def formation_id_of(value: Value) -> str:
+    """Name a formation: two clusters of the same name but other first disks differ in it."""
+    return f"{crc32(_encoder.encode(value)):08x}"
+
+
+class Formation:
+    """One node's part in forming the cluster.
+
+    Attributes:
+        chosen: the first voters once decided, else None.
+        mismatches: peers whose config names other voters, with their list.
+    """
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        storage_id: StorageId,
+        voters: Sequence[NodeId],
+        *,
+        state: FormationState,
+        save: Callable[[FormationState], None],
+        send: Callable[[NodeId, bytes], None],
+        random: Random,
+    ) -> None:
+        self._me = node_id
+        self._voters: tuple[int, ...] = tuple(sorted(voters))
+        self._state = state
+        self._save = save
+        self._send = send
+        self._random = random
+        self._heard: dict[int, int] = {node_id: storage_id}
+        self._majority_since_ms: float | None = None
+        self._ballot: Ballot = NO_BALLOT
+        self._next_round_ms = 0.0
+        self._promises: dict[int, Promised] = {}
+        self._acceptances: dict[int, bool] = {}
+        self._proposed: Value = ()
+        self.mismatches: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def chosen(self) -> tuple[ReplicaId, ...] | None:
+        """The first voters, once decided."""
+        if not self._state.chosen:
+            return None
+        return tuple(ReplicaId(NodeId(n), StorageId(s)) for n, s in self._state.chosen)
+
+    @property
+    def formation_id(self) -> str:
+        """Name of the decided formation, "" before."""
+        return formation_id_of(self._state.chosen) if self._state.chosen else ""
+
+    def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
+        """A peer introduced itself."""
+        self._heard[node_id] = storage_id
+
+    def tick(self, now_ms: float) -> None:
+        """Propose, or ask, when it is time; call every few milliseconds until chosen."""
+        if self._state.chosen or now_ms < self._next_round_ms:
+            return
+        if self._me not in self._voters:
+            self._next_round_ms = now_ms + ROUND_MS
+            for node_id in self._voters:
+                self._tell(node_id, Ask())
+            return
+        present = [n for n in self._voters if n in self._heard and n not in self.mismatches]
+        if len(present) <= len(self._voters) // 2:
+            self._majority_since_ms = None
+            return
+        if self._majority_since_ms is None:
+            self._majority_since_ms = now_ms
+        is_complete = len(present) == len(self._voters)
+        if not is_complete and now_ms - self._majority_since_ms < GRACE_MS:
+            return
+        # The lowest node present goes first; the others give it a round's time.
+        rank = present.index(self._me)
+        if (
+            self._ballot == NO_BALLOT
+            and rank
+            and now_ms - self._majority_since_ms < (GRACE_MS + rank * ROUND_MS)
+        ):
+            return
+        self._next_round_ms = now_ms + ROUND_MS * (1 + self._random.random() * len(self._voters))
+        self._propose()
+
+    def receive(self, sender: NodeId, payload: bytes) -> None:
+        """Take in a peer's message.
+
+        Raises:
+            RemoteProtocolError: not a formation message.
+        """
+        try:
+            message = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise RemoteProtocolError(f"formation message: {error}") from error
+        if isinstance(message, Chosen):
+            self._decide(message.value)
+        elif self._state.chosen:
+            self._tell(sender, Chosen(self._state.chosen))
+        elif isinstance(message, Prepare):
+            self._on_prepare(sender, message)
+        elif isinstance(message, Accept):
+            self._on_accept(sender, message)
+        elif isinstance(message, Promised):
+            self._on_promised(sender, message)
+        elif isinstance(message, Accepted):
+            self._on_accepted(sender, message)
+        elif isinstance(message, Mismatch):
+            self.mismatches[sender] = message.voters
+        elif isinstance(message, Outbid):
+            self._ballot = max(self._ballot, message.ballot)
+
+    def _propose(self) -> None:
+        self._ballot = (max(self._ballot, self._state.promised)[0] + 1, self._me)
+        self._promises = {}
+        self._acceptances = {}
+        self._proposed = ()
+        for node_id in self._voters:
+            self._tell(node_id, Prepare(self._ballot, self._voters))
+
+    def _on_prepare(self, sender: NodeId, message: Prepare) -> None:
+        if message.voters != self._voters:
+            self.mismatches[sender] = message.voters
+            self._tell(sender, Mismatch(self._voters))
+            return
+        self.mismatches.pop(sender, None)
+        if message.ballot < self._state.promised:
+            self._tell(sender, Outbid(self._state.promised))
+            return
+        self._store(msgspec.structs.replace(self._state, promised=message.ballot))
+        self._tell(
+            sender, Promised(message.ballot, self._state.accepted, self._state.accepted_value)
+        )
+
+    def _on_promised(self, sender: NodeId, message: Promised) -> None:
+        if message.ballot != self._ballot or self._proposed or sender not in self._voters:
+            return
+        self._promises[sender] = message
+        if len(self._promises) <= len(self._voters) // 2:
+            return
+        latest = max(self._promises.values(), key=lambda promise: promise.accepted)
+        self._proposed = latest.accepted_value or tuple(
+            (n, self._heard.get(n, UNBOUND_STORAGE)) for n in self._voters
+        )
+        for node_id in self._voters:
+            self._tell(node_id, Accept(self._ballot, self._proposed))
+
+    def _on_accept(self, sender: NodeId, message: Accept) -> None:
+        if message.ballot < self._state.promised:
+            self._tell(sender, Outbid(self._state.promised))
+            return
+        self._store(FormationState(message.ballot, message.ballot, message.value))
+        self._tell(sender, Accepted(message.ballot))
+
+    def _on_accepted(self, sender: NodeId, message: Accepted) -> None:
+        if message.ballot != self._ballot or sender not in self._voters:
+            return
+        self._acceptances[sender] = True
+        if len(self._acceptances) > len(self._voters) // 2:
+            self._decide(self._proposed)
+            for node_id in self._voters:
+                self._tell(node_id, Chosen(self._proposed))
+
+    def _decide(self, value: Value) -> None:
+        if self._state.chosen:
+            if self._state.chosen != value:
+                raise RemoteProtocolError(f"another formation of this cluster chose {value}")
+            return
+        self._store(msgspec.structs.replace(self._state, chosen=value))
+
+    def _store(self, state: FormationState) -> None:
+        self._save(state)
+        self._state = state
+
+    def _tell(self, node_id: int, message: FormationMessage) -> None:
+        payload = _encoder.encode(message)
+        if node_id == self._me:
+            self.receive(self._me, payload)
+        else:
+            self._send(NodeId(node_id), payload)
