@@ -1,0 +1,43 @@
+# Recipes; CI runs `just test` through .ci/run, in the README's form.
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+uv := env("UV", "uv")
+
+# list the recipes
+default:
+    @just --list
+
+# format all code
+fmt:
+    {{uv}} run ruff format .
+    {{uv}} run ruff check --fix .
+
+# what reviewers should not have to say
+lint:
+    {{uv}} run ruff format --check .
+    {{uv}} run ruff check .
+    {{uv}} run lint-imports
+
+# strict types
+type:
+    {{uv}} run mypy
+
+# the default suite: under ten minutes on two cores
+test *args:
+    {{uv}} run --locked pytest {{args}}
+
+# one seed of the simulation
+sim seed:
+    {{uv}} run python -m jepsen_like sim --seeds 1 --seed {{seed}}
+
+# as many seeds as one wishes
+soak seeds="2000":
+    {{uv}} run python -m jepsen_like sim --seeds {{seeds}}
+
+# figures side by side with another Kafka: see benchmarks/README.md
+bench *args:
+    {{uv}} run python benchmarks/kafka_bench.py {{args}}
+
+# a local cluster of three
+cluster *args:
+    {{uv}} run raftmq dev {{args}}

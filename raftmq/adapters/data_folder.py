@@ -1,0 +1,131 @@
+"""A node's data folder: who it belongs to, and which cluster formation it is part of.
+
+`node.json` holds cluster id, node id, storage id and format version; it is written once, before
+anything else, and only checked afterwards. `formation.json` holds what `cluster/formation.py` must
+not forget. A lock keeps a second process out. Everything here is replaced atomically and synced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from raftmq.cluster.formation import FormationState
+from raftmq.errors import RaftmqError
+from raftmq.ports import Disk
+from raftmq.types import NodeId, StorageId
+
+FORMAT_VERSION: Final = 1
+
+
+class DataFolderError(RaftmqError):
+    """The folder cannot serve this node; the message says why and what to do."""
+
+
+class NodeFile(msgspec.Struct, frozen=True):
+    """Contents of `node.json`."""
+
+    format_version: int
+    cluster_id: str
+    node_id: int
+    storage_id: str
+
+
+class DataFolder:
+    """The opened, locked folder of this node."""
+
+    def __init__(self, disk: Disk, path: str, node: NodeFile, lock_fd: int) -> None:
+        self._disk = disk
+        self._lock_fd = lock_fd
+        self.path = path
+        self.node = node
+        self.storage_id = StorageId(int(node.storage_id, 16))
+
+    @classmethod
+    def open(cls, disk: Disk, path: Path, *, cluster_id: str, node_id: NodeId) -> DataFolder:
+        """Open the folder, making it at first start; everything written is durable on return.
+
+        Raises:
+            DataFolderError: it belongs to another node or cluster, to a newer format, to a running
+                process, or cannot be written.
+        """
+        root = str(path.absolute())
+        try:
+            disk.make_directories(root)
+            lock_fd = os.open(f"{root}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DataFolderError(f"cannot use data folder {root}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            raise DataFolderError(f"data folder {root} is in use by another process") from None
+        node_path = f"{root}/node.json"
+        if disk.exists(node_path):
+            node = _check(root, _read(disk, node_path), cluster_id, node_id)
+        else:
+            storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
+            node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
+            _replace(disk, root, "node.json", msgspec.json.format(msgspec.json.encode(node)))
+        return cls(disk, root, node, lock_fd)
+
+    def load_formation(self) -> FormationState:
+        """What this node promised and learned while the cluster formed."""
+        path = f"{self.path}/formation.json"
+        if not self._disk.exists(path):
+            return FormationState()
+        try:
+            return msgspec.json.decode(_read(self._disk, path), type=FormationState)
+        except msgspec.DecodeError as error:
+            raise DataFolderError(f"{path} is damaged: {error}") from error
+
+    def save_formation(self, state: FormationState) -> None:
+        """Replace what `load_formation` gives; durable on return."""
+        _replace(self._disk, self.path, "formation.json", msgspec.json.encode(state))
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock_fd)
+
+
+def _check(root: str, data: bytes, cluster_id: str, node_id: NodeId) -> NodeFile:
+    try:
+        node = msgspec.json.decode(data, type=NodeFile)
+    except msgspec.DecodeError as error:
+        raise DataFolderError(f"{root}/node.json is damaged: {error}") from error
+    if node.format_version > FORMAT_VERSION:
+        raise DataFolderError(
+            f"{root} has format version {node.format_version}; this raftmq knows up to "
+            f"{FORMAT_VERSION}: start a newer raftmq"
+        )
+    if node.cluster_id != cluster_id:
+        raise DataFolderError(
+            f"{root} belongs to cluster {node.cluster_id!r}, the config says {cluster_id!r}"
+        )
+    if node.node_id != node_id:
+        raise DataFolderError(f"{root} belongs to node {node.node_id}, the config says {node_id}")
+    return node
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def _replace(disk: Disk, root: str, name: str, data: bytes) -> None:
+    file = disk.open(f"{root}/{name}.new", create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    disk.rename(f"{root}/{name}.new", f"{root}/{name}")
+    disk.sync_directory(root)
