@@ -1,4 +1,4 @@
-"""What a linter does not see: the deciding code stays sans-IO, files and functions stay readable."""
+"""What a linter does not see: deciding code stays sans-IO, files and functions readable."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Net:
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_all_present_bind_every_storage(size: int) -> None:
     ids = list(range(1, size + 1))
-    net = Net({n: ids for n in ids})
+    net = Net(dict.fromkeys(ids, ids))
     for node_id in ids:
         net.start(node_id)
     net.run(3_000)
@@ -116,7 +116,7 @@ def test_other_voter_lists_are_named_and_never_counted() -> None:
 def test_never_two_decisions(seed: int) -> None:
     random = Random(seed)
     ids = list(range(1, random.choice([3, 5]) + 1))
-    net = Net({n: ids for n in ids}, seed=seed, loss=0.3)
+    net = Net(dict.fromkeys(ids, ids), seed=seed, loss=0.3)
     order = ids[:]
     random.shuffle(order)
     for node_id in order:

@@ -1,0 +1,188 @@
+"""Streams between nodes: hello, refusal, order, reconnection, bounds, damaged frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+import trio
+
+from raftmq.adapters.peer_links import (
+    FRAME_HEADER,
+    KIND_HEARTBEATS,
+    KIND_RAFT,
+    Hello,
+    PeerIdentity,
+    PeerLinks,
+    _read_hello,
+    _write_hello,
+    check_hello,
+)
+from raftmq.config import Address
+from raftmq.types import NodeId, StorageId
+
+
+class Node:
+    """One end: its links and what they told."""
+
+    def __init__(self, node_id: int, cluster_id: str = "c", queue_bytes_max: int = 1 << 20) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.address = Address("127.0.0.1", self.listener.getsockname()[1])
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.identities: list[PeerIdentity] = []
+        self.lost: list[int] = []
+        self.changed = trio.Event()
+        self.links = PeerLinks(
+            cluster_id=cluster_id,
+            node_id=NodeId(node_id),
+            storage_id=StorageId(node_id * 11),
+            queue_bytes_max=queue_bytes_max,
+            on_frame=self.on_frame,
+            on_identity=lambda identity: self.tell(self.identities, identity),
+            on_lost=lambda lost: self.tell(self.lost, lost),
+            random=Random(node_id),
+        )
+
+    def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]
+        where.append(what)
+        self.changed.set()
+
+    def on_frame(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
+        self.tell(self.frames, (sender.node_id, kind, bytes(payload)))
+
+    async def until(self, condition: object) -> None:
+        with trio.fail_after(10):
+            while not condition():  # type: ignore[operator]
+                self.changed = trio.Event()
+                if not condition():  # type: ignore[operator]
+                    with trio.move_on_after(0.05):
+                        await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.links.run, node.listener)
+        yield nursery
+        nursery.cancel_scope.cancel()
+    for node in nodes:
+        node.listener.close()
+
+
+def introduce(a: Node, b: Node) -> None:
+    a.links.set_addresses({NodeId(2): b.address})
+    b.links.set_addresses({NodeId(1): a.address})
+
+
+async def test_frames_arrive_whole_and_in_order() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        bodies = [bytes([i]) * size for i, size in enumerate([0, 1, 700, 300_000, 5, 2_000_000])]
+        for body in bodies:
+            half = len(body) // 2
+            assert a.links.send(NodeId(2), KIND_RAFT, [body[:half], memoryview(body)[half:]])
+            with trio.fail_after(5):
+                while a.links.queued_bytes()[NodeId(2)]:
+                    await trio.lowlevel.checkpoint()
+        await b.until(lambda: len(b.frames) == len(bodies))
+        assert [frame[2] for frame in b.frames] == bodies
+        assert {frame[:2] for frame in b.frames} == {(1, KIND_RAFT)}
+        assert PeerIdentity(NodeId(1), StorageId(11)) in b.identities
+        await b.until(lambda: b.links.send(NodeId(1), KIND_HEARTBEATS, [b"h"]))
+        await a.until(lambda: a.frames)
+        assert a.frames == [(2, KIND_HEARTBEATS, b"h")]
+
+
+async def test_a_full_queue_drops_and_says_so() -> None:
+    a, b = Node(1, queue_bytes_max=1 << 20), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        taken = 0
+        while a.links.send(NodeId(2), KIND_RAFT, [bytes(1 << 19)]):  # nobody reads meanwhile
+            taken += 1
+            assert taken < 1_000
+        assert a.links.queued_bytes()[NodeId(2)] <= (1 << 20) + (1 << 19) + FRAME_HEADER.size
+        await b.until(lambda: len(b.frames) == taken)
+
+
+async def test_a_lost_peer_is_reported_and_dialled_again() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a):
+        async with running(b):
+            await a.until(lambda: a.links.is_connected(NodeId(2)))
+        await a.until(lambda: a.lost == [2])
+        assert not a.links.send(NodeId(2), KIND_RAFT, [b"x"])
+        again = Node(2)
+        again.listener.close()
+        again.listener = socket.create_server(("127.0.0.1", b.address.port))
+        again.listener.setblocking(False)
+        again.links.set_addresses({NodeId(1): a.address})
+        async with running(again):
+            await a.until(lambda: a.links.is_connected(NodeId(2)))
+
+
+async def test_blocked_peers_hear_and_say_nothing() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        await b.until(lambda: b.links.is_connected(NodeId(1)))
+        a.links.blocked.add(NodeId(2))
+        assert not a.links.send(NodeId(2), KIND_RAFT, [b"x"])
+        assert b.links.send(NodeId(1), KIND_RAFT, [b"unheard"])
+        a.links.blocked.clear()
+        assert a.links.send(NodeId(2), KIND_RAFT, [b"heard"])
+        await b.until(lambda: b.frames)
+        assert b.frames[0][2] == b"heard"
+
+
+async def test_a_damaged_frame_costs_the_connection() -> None:
+    b = Node(2)
+    async with running(b):
+        sock = socket.create_connection((b.address.host, b.address.port))
+        sock.setblocking(False)
+        await _write_hello(sock, Hello(1, "c", 1, "0b", "bulk"))
+        assert (await _read_hello(sock)).refusal == ""
+        sock.send(FRAME_HEADER.pack(3, 12345, KIND_RAFT) + b"abc")
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(sock)
+        assert sock.recv(10) == b""
+        assert b.frames == []
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (Hello(1, "c", 2, "1", "bulk"), ""),
+        (Hello(2, "c", 2, "1", "bulk"), "version 2"),
+        (Hello(1, "other", 2, "1", "bulk"), "'other'"),
+        (Hello(1, "c", 1, "1", "bulk"), "own"),
+        (Hello(1, "c", 2, "1", "bulk", "f2"), "formed anew"),
+        (Hello(1, "c", 2, "1", "bulk", "f1", "go away"), "go away"),
+    ],
+)
+def test_hello(theirs: Hello, told: str) -> None:
+    reason = check_hello(Hello(1, "c", 1, "1", "bulk", "f1"), theirs)
+    assert (told in reason) if told else reason == ""
+
+
+async def test_another_cluster_is_refused_by_name() -> None:
+    a, b = Node(1), Node(2, cluster_id="other")
+    introduce(a, b)
+    async with running(a, b):
+        sock = socket.create_connection((b.address.host, b.address.port))
+        sock.setblocking(False)
+        await _write_hello(sock, Hello(1, "c", 1, "0b", "bulk"))
+        assert "'c'" in (await _read_hello(sock)).refusal
+        sock.close()
+        assert not a.links.is_connected(NodeId(2))

@@ -1,0 +1,84 @@
+"""Configuration: sources in order, every refusal names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raftmq.config import Address, ConfigError, PeerAddress, documented_keys, load_config
+
+GOOD = """
+node_id = 2
+data = "/tmp/n2"
+client_listener = "127.0.0.2:9092"
+peers = [{id = 2, host = "127.0.0.2", port = 9192}, {id = 1, host = "127.0.0.1", port = 9192}]
+[defaults]
+"num.partitions" = 3
+"auto.create.topics.enable" = false
+"""
+
+
+def test_file_then_variables_then_flags() -> None:
+    config = load_config(
+        GOOD,
+        environment={
+            "RAFTMQ_NODE_ID": "3",
+            "RAFTMQ_TICK_MS": "30",
+            "RAFTMQ_BOOTSTRAP": "elsewhere:1",
+            "HOME": "/",
+        },
+        overrides={"tick_ms": 40, "rack": None},
+    )
+    assert config.node_id == 3
+    assert config.tick_ms == 40
+    assert config.data == Path("/tmp/n2")
+    assert config.client_address == Address("127.0.0.2", 9092)
+    assert [peer.id for peer in config.peers] == [1, 2], "sorted, so that nodes agree"
+    assert config.defaults == {"num.partitions": "3", "auto.create.topics.enable": "false"}
+
+
+def test_lists_and_tables_come_as_json_in_variables() -> None:
+    config = load_config(
+        "node_id = 1\ndata = 'd'",
+        environment={
+            "RAFTMQ_PEERS": '[{"id": 1, "host": "::1", "port": 5}]',
+            "RAFTMQ_DEFAULTS": '{"num.partitions": 4}',
+        },
+    )
+    assert config.peers == (PeerAddress(1, "::1", 5),)
+    assert config.defaults == {"num.partitions": "4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("node_id = 1\ndata='d'\nclient_listner = 'a:1'", "did you mean 'client_listener'"),
+        ("data = 'd'", "'node_id' is missing"),
+        ("node_id = 1", "'data' is missing"),
+        ("node_id = 'x'\ndata='d'", "'node_id': cannot use 'x'"),
+        ("node_id = true\ndata='d'", "'node_id'"),
+        ("node_id = -1\ndata='d'", "'node_id': -1"),
+        ("node_id = 1\ndata='d'\nclient_listener='9092'", "is not host:port"),
+        ("node_id = 1\ndata='d'\npeers=[{id=1,host='a',prt=2}]", "'prt'"),
+        (
+            "node_id=1\ndata='d'\npeers=[{id=1,host='a',port=2},{id=1,host='b',port=2}]",
+            "appears twice",
+        ),
+        ("node_id = 1\ndata='d'\nmetadata_engine='zk'", "raft, pysyncobj"),
+        ("node_id = 1\ndata='d'\nheartbeat_ticks=9", "heartbeat_ticks"),
+        ("node_id = 1\ndata='d'\ntick_ms=0", "'tick_ms': must be at least 1"),
+        ("node_id = ", "not TOML"),
+        ("node_id = 1\ndata='d'\ncluster_id=''", "'cluster_id'"),
+    ],
+)
+def test_refusals_name_the_key(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(text)
+
+
+def test_every_key_is_documented() -> None:
+    rows = documented_keys()
+    assert len(rows) > 30
+    assert all(doc.endswith((".", ".)", "].")) and len(doc) > 15 or doc for _, _, doc in rows)
+    assert ("node_id", "required") in {(name, default) for name, default, _ in rows}
