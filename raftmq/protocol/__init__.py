@@ -1,0 +1,48 @@
+"""The Kafka protocol: headers, bodies, versions. Sans-IO; nothing of kio is imported until used.
+
+`compile.py` alone knows kio; `produce.py` and `fetch.py` are written by hand, for speed. Whatever
+is wrong with bytes from outside is a RemoteProtocolError, whatever is wrong with what we encode a
+TypeError.
+"""
+
+from raftmq.protocol.api_versions import ANNOUNCED, FEATURES, ApiKey, is_announced, is_flexible
+from raftmq.protocol.compile import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    warm,
+)
+from raftmq.protocol.framer import Framer, check_frame_size, frame
+from raftmq.protocol.headers import (
+    RequestHeader,
+    decode_request_header,
+    decode_response_header,
+    encode_request_header,
+    encode_response_header,
+    encode_unsupported_api_versions,
+)
+from raftmq.protocol.struct import Struct
+
+__all__ = [
+    "ANNOUNCED",
+    "FEATURES",
+    "ApiKey",
+    "Framer",
+    "RequestHeader",
+    "Struct",
+    "check_frame_size",
+    "decode_request",
+    "decode_request_header",
+    "decode_response",
+    "decode_response_header",
+    "encode_request",
+    "encode_request_header",
+    "encode_response",
+    "encode_response_header",
+    "encode_unsupported_api_versions",
+    "frame",
+    "is_announced",
+    "is_flexible",
+    "warm",
+]

@@ -1,0 +1,123 @@
+"""Small pieces of Kafka's wire format that every decoder and encoder here shares.
+
+Owns varints, UUIDs and the words in which malformed bytes are refused. Never allocates by a
+length that it has not compared with the bytes left. All that is wrong with bytes from outside is
+a RemoteProtocolError; compiled code may also let IndexError, struct.error and UnicodeDecodeError
+escape, which its caller turns into one (`MALFORMED`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NoReturn
+from uuid import UUID, SafeUUID
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.types import Buffer
+
+MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
+"""What running over the end of a buffer, or undecodable text, looks like in Python."""
+
+ELEMENTS_MAX: Final = 100_000
+"""Default limit of array elements in one message, all arrays together."""
+
+_new = object.__new__
+_set = object.__setattr__
+_ZERO_UUID: Final = bytes(16)
+_SAFE: Final = SafeUUID.unknown
+
+
+def short(wanted: int, left: int) -> NoReturn:
+    """Refuse a length or count that the bytes left cannot hold."""
+    raise RemoteProtocolError(f"a field claims {wanted} bytes, {left} are left")
+
+
+def too_many() -> NoReturn:
+    """Refuse a message with more array elements than the limit."""
+    raise RemoteProtocolError("too many array elements in one message")
+
+
+def bad_length(field: str, length: int) -> NoReturn:
+    """Refuse a negative or otherwise impossible length, or null where null is not allowed."""
+    raise RemoteProtocolError(f"{field} has the impossible length {length}")
+
+
+def bad_tag(tag: int) -> NoReturn:
+    """Refuse a known tagged field whose content is not of its announced size."""
+    raise RemoteProtocolError(f"tagged field {tag} differs from its announced size")
+
+
+def read_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
+    """The rest of an unsigned varint whose first byte, above 127, is already read.
+
+    Raises:
+        RemoteProtocolError: it does not end within five bytes or exceeds 32 bits.
+    """
+    value = first & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 128:
+            if value > 0xFFFFFFFF:
+                break
+            return value, position
+    raise RemoteProtocolError("a varint does not fit 32 bits")
+
+
+def skip_tags(buffer: Buffer, position: int, end: int, count: int) -> int:
+    """The position after `count` tagged fields that nobody here knows (KIP-482)."""
+    if count > 127:
+        count, position = read_varint(buffer, position, count)
+    if count * 2 > end - position:
+        short(count * 2, end - position)
+    for _ in range(count):
+        tag = buffer[position]
+        position += 1
+        if tag > 127:
+            _, position = read_varint(buffer, position, tag)
+        size = buffer[position]
+        position += 1
+        if size > 127:
+            size, position = read_varint(buffer, position, size)
+        if size > end - position:
+            short(size, end - position)
+        position += size
+    return position
+
+
+def to_uuid(raw: bytes) -> UUID | None:
+    """A UUID from its 16 bytes; zero, Kafka's "none", is None.
+
+    Built without UUID's constructor, which costs five times as much and checks nothing more here.
+    """
+    if raw == _ZERO_UUID:
+        return None
+    uuid = _new(UUID)
+    _set(uuid, "int", int.from_bytes(raw, "big"))
+    _set(uuid, "is_safe", _SAFE)
+    return uuid
+
+
+def from_uuid(uuid: UUID | None) -> bytes:
+    """The 16 bytes of a UUID; None is zero."""
+    return _ZERO_UUID if uuid is None else uuid.bytes
+
+
+def long_varint(value: int) -> bytes:
+    """An unsigned varint of any size."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+VARINTS: Final = tuple(long_varint(value) for value in range(1024))
+"""Encoded unsigned varints of the lengths that are usual."""
+
+
+def varint(value: int) -> bytes:
+    """An unsigned varint."""
+    return VARINTS[value] if value < 1024 else long_varint(value)
