@@ -80,5 +80,5 @@ def test_refusals_name_the_key(text: str, told: str) -> None:
 def test_every_key_is_documented() -> None:
     rows = documented_keys()
     assert len(rows) > 30
-    assert all(doc.endswith((".", ".)", "].")) and len(doc) > 15 or doc for _, _, doc in rows)
+    assert all(len(doc) > 15 for _, _, doc in rows)
     assert ("node_id", "required") in {(name, default) for name, default, _ in rows}
