@@ -1,0 +1,260 @@
+"""Real nodes for tests: processes of `raftmq start`, killed, paused, wiped and restarted by pid.
+
+Each node runs in a session of its own with its output in a file; `Cluster` ends what it started and
+nothing else. Waiting is for conditions, never for time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+RAFTMQ = str(Path(sys.executable).parent / "raftmq")
+POLL_S = 0.02
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody listens on; held together while drawn, so that they differ."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+    """Poll until the condition gives something true, and return that."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(POLL_S)
+
+
+def need(tool: str) -> str:
+    """The path of a command; without it the test is skipped, in CI it fails."""
+    path = shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if path is None:
+        lack(f"needs {tool}")
+    assert path is not None
+    return path
+
+
+def lack(reason: str) -> None:
+    """Skip for want of something; in CI that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}, and CI must have it")
+    pytest.skip(reason)
+
+
+class Node:
+    """One node: its files and, while it runs, its process."""
+
+    def __init__(self, cluster: Cluster, node_id: int, host: str, data: Path, rack: str | None):
+        self.cluster = cluster
+        self.node_id = node_id
+        self.host = host
+        self.data = data
+        self.rack = rack
+        self.client_port, self.peer_port, self.admin_port = free_ports(3, host)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+
+    @property
+    def log_path(self) -> Path:
+        return self.cluster.folder / f"node-{self.node_id}.log"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"node {self.node_id} does not run"
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def config_text(self) -> str:
+        peers = ", ".join(
+            f'{{id = {n.node_id}, host = "{n.host}", port = {n.peer_port}}}'
+            for n in self.cluster.voters
+        )
+        lines = [
+            f"node_id = {self.node_id}",
+            f'cluster_id = "{self.cluster.cluster_id}"',
+            f'data = "{self.data}"',
+            f'client_listener = "{self.host}:{self.client_port}"',
+            f'peer_listener = "{self.host}:{self.peer_port}"',
+            f'admin_listener = "{self.host}:{self.admin_port}"',
+            f"peers = [{peers}]",
+            'log_format = "json"',
+        ]
+        if self.rack:
+            lines.append(f'rack = "{self.rack}"')
+        lines += [f"{key} = {json.dumps(value)}" for key, value in self.cluster.settings.items()]
+        lines.append("[defaults]")
+        lines += [f'"{k}" = {json.dumps(v)}' for k, v in self.cluster.defaults.items()]
+        return "\n".join(lines) + "\n"
+
+    def start(self) -> None:
+        """Start the process; use `wait_ready` to know that it serves."""
+        assert not self.is_running
+        config = self.cluster.folder / f"node-{self.node_id}.toml"
+        config.write_text(self.config_text())
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [RAFTMQ, "start", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Return once the node's health is good."""
+
+        def is_ready() -> bool:
+            if not self.is_running:
+                pytest.fail(f"node {self.node_id} ended:\n{self.log_tail()}")
+            try:
+                return self.get("/health").get("status") == "ok"
+            except OSError:
+                return False
+
+        wait_until(is_ready, timeout_s, f"node {self.node_id} ready\n{self.log_tail()}")
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON answer of the admin port, also one with an error status."""
+        url = f"http://{self.host}:{self.admin_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read()
+        parsed: dict[str, Any] = json.loads(body)
+        return parsed
+
+    def text(self, path: str) -> str:
+        """A text answer of the admin port."""
+        url = f"http://{self.host}:{self.admin_port}{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9 and reap."""
+        if self.is_running:
+            self.signal(signal.SIGKILL)
+        self.wait_end()
+
+    def terminate(self, timeout_s: float = 15.0) -> int:
+        """SIGTERM; the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait_end(timeout_s)
+
+    def wait_end(self, timeout_s: float = 10.0) -> int:
+        assert self.process is not None
+        code = self.process.wait(timeout_s)
+        self.process = None
+        return code
+
+    def wipe(self) -> None:
+        """Throw the data folder away; the node must not run."""
+        assert not self.is_running
+        shutil.rmtree(self.data)
+
+    def log_tail(self, size: int = 4000) -> str:
+        return self.log_path.read_text()[-size:] if self.log_path.exists() else "(no output)"
+
+    def partition_folder(self, topic: str, partition: int = 0) -> Path:
+        """Where this node keeps a partition."""
+        (folder,) = self.data.glob(f"topics/{topic}-*/partition-{partition}")
+        return folder
+
+
+class Cluster:
+    """Several nodes on loopback addresses, in one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 3,
+        *,
+        voters: int | None = None,
+        hosts: Sequence[str] | None = None,
+        racks: Sequence[str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        data: Mapping[int, Path] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.cluster_id = "test-cluster"
+        self.defaults = {"group.initial.rebalance.delay.ms": "0", **(defaults or {})}
+        self.settings = dict(settings or {})
+        self.nodes: dict[int, Node] = {}
+        for i in range(1, nodes + 1):
+            host = hosts[i - 1] if hosts else "127.0.0.1"
+            where = (data or {}).get(i, folder / f"data-{i}")
+            self.nodes[i] = Node(self, i, host, where, racks[i - 1] if racks else None)
+        self.voters = list(self.nodes.values())[: voters or min(nodes, 3)]
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        for node in self.nodes.values():
+            node.start()
+        for node in self.nodes.values():
+            node.wait_ready()
+
+    def stop(self) -> None:
+        """Kill what still runs."""
+        for node in self.nodes.values():
+            if node.process is not None:
+                if node.is_running:
+                    os.kill(node.pid, signal.SIGCONT)
+                node.kill()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"{n.host}:{n.client_port}" for n in self.nodes.values())
+
+    @property
+    def live(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_running]
+
+    def __getitem__(self, node_id: int) -> Node:
+        return self.nodes[node_id]
