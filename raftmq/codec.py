@@ -132,7 +132,7 @@ def _compress_xerial(data: Buffer) -> bytes:
 
 def _decompress_snappy(data: Buffer, output_max: int) -> Buffer:
     view = memoryview(data)
-    if view[:8] != _XERIAL_MAGIC:
+    if bytes(view[:8]) != _XERIAL_MAGIC:
         return _decompress_snappy_block(view, output_max)
     if len(view) < len(_XERIAL_HEADER):
         raise CorruptBatchError("snappy: truncated xerial header")
@@ -140,7 +140,7 @@ def _decompress_snappy(data: Buffer, output_max: int) -> Buffer:
     left = output_max
     position = len(_XERIAL_HEADER)
     while position < len(view):
-        if view[position : position + 8] == _XERIAL_MAGIC:  # streams glued together
+        if bytes(view[position : position + 8]) == _XERIAL_MAGIC:  # streams glued together
             position += len(_XERIAL_HEADER)
             continue
         start = position + 4
@@ -232,10 +232,10 @@ def _check_zstd_frames(view: memoryview) -> None:
     size = len(view)
     position = 0
     while position < size:
-        if view[position + 1 : position + 4] == _ZSTD_SKIPPABLE and view[position] >> 4 == 5:
+        if bytes(view[position + 1 : position + 4]) == _ZSTD_SKIPPABLE and view[position] >> 4 == 5:
             position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
             continue
-        if view[position : position + 4] != _ZSTD_MAGIC or position + 5 > size:
+        if bytes(view[position : position + 4]) != _ZSTD_MAGIC or position + 5 > size:
             raise CorruptBatchError("zstd: not a frame")
         descriptor = view[position + 4]
         is_single_segment = descriptor >> 5 & 1

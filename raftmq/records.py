@@ -12,7 +12,7 @@ Invariant: a batch accepted by `check_batch` is exactly as long as it says and i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -27,6 +27,7 @@ from raftmq.types import Buffer
 # batch_length counts from leader_epoch on; the CRC covers everything from attributes on.
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
+_OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
 _CRC: Final = struct.Struct(">I")
 _CHECKED_HEADER: Final = struct.Struct(">hiqqqhii")
@@ -266,7 +267,7 @@ def check_produced(header: BatchHeader) -> None:
 
 def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
     """Write base offset and leader epoch; both lie outside the CRC, so the checksum still holds."""
-    _TIMESTAMP.pack_into(buf, 0, base_offset)
+    _OFFSET.pack_into(buf, 0, base_offset)
     _EPOCH.pack_into(buf, _EPOCH_POSITION, leader_epoch)
 
 
@@ -479,11 +480,10 @@ def validate_records(batch: Buffer, *, output_max: int = OUTPUT_MAX) -> BatchHea
     """
     header = check_batch(batch)
     greatest = NO_TIMESTAMP
-    expected = 0
-    for offset_delta, timestamp_delta, _key, _value, _headers in _walk(header, batch, output_max):
+    for expected, fields in enumerate(_walk(header, batch, output_max)):
+        offset_delta, timestamp_delta = fields[:2]
         if offset_delta != expected:
             raise InvalidRecordError(f"offset delta {offset_delta} where {expected} belongs")
-        expected += 1
         greatest = max(greatest, header.base_timestamp + timestamp_delta)
     if header.timestamp_type == CREATE_TIME and greatest != header.max_timestamp:
         raise InvalidRecordError(f"greatest timestamp {greatest}, said {header.max_timestamp}")
@@ -561,8 +561,3 @@ def _read_headers(
         except UnicodeDecodeError as error:
             raise CorruptBatchError("record header's name is not UTF-8") from error
     return tuple(headers), position
-
-
-def batch_size(records: Iterable[Buffer]) -> int:
-    """Bytes of an uncompressed batch of these encoded records."""
-    return HEADER_SIZE + sum(len(record) for record in records)
