@@ -58,7 +58,7 @@ class GroupCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_def
     group: str
 
 
-class ClaimGroup(GroupCommand):
+class ClaimGroup(GroupCommand, frozen=True, kw_only=True):
     """`node_id`, in its incarnation `broker_epoch`, wants to coordinate the group.
 
     Refused while another live broker holds the claim: a broker that comes back takes nothing away.
@@ -68,13 +68,13 @@ class ClaimGroup(GroupCommand):
     broker_epoch: int
 
 
-class ReleaseGroup(GroupCommand):
+class ReleaseGroup(GroupCommand, frozen=True, kw_only=True):
     """The holder drains: whoever asks next may claim."""
 
     coordinator_epoch: int
 
 
-class Generation(GroupCommand):
+class Generation(GroupCommand, frozen=True, kw_only=True):
     """A generation is complete: these members own these assignments from now on.
 
     Also says that a group has become empty (no members, a new generation).
@@ -89,7 +89,7 @@ class Generation(GroupCommand):
     timestamp_ms: int = 0
 
 
-class ReplaceMember(GroupCommand):
+class ReplaceMember(GroupCommand, frozen=True, kw_only=True):
     """A static member has come back under a new member id; its assignment stays (KIP-345)."""
 
     coordinator_epoch: int
@@ -103,8 +103,8 @@ class ReplaceMember(GroupCommand):
     rebalance_timeout_ms: int
 
 
-class CommitOffsets(GroupCommand):
-    """Save positions. Generation -1 with member "" is a consumer that manages its partitions itself."""
+class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
+    """Save positions. Generation -1 with member "" is a consumer outside group management."""
 
     coordinator_epoch: int
     generation: int = -1
@@ -113,21 +113,21 @@ class CommitOffsets(GroupCommand):
     offsets: tuple[CommittedOffset, ...] = ()
 
 
-class DeleteOffsets(GroupCommand):
+class DeleteOffsets(GroupCommand, frozen=True, kw_only=True):
     """Forget positions, by order of an operator."""
 
     coordinator_epoch: int
     partitions: tuple[tuple[str, int], ...]
 
 
-class ExpireOffsets(GroupCommand):
+class ExpireOffsets(GroupCommand, frozen=True, kw_only=True):
     """Forget positions that nobody has used for long, and the group with the last of them."""
 
     coordinator_epoch: int
     expired: tuple[ExpiredOffset, ...] = ()
 
 
-class DeleteGroup(GroupCommand):
+class DeleteGroup(GroupCommand, frozen=True, kw_only=True):
     """Forget an empty group with its offsets."""
 
     coordinator_epoch: int

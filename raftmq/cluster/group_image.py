@@ -59,7 +59,7 @@ class GroupState:
     members: tuple[GroupMember, ...] = ()
     changed_at_ms: int = 0
     """When the generation was completed; for an empty group, since when it has been empty."""
-    offsets: OffsetMap = Map()  # noqa: RUF009 - immutable
+    offsets: OffsetMap = Map()
 
     def member(self, member_id: str) -> GroupMember | None:
         """The member of that id."""
@@ -80,7 +80,7 @@ class GroupState:
 class GroupsImage:
     """All groups, and the last coordinator epoch that was given."""
 
-    groups: Map[str, GroupState] = Map()  # noqa: RUF009 - immutable
+    groups: Map[str, GroupState] = Map()
     last_epoch: int = 0
 
     def get(self, name: str) -> GroupState | None:
