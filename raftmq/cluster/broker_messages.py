@@ -1,0 +1,248 @@
+"""What brokers and the controller say to each other outside Raft: forwarded commands, barriers,
+heartbeats, admin calls.
+
+Owns shapes and encoding only. Every request has a reply that names the controller as its sender
+knows it, so that a lost asker finds its way. Peers are of the same cluster and format version (the
+connection's hello made sure), but bytes are still checked: a bad one costs its message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
+
+NOBODY: Final = NodeId(-1)
+
+
+class ForwardCommands(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Encoded envelopes of one submitter, in the order of their sequences."""
+
+    commands: tuple[bytes, ...]
+
+
+class BarrierRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Up to where must I have applied to have seen all that was committed before this?"""
+
+
+class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Let me follow the metadata log as a learner (an observer)."""
+
+    node_id: NodeId
+    storage_id: int
+
+
+class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """I am alive, and this is the newest structure I have applied."""
+
+    node_id: NodeId
+    broker_epoch: int
+    applied_version: int
+    is_draining: bool = False
+
+
+class AdminCall(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A client's admin request, accepted by any broker, decided by the controller."""
+
+    payload: bytes
+
+
+class LeaderUpdate(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Rows of the sender's leader table (`leader_table.py` encodes them)."""
+
+    rows: bytes
+
+
+Request: TypeAlias = (
+    ForwardCommands | BarrierRequest | JoinRequest | BrokerHeartbeat | AdminCall | LeaderUpdate
+)
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to any request. With NOT_CONTROLLER nothing was done."""
+
+    code: ErrorCode
+    controller_id: NodeId = NOBODY
+    index: RaftIndex = RaftIndex(0)
+    is_fenced: bool = False
+    payload: bytes = b""
+    message: str = ""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Bytes for the peer connection."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: Buffer) -> Request:
+    """Read a request.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"bad control message: {error}") from error
+
+
+def decode_reply(data: Buffer) -> Reply:
+    """Read a reply.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    try:
+        return _reply_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"bad control reply: {error}") from error
+
+
+# ---- admin calls ----
+
+
+class NewTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as a client asks for it; -1 means the default (KIP-464)."""
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    assignments: dict[int, tuple[int, ...]] = {}
+    configs: dict[str, str | None] = {}
+
+
+class CreateTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=1):
+    """CreateTopics, or an auto-creating Metadata (`is_auto`: then an existing topic is no error)."""
+
+    topics: tuple[NewTopic, ...]
+    timeout_ms: int = 5000
+    validate_only: bool = False
+    is_auto: bool = False
+
+
+class DeleteTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=2):
+    """DeleteTopics by name or by id."""
+
+    topics: tuple[str | UUID, ...]
+    timeout_ms: int = 5000
+
+
+class NewPartitions(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic should have `count` partitions in all."""
+
+    name: str
+    count: int
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+
+class CreatePartitionsCall(msgspec.Struct, frozen=True, kw_only=True, tag=3):
+    """CreatePartitions."""
+
+    topics: tuple[NewPartitions, ...]
+    timeout_ms: int = 5000
+    validate_only: bool = False
+
+
+class ConfigOperation(msgspec.Struct, frozen=True, array_like=True):
+    """One change of one key: `operation` 0 set, 1 delete, 2 append, 3 subtract (KIP-339)."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+class ConfigResource(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of one resource: type 2 topic, 4 broker. `replaces_all`: the old AlterConfigs, which
+    resets every key that it does not name."""
+
+    resource_type: int
+    resource_name: str
+    operations: tuple[ConfigOperation, ...]
+    replaces_all: bool = False
+
+
+class AlterConfigsCall(msgspec.Struct, frozen=True, kw_only=True, tag=4):
+    """AlterConfigs and IncrementalAlterConfigs."""
+
+    resources: tuple[ConfigResource, ...]
+    timeout_ms: int = 5000
+    validate_only: bool = False
+
+
+AdminRequest: TypeAlias = (
+    CreateTopicsCall | DeleteTopicsCall | CreatePartitionsCall | AlterConfigsCall
+)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one topic or resource.
+
+    `is_led` says whether every partition had a leader when this was answered.
+    """
+
+    name: str
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    topic_id: TopicId | None = None
+    resource_type: int = 0
+    partitions: int = -1
+    replication_factor: int = -1
+    is_led: bool = False
+
+
+Outcomes: TypeAlias = tuple[Outcome, ...]
+
+_admin_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AdminRequest)
+_outcomes_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(Outcomes)
+
+
+def encode_admin(call: AdminRequest) -> bytes:
+    """The payload of an AdminCall."""
+    return _encoder.encode(call)
+
+
+def decode_admin(data: Buffer) -> AdminRequest:
+    """Read the payload of an AdminCall.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    try:
+        call: AdminRequest = _admin_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"bad admin call: {error}") from error
+    return call
+
+
+def encode_outcomes(outcomes: Outcomes) -> bytes:
+    """The payload of the reply to an AdminCall."""
+    return _encoder.encode(outcomes)
+
+
+def decode_outcomes(data: Buffer) -> Outcomes:
+    """Read the payload of the reply to an AdminCall.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    try:
+        outcomes: Outcomes = _outcomes_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"bad admin reply: {error}") from error
+    return outcomes
+
+
+def reply_error(reply: Reply) -> KafkaError | None:
+    """The reply's error as an exception, None when there is none."""
+    if reply.code is ErrorCode.NONE:
+        return None
+    return KafkaError(reply.message, code=reply.code)

@@ -1,0 +1,303 @@
+"""Commands of the metadata state machine: typed, versioned, readable by people.
+
+Owns the shape of every command and of its result, and their encoding: a record of the metadata log
+is one JSON object, so that an operator can read `__cluster_metadata` with any Kafka client. Never
+decides anything: what a command does is `apply.py`'s matter.
+
+Invariants: an envelope names its submitter as (node, incarnation, sequence), which rises with each
+command of a submitter; a command of a format newer than this code is refused by name, so that an
+old node stops instead of drifting away from the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
+from uuid import UUID
+
+import msgspec
+
+from raftmq.cluster.group_commands import GROUP_COMMANDS
+from raftmq.errors import ErrorCode, RaftmqError
+from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
+
+COMMAND_VERSION: Final = 1
+
+
+class UnknownCommandError(RaftmqError):
+    """A record of the metadata log that this code cannot read; the node must stop."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all commands; the JSON field `type` holds the class's name."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where a broker listens: `name` is client, peer or admin."""
+
+    name: str
+    host: str
+    port: int
+
+
+# ---- brokers ----
+
+
+class RegisterBroker(Command):
+    """A broker's process has started: it gets a broker epoch and stays fenced until it is current.
+
+    `storage_id` is hexadecimal, since JSON readers round 64-bit numbers. `cluster_id` is what this
+    node calls the cluster; the first registration names it.
+    """
+
+    node_id: NodeId
+    storage_id: str
+    cluster_id: str
+    rack: str | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def storage(self) -> StorageId:
+        """The storage id as a number."""
+        return StorageId(int(self.storage_id, 16))
+
+
+class FenceBroker(Command):
+    """The controller no longer hears this broker (or it leaves): it is out of Metadata."""
+
+    node_id: NodeId
+    broker_epoch: int
+
+
+class UnfenceBroker(Command):
+    """The broker is live and has applied its own registration."""
+
+    node_id: NodeId
+    broker_epoch: int
+
+
+class UnregisterBroker(Command):
+    """An operator removed a broker for good; refused while it holds replicas."""
+
+    node_id: NodeId
+
+
+# ---- topics ----
+
+
+class TopicCreation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One topic with its placement, decided by the controller: preferred leader first."""
+
+    name: str
+    topic_id: TopicId
+    replicas: tuple[tuple[NodeId, ...], ...]
+    configs: dict[str, str] = {}
+
+
+class CreateTopics(Command):
+    """Create topics; each succeeds or fails by itself."""
+
+    topics: tuple[TopicCreation, ...]
+
+
+class DeleteTopics(Command):
+    """Delete topics by id; the data of every replica goes, by this order alone."""
+
+    topic_ids: tuple[TopicId, ...]
+
+
+class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True):
+    """New partitions of a topic, numbered from `first_partition`."""
+
+    topic_id: TopicId
+    first_partition: int
+    replicas: tuple[tuple[NodeId, ...], ...]
+
+
+class CreatePartitions(Command):
+    """Add partitions to topics."""
+
+    additions: tuple[PartitionAddition, ...]
+
+
+class ReassignPartition(Command):
+    """Wish a partition onto these brokers, preferred leader first; its own Raft group makes it so."""
+
+    topic_id: TopicId
+    partition: int
+    replicas: tuple[NodeId, ...]
+
+
+class VotersReport(msgspec.Struct, frozen=True, array_like=True):
+    """The fact about one partition, as its leader states it."""
+
+    topic_id: TopicId
+    partition: int
+    leader_epoch: int
+    voters: tuple[NodeId, ...]
+
+
+class ReportVoters(Command):
+    """Leaders state who votes: metadata holds the wish, the partition's own log the fact."""
+
+    reports: tuple[VotersReport, ...]
+
+
+class ConfirmRemoved(Command):
+    """A broker has deleted the data of replicas that it was ordered to delete."""
+
+    node_id: NodeId
+    replicas: tuple[tuple[TopicId, int], ...]
+
+
+# ---- configs and producers ----
+
+
+class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New values for one resource: `resource_type` topic or broker; broker "" is the default of all.
+
+    The controller has already turned append and subtract into whole values.
+    """
+
+    resource_type: str
+    resource_name: str
+    set: dict[str, str] = {}
+    delete: tuple[str, ...] = ()
+
+
+class AlterConfigs(Command):
+    """Change configs; each resource by itself."""
+
+    changes: tuple[ConfigChange, ...]
+
+
+class AllocateProducerIds(Command):
+    """Hand a block of producer ids to one broker."""
+
+    node_id: NodeId
+    count: int = 1000
+
+
+class NoOperation(Command):
+    """Nothing; its being applied proves that a majority took it after it was proposed."""
+
+
+CONTROL_COMMANDS: Final = (
+    RegisterBroker,
+    FenceBroker,
+    UnfenceBroker,
+    UnregisterBroker,
+    CreateTopics,
+    DeleteTopics,
+    CreatePartitions,
+    ReassignPartition,
+    ReportVoters,
+    ConfirmRemoved,
+    AlterConfigs,
+    AllocateProducerIds,
+    NoOperation,
+)
+
+if TYPE_CHECKING:
+    AnyCommand: TypeAlias = msgspec.Struct
+else:
+    AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS]  # noqa: UP007 - made of a tuple
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A command and who sent it.
+
+    `broker_epoch` -1: not made by a registered broker. `expected_version` -1: not computed from a
+    state; else it is rejected when brokers, topics or configs changed after that version.
+    """
+
+    version: int = msgspec.field(name="v")
+    node_id: NodeId = msgspec.field(name="node")
+    incarnation: int
+    sequence: int
+    broker_epoch: int = -1
+    expected_version: int = -1
+    command: AnyCommand
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final[msgspec.json.Decoder[Envelope]] = msgspec.json.Decoder(Envelope)
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """One record's value."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(data: Buffer) -> Envelope:
+    """Read a record's value.
+
+    Raises:
+        UnknownCommandError: not a command, or of a newer format; the message says which.
+    """
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        try:
+            version = msgspec.json.decode(data, type=_Version).v
+        except msgspec.MsgspecError:
+            version = COMMAND_VERSION
+        if version > COMMAND_VERSION:
+            raise UnknownCommandError(
+                f"metadata command of format {version}, this node knows {COMMAND_VERSION}"
+            ) from error
+        raise UnknownCommandError(f"not a metadata command: {error}") from error
+
+
+# ---- results ----
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """The command changed nothing: a definite failure."""
+
+    code: ErrorCode
+    message: str = ""
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """Result of RegisterBroker."""
+
+    broker_epoch: int
+
+
+class TopicOutcome(msgspec.Struct, frozen=True):
+    """What became of one topic."""
+
+    name: str
+    topic_id: TopicId
+    code: ErrorCode = ErrorCode.NONE
+    message: str = ""
+
+
+class TopicOutcomes(msgspec.Struct, frozen=True):
+    """Result of CreateTopics, DeleteTopics and CreatePartitions."""
+
+    topics: tuple[TopicOutcome, ...]
+
+
+class ProducerIds(msgspec.Struct, frozen=True):
+    """Result of AllocateProducerIds: the half-open range [start, end)."""
+
+    start: int
+    end: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Applied; nothing to tell but where."""
+
+    offset: Offset
+
+
+Result: TypeAlias = Any
+"""What applying a command tells its submitter: a struct of this module, or of the groups'."""
+
+NO_TOPIC_ID: Final = TopicId(UUID(int=0))
