@@ -178,7 +178,7 @@ def encode_request(api_key: int, version: int, message: Struct | Mapping[str, An
         encoder = _make_encoder(_request_encoders, api_key, version, "request")
     try:
         return encoder(message)
-    except Exception as error:  # noqa: BLE001  whatever a wrong value raises is explained
+    except Exception as error:  # whatever a wrong value raises is explained
         raise _explained(api_key, version, "request", message, error) from error
 
 
@@ -193,7 +193,7 @@ def encode_response(api_key: int, version: int, message: Struct | Mapping[str, A
         encoder = _make_encoder(_response_encoders, api_key, version, "response")
     try:
         return encoder(message)
-    except Exception as error:  # noqa: BLE001  whatever a wrong value raises is explained
+    except Exception as error:  # whatever a wrong value raises is explained
         raise _explained(api_key, version, "response", message, error) from error
 
 

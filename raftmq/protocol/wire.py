@@ -25,6 +25,7 @@ _new = object.__new__
 _set = object.__setattr__
 _ZERO_UUID: Final = bytes(16)
 _SAFE: Final = SafeUUID.unknown
+_unpack_int32 = struct.Struct(">i").unpack_from
 
 
 def short(wanted: int, left: int) -> NoReturn:
@@ -121,3 +122,98 @@ VARINTS: Final = tuple(long_varint(value) for value in range(1024))
 def varint(value: int) -> bytes:
     """An unsigned varint."""
     return VARINTS[value] if value < 1024 else long_varint(value)
+
+
+def read_compact_string(buffer: memoryview, position: int, end: int) -> tuple[str | None, int]:
+    """A nullable compact string and the position after it.
+
+    Raises:
+        RemoteProtocolError: longer than the bytes left, or than Kafka allows.
+    """
+    length = buffer[position]
+    position += 1
+    if length > 127:
+        length, position = read_varint(buffer, position, length)
+    if not length:
+        return None, position
+    stop = position + length - 1
+    if stop > end:
+        short(length - 1, end - position)
+    if length > 0x8000:
+        bad_length("a string", length - 1)
+    return str(buffer[position:stop], "utf-8"), stop
+
+
+def read_string(buffer: memoryview, position: int, end: int) -> tuple[str | None, int]:
+    """A nullable string with a two-byte length, and the position after it.
+
+    Raises:
+        RemoteProtocolError: longer than the bytes left.
+    """
+    length = (buffer[position] << 8) | buffer[position + 1]
+    position += 2
+    if length > 0x7FFF:
+        return None, position
+    stop = position + length
+    if stop > end:
+        short(length, end - position)
+    return str(buffer[position:stop], "utf-8"), stop
+
+
+def read_compact_count(buffer: memoryview, position: int, end: int, least: int) -> tuple[int, int]:
+    """A compact array's count (-1 for null), checked against `least` bytes for each element.
+
+    Raises:
+        RemoteProtocolError: more elements than the bytes left can hold.
+    """
+    count = buffer[position]
+    position += 1
+    if count > 127:
+        count, position = read_varint(buffer, position, count)
+    count -= 1
+    if count * least > end - position:
+        short(count * least, end - position)
+    return count, position
+
+
+def read_count(buffer: memoryview, position: int, end: int, least: int) -> tuple[int, int]:
+    """An array's four-byte count (-1 for null), checked against `least` bytes for each element.
+
+    Raises:
+        RemoteProtocolError: more elements than the bytes left can hold.
+    """
+    (count,) = _unpack_int32(buffer, position)
+    position += 4
+    if count * least > end - position:
+        short(count * least, end - position)
+    return max(count, -1), position
+
+
+def compact_string(value: str | None) -> bytes:
+    """A nullable string in its compact form.
+
+    Raises:
+        TypeError: longer than Kafka allows.
+    """
+    if value is None:
+        return b"\x00"
+    data = value.encode()
+    length = len(data)
+    if length > 0x7FFF:
+        raise TypeError(f"a string of {length} bytes; Kafka allows 32767")
+    return VARINTS[length + 1] + data if length < 1023 else long_varint(length + 1) + data
+
+
+def plain_string(value: str | None) -> bytes:
+    """A nullable string with a two-byte length.
+
+    Raises:
+        TypeError: longer than Kafka allows.
+    """
+    if value is None:
+        return b"\xff\xff"
+    data = value.encode()
+    length = len(data)
+    if length > 0x7FFF:
+        raise TypeError(f"a string of {length} bytes; Kafka allows 32767")
+    return length.to_bytes(2, "big") + data
