@@ -35,7 +35,7 @@ from raftmq.cluster.group_commands import (
     ReplaceMember,
 )
 from raftmq.errors import ErrorCode
-from raftmq.types import NodeId, TopicPartition
+from raftmq.types import Buffer, NodeId, TopicPartition
 
 OffsetMap: TypeAlias = Map[TopicPartition, CommittedOffset]
 LiveEpoch: TypeAlias = Callable[[NodeId], int | None]
@@ -331,3 +331,17 @@ def _from_group_record(record: GroupRecord) -> GroupState:
         changed_at_ms=record.changed_at_ms,
         offsets=Map({TopicPartition(o.topic, o.partition): o for o in record.offsets}),
     )
+
+
+def encode_groups(image: GroupsImage) -> bytes:
+    """The image as bytes of a snapshot; equal images give equal bytes."""
+    return msgspec.msgpack.encode(to_record(image))
+
+
+def decode_groups(data: Buffer) -> GroupsImage:
+    """Read what `encode_groups` wrote.
+
+    Raises:
+        msgspec.MsgspecError: other bytes; the snapshot's checksum rules that out.
+    """
+    return from_record(msgspec.msgpack.decode(data, type=GroupsRecord))

@@ -1,0 +1,301 @@
+"""What a partition remembers of its idempotent producers, so that a retry is not a second copy.
+
+Owns the table producer id -> epoch, last sequences, open transaction. It is a pure function of the
+log below `next_offset`: `append` is called with every batch, in log order, on leader and followers
+alike, so a new leader that replayed its log decides as the old one would have. `check` never
+changes anything. It is rolled back by decoding an older state and appending again.
+
+Invariants: a producer's batches continue its sequence without a gap, or start at 0 under a higher
+epoch; the last five batches of each producer are known as duplicates (a producer may have five
+requests in flight). Idle producers expire by the log's own greatest timestamp, never by a clock,
+so that all replicas forget the same ones at the same offset.
+
+Divergence from Kafka (KIP-360): a producer id that was never seen here must start at sequence 0.
+Kafka lets it start anywhere, so of two pipelined batches the second may be taken when only the
+first one was refused (a leadership just arriving), and the order is lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, TypeAlias
+
+from attrs import define, field, frozen
+from crc32c import crc32c
+
+from raftmq.errors import ErrorCode, KafkaError, RaftmqError
+from raftmq.records import NO_PRODUCER_EPOCH, NO_SEQUENCE, SEQUENCE_MODULUS, BatchHeader
+from raftmq.types import Buffer, Offset, ProducerId
+
+BATCHES_REMEMBERED: Final = 5
+EXPIRATION_MS: Final = 86_400_000
+PRODUCERS_MAX: Final = 200_000
+"""Beyond this the longest idle ones are forgotten; the same on every replica."""
+
+NO_OFFSET: Final = Offset(-1)
+
+_MAGIC: Final = b"RQPS"
+_VERSION: Final = 1
+# magic, version u16, producer count u32, next offset, greatest timestamp, greatest expired id
+_HEADER: Final = struct.Struct(">4sHIqqq")
+# producer id, epoch, batch count u8, seen at, first offset of the open transaction or -1
+_PRODUCER: Final = struct.Struct(">qhBqq")
+# base sequence, base offset, last offset delta, timestamp
+_BATCH: Final = struct.Struct(">iqiq")
+_CRC: Final = struct.Struct(">I")
+
+
+class ProducerStateError(RaftmqError):
+    """Bytes that are no producer state, damaged, or of a newer format."""
+
+
+@frozen(slots=True)
+class Accept:
+    """The batch continues its producer's sequence, or has no producer id."""
+
+
+@frozen(slots=True)
+class Duplicate:
+    """The batch is in the log already; it is acknowledged when its first copy is committed."""
+
+    base_offset: Offset
+    next_offset: Offset
+    timestamp: int
+
+
+ACCEPT: Final = Accept()
+Verdict: TypeAlias = Accept | Duplicate
+
+
+@frozen(slots=True)
+class KnownBatch:
+    """One of the last batches of a producer."""
+
+    base_sequence: int
+    base_offset: Offset
+    last_offset_delta: int
+    timestamp: int
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last record."""
+        return (self.base_sequence + self.last_offset_delta) % SEQUENCE_MODULUS
+
+
+@define(slots=True)
+class Producer:
+    """What is known of one producer id."""
+
+    epoch: int
+    seen_at: int  # the log's greatest timestamp when it last wrote
+    batches: tuple[KnownBatch, ...] = ()  # oldest first
+    open_since: Offset = NO_OFFSET  # first offset of its open transaction
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last record under this epoch, or NO_SEQUENCE."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+
+@define(slots=True)
+class ProducerStateTable:
+    """All producers of one partition, exactly as of `next_offset`."""
+
+    next_offset: Offset = Offset(0)
+    expiration_ms: int = EXPIRATION_MS
+    _greatest_timestamp: int = -1
+    _greatest_expired_id: int = -1
+    # In the order of their last batch, so that the longest idle one stands first.
+    _producers: dict[ProducerId, Producer] = field(factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def get(self, producer_id: int) -> Producer | None:
+        """What is known of a producer id."""
+        return self._producers.get(ProducerId(producer_id))
+
+    def producers(self) -> list[tuple[ProducerId, Producer]]:
+        """All producers by id, for DescribeProducers."""
+        return sorted(self._producers.items())
+
+    def check(self, header: BatchHeader) -> Verdict:
+        """Judge a batch that a client wants to append at the log's end.
+
+        Raises:
+            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID.
+        """
+        if header.producer_id < 0:
+            return ACCEPT
+        if header.producer_epoch < 0:
+            raise _refusal(ErrorCode.INVALID_PRODUCER_EPOCH, header, "has no epoch")
+        producer = self._producers.get(ProducerId(header.producer_id))
+        if producer is None:
+            self._check_unknown(header)
+            return ACCEPT
+        if header.producer_epoch < producer.epoch:
+            raise _refusal(
+                ErrorCode.INVALID_PRODUCER_EPOCH, header, f"is fenced by epoch {producer.epoch}"
+            )
+        if header.producer_epoch > producer.epoch:
+            if header.base_sequence != 0:
+                raise _refusal(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, header, "starts a new epoch above 0"
+                )
+            return ACCEPT
+        for batch in reversed(producer.batches):
+            if (
+                batch.base_sequence == header.base_sequence
+                and batch.last_offset_delta == header.last_offset_delta
+            ):
+                next_offset = Offset(batch.base_offset + batch.last_offset_delta + 1)
+                return Duplicate(batch.base_offset, next_offset, batch.timestamp)
+        if header.base_sequence != (producer.last_sequence + 1) % SEQUENCE_MODULUS:
+            raise _refusal(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                header,
+                f"follows sequence {producer.last_sequence}",
+            )
+        return ACCEPT
+
+    def _check_unknown(self, header: BatchHeader) -> None:
+        if header.base_sequence == 0:
+            return
+        if header.producer_id <= self._greatest_expired_id:
+            # Perhaps forgotten for being idle: the producer starts a new epoch and goes on.
+            raise _refusal(ErrorCode.UNKNOWN_PRODUCER_ID, header, "has expired")
+        raise _refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, header, "starts above 0")
+
+    def append(self, header: BatchHeader) -> None:
+        """Take note of a batch that the log now holds; the log is right whatever it says."""
+        assert header.base_offset >= self.next_offset, "batches come in log order"
+        self.next_offset = Offset(header.next_offset)
+        self._greatest_timestamp = max(self._greatest_timestamp, header.max_timestamp)
+        if header.producer_id >= 0:
+            self._note(header)
+        self._expire()
+
+    def _note(self, header: BatchHeader) -> None:
+        # Taken out and put back at the end: see `_producers`.
+        producer = self._producers.pop(ProducerId(header.producer_id), None)
+        if producer is None or producer.epoch != header.producer_epoch:
+            open_since = NO_OFFSET if producer is None else producer.open_since
+            producer = Producer(header.producer_epoch, 0, (), open_since)
+        producer.seen_at = self._greatest_timestamp
+        if header.is_control:
+            producer.open_since = NO_OFFSET
+        else:
+            if header.is_transactional and producer.open_since == NO_OFFSET:
+                producer.open_since = Offset(header.base_offset)
+            batch = KnownBatch(
+                header.base_sequence,
+                Offset(header.base_offset),
+                header.last_offset_delta,
+                header.max_timestamp,
+            )
+            producer.batches = (*producer.batches[1 - BATCHES_REMEMBERED :], batch)
+        self._producers[ProducerId(header.producer_id)] = producer
+
+    def _expire(self) -> None:
+        idle_before = self._greatest_timestamp - self.expiration_ms
+        producers = self._producers
+        while producers:
+            producer_id = next(iter(producers))
+            producer = producers[producer_id]
+            if producer.seen_at > idle_before and len(producers) <= PRODUCERS_MAX:
+                return
+            del producers[producer_id]
+            if producer.open_since != NO_OFFSET and len(producers) < PRODUCERS_MAX:
+                # An open transaction keeps its producer; its end will be judged by this entry.
+                producer.seen_at = self._greatest_timestamp
+                producers[producer_id] = producer
+                continue
+            self._greatest_expired_id = max(self._greatest_expired_id, producer_id)
+
+    @property
+    def first_open_offset(self) -> Offset | None:
+        """Where the oldest open transaction starts."""
+        starts = [p.open_since for p in self._producers.values() if p.open_since != NO_OFFSET]
+        return min(starts, default=None)
+
+    def last_stable_offset(self, high_watermark: Offset) -> Offset:
+        """How far read_committed consumers see.
+
+        No coordinator ends transactions yet, so a stray transactional batch must not hold readers
+        back for ever: the last stable offset is the high watermark.
+        """
+        return high_watermark
+
+    def copy(self) -> ProducerStateTable:
+        """An independent table of the same state."""
+        return self.decode(self.encode(), expiration_ms=self.expiration_ms)
+
+    def encode(self) -> bytes:
+        """The state as checksummed, versioned bytes; equal states give equal bytes."""
+        pieces = [
+            _HEADER.pack(
+                _MAGIC,
+                _VERSION,
+                len(self._producers),
+                self.next_offset,
+                self._greatest_timestamp,
+                self._greatest_expired_id,
+            )
+        ]
+        for producer_id, producer in self._producers.items():
+            pieces.append(
+                _PRODUCER.pack(
+                    producer_id,
+                    producer.epoch,
+                    len(producer.batches),
+                    producer.seen_at,
+                    producer.open_since,
+                )
+            )
+            pieces.extend(
+                _BATCH.pack(b.base_sequence, b.base_offset, b.last_offset_delta, b.timestamp)
+                for b in producer.batches
+            )
+        body = b"".join(pieces)
+        return body + _CRC.pack(crc32c(body))
+
+    @classmethod
+    def decode(cls, data: Buffer, *, expiration_ms: int = EXPIRATION_MS) -> ProducerStateTable:
+        """Read what `encode` wrote; no bytes at all are the state of an empty log.
+
+        Raises:
+            ProducerStateError: damaged, or of a newer format.
+        """
+        if not len(data):
+            return cls(expiration_ms=expiration_ms)
+        view = memoryview(data)
+        if len(view) < _HEADER.size + _CRC.size:
+            raise ProducerStateError("producer state is cut short")
+        body = view[: -_CRC.size]
+        if _CRC.unpack(view[-_CRC.size :])[0] != crc32c(body):
+            raise ProducerStateError("producer state is damaged")
+        magic, version, count, next_offset, timestamp, expired = _HEADER.unpack_from(body)
+        if magic != _MAGIC or version != _VERSION:
+            raise ProducerStateError(f"producer state of format {version}, known is {_VERSION}")
+        table = cls(Offset(next_offset), expiration_ms, timestamp, expired)
+        position = _HEADER.size
+        for _ in range(count):
+            producer_id, epoch, batches, seen_at, since = _PRODUCER.unpack_from(body, position)
+            position += _PRODUCER.size
+            end = position + batches * _BATCH.size
+            known = tuple(KnownBatch(*row) for row in _BATCH.iter_unpack(body[position:end]))
+            table._producers[producer_id] = Producer(epoch, seen_at, known, since)
+            position = end
+        return table
+
+
+def _refusal(code: ErrorCode, header: BatchHeader, why: str) -> KafkaError:
+    return KafkaError(
+        f"producer {header.producer_id} epoch {header.producer_epoch} "
+        f"sequence {header.base_sequence} {why}",
+        code=code,
+    )
+
+
+assert NO_SEQUENCE == -1, "a producer without batches goes on at sequence 0"
+assert NO_PRODUCER_EPOCH < 0, "no epoch is below every epoch"
