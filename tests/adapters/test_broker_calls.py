@@ -1,0 +1,72 @@
+"""Requests between brokers: numbered replies, lost connections, refused sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from raftmq.adapters.broker_calls import BrokerCalls
+from raftmq.errors import KafkaError, RemoteProtocolError
+from raftmq.promise import Promise
+from raftmq.types import Buffer, NodeId
+
+ONE, TWO = NodeId(1), NodeId(2)
+
+
+class Pair:
+    """Two ends joined back to back."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.pending: list[Promise[bytes]] = []
+        self.one = BrokerCalls(self.from_one, lambda sender, payload: Promise.resolved(b""))
+        self.two = BrokerCalls(self.from_two, self.serve)
+
+    def serve(self, sender: NodeId, payload: bytes) -> Promise[bytes]:
+        if payload == b"later":
+            self.pending.append(Promise())
+            return self.pending[-1]
+        return Promise.resolved(payload.upper())
+
+    def from_one(self, to: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        if self.is_up:
+            self.two.receive(ONE, memoryview(b"".join(pieces)))
+        return self.is_up
+
+    def from_two(self, to: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        self.one.receive(TWO, memoryview(b"".join(pieces)))
+        return True
+
+
+def test_replies_find_their_requests() -> None:
+    pair = Pair()
+    late = pair.one.send(TWO, b"later")
+    early = pair.one.send(TWO, b"hello")
+    assert not late.is_done
+    pair.pending[0].resolve(b"done")
+    assert late.result() == b"done"
+    assert early.result() == b"HELLO", "answered while its own send was still under way"
+
+
+def test_a_refused_send_fails_at_once() -> None:
+    pair = Pair()
+    pair.is_up = False
+    promise = pair.one.send(TWO, b"x")
+    with pytest.raises(KafkaError, match="not reached"):
+        promise.result()
+
+
+def test_a_lost_connection_fails_what_was_outstanding() -> None:
+    pair = Pair()
+    promise = pair.one.send(TWO, b"later")
+    pair.one.peer_lost(TWO)
+    with pytest.raises(KafkaError, match="lost"):
+        promise.result()
+    pair.pending[0].resolve(b"too late")
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x00\x01", b"\x07" + bytes(8)])
+def test_nonsense_is_the_senders_fault(frame: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Pair().one.receive(TWO, memoryview(frame))
