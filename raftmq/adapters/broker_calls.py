@@ -1,7 +1,8 @@
 """Requests between brokers and their replies, over the bulk stream.
 
-This is the `Forwarder` of the metadata engine. A request carries a number that its reply repeats. Nothing is sent twice: a lost connection fails
-what was outstanding on it with NETWORK_EXCEPTION, outcome unknown, and the caller decides.
+This is the `Forwarder` of the metadata engine. A request carries a number that its reply repeats.
+Nothing is sent twice: a lost connection fails what was outstanding on it with NETWORK_EXCEPTION,
+outcome unknown, and the caller decides.
 """
 
 from __future__ import annotations
