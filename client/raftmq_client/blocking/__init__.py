@@ -1,0 +1,9 @@
+"""The blocking driver: `Producer`, `Consumer` and `Admin` on plain sockets.
+
+Each runs one background thread; no event loop. After a fork make new ones: the old refuse.
+"""
+
+from raftmq_client.blocking.admin import Admin
+from raftmq_client.blocking.producer import Producer
+
+__all__ = ["Admin", "Producer"]

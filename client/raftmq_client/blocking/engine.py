@@ -1,0 +1,308 @@
+"""The blocking driver: one background thread that moves bytes and time for a `ClientCore`.
+
+All deciding code runs under `lock`, in whichever thread holds it; sockets belong to the background
+thread alone. `changed` is notified after anything happened, so that callers wait for facts, not for
+time. A fork is detected and refused: the thread does not survive it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from raftmq.types import Buffer
+from raftmq_client.core.call import Call
+from raftmq_client.core.client import ClientCore, ClientOptions, Link
+from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
+
+_T = TypeVar("_T")
+_SEND_PIECES_MAX: Final = 64
+_RECEIVE_TURNS_MAX: Final = 16
+
+
+def now_ms() -> float:
+    """Monotonic milliseconds, the clock of all cores."""
+    return time.monotonic() * 1000.0
+
+
+class _Channel:
+    """A link's socket and the bytes not yet written to it."""
+
+    def __init__(self, link: Link, sock: socket.socket) -> None:
+        assert link.connection is not None
+        self.link = link
+        self.connection: ConnectionCore = link.connection
+        self.socket = sock
+        self.out: deque[Buffer] = deque()
+        self.events = 0
+        self.is_connecting = True
+
+
+class Engine:
+    """Runs one client's I/O. Made by `Producer`, `Consumer` and `Admin`."""
+
+    def __init__(self, options: ClientOptions, *, name: str = "raftmq-client") -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.client = ClientCore(options)
+        self.crash: BaseException | None = None
+        self._process_id = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._wake_receive, self._wake_send = socket.socketpair()
+        self._wake_receive.setblocking(False)
+        self._wake_send.setblocking(False)
+        self._selector.register(self._wake_receive, selectors.EVENT_READ, None)
+        self._is_awake = False
+        self._channels: dict[int, _Channel] = {}
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the background thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and close every socket; unfinished calls fail."""
+        if self._process_id != os.getpid():
+            return
+        with self.lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._selector.close()
+        self._wake_receive.close()
+        self._wake_send.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._is_closing
+
+    def check(self) -> None:
+        """Refuse use after close, after a fork, or when the thread died.
+
+        Raises:
+            ForkedError: this process is a fork of the one that made the client.
+            UsageError: the client is closed.
+        """
+        if self._process_id != os.getpid():
+            raise ForkedError("a client cannot be used after fork(); make a new one in the child")
+        if self.crash is not None:
+            raise UsageError(f"the client's thread died: {self.crash!r}") from self.crash
+        if self._is_closing:
+            raise UsageError("the client is closed")
+
+    def wake(self) -> None:
+        """Make the background thread look at the cores now. Call with the lock held."""
+        if self._is_awake:
+            return
+        self._is_awake = True
+        try:
+            self._wake_send.send(b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of wake-ups already
+
+    def wait_for(self, predicate: Callable[[], bool], deadline_ms: float) -> bool:
+        """Wait, with the lock held, until `predicate` or the deadline; whether it came true."""
+        while not predicate():
+            self.check()
+            left = deadline_ms - now_ms()
+            if left <= 0:
+                return False
+            self.changed.wait(min(left / 1000.0, 3600.0))
+        return True
+
+    def call(self, make: Callable[[Callable[[Any, ClientError | None, float], None]], Call]) -> Any:
+        """Send one call and wait for its answer.
+
+        Raises:
+            ClientError: no answer.
+        """
+        result: list[tuple[Any, ClientError | None]] = []
+
+        def finish(response: Any, error: ClientError | None, _now: float) -> None:
+            result.append((response, error))
+
+        with self.lock:
+            self.check()
+            call = make(finish)
+            self.client.submit(call, now_ms())
+            self.wake()
+            if not self.wait_for(lambda: bool(result), call.deadline + 1_000):
+                raise TimedOutError("no answer in time", sent=call.sent)
+        response, error = result[0]
+        if error is not None:
+            raise error
+        return response
+
+    # The background thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - reported to every caller by check()
+            with self.lock:
+                self.crash = error
+        finally:
+            with self.lock:
+                for channel in list(self._channels.values()):
+                    self._drop(channel, "the client is closed")
+                self._is_closing = True
+                self.changed.notify_all()
+
+    def _turn(self) -> None:
+        with self.lock:
+            self._advance()
+            timeout = max(0.0, min(self.client.deadline() - now_ms(), 3_600_000)) / 1000.0
+            self._is_awake = False
+        events = self._selector.select(timeout)
+        with self.lock:
+            self._is_awake = True
+            for key, mask in events:
+                if key.data is None:
+                    self._drain_wakes()
+                else:
+                    self._handle(key.data, mask)
+            self.changed.notify_all()
+
+    def _advance(self) -> None:
+        """Step the cores until they want nothing more at this moment."""
+        client = self.client
+        client.step(now_ms())
+        for link in client.take_connects():
+            self._open(link)
+        now = now_ms()
+        for channel in list(self._channels.values()):
+            if channel.connection.is_closed:
+                assert channel.connection.error is not None
+                self._drop(channel, str(channel.connection.error))
+            elif channel.is_connecting and channel.link.connect_deadline <= now:
+                self._drop(channel, "no connection in time")
+            elif channel.connection.has_outgoing:
+                self._flush(channel)
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_receive.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _open(self, link: Link) -> None:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                link.host, link.port, type=socket.SOCK_STREAM
+            )[0]
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:
+            self.client.failed(link, _say(error), now_ms())
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = _Channel(link, sock)
+        self._channels[link.node_id] = channel
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._drop(channel, os.strerror(code))
+            return
+        self._watch(channel, selectors.EVENT_WRITE)
+
+    def _watch(self, channel: _Channel, events: int) -> None:
+        if events == channel.events:
+            return
+        if channel.events == 0:
+            self._selector.register(channel.socket, events, channel)
+        else:
+            self._selector.modify(channel.socket, events, channel)
+        channel.events = events
+
+    def _drop(self, channel: _Channel, reason: str) -> None:
+        if self._channels.get(channel.link.node_id) is channel:
+            del self._channels[channel.link.node_id]
+        if channel.events:
+            self._selector.unregister(channel.socket)
+            channel.events = 0
+        channel.socket.close()
+        if channel.link.connection is channel.connection:
+            self.client.failed(channel.link, reason, now_ms())
+
+    def _handle(self, channel: _Channel, mask: int) -> None:
+        if self._channels.get(channel.link.node_id) is not channel:
+            return  # dropped earlier in this turn
+        if channel.is_connecting:
+            code = channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self._drop(channel, os.strerror(code))
+                return
+            channel.is_connecting = False
+            self.client.connected(channel.link, now_ms())
+            self._watch(channel, selectors.EVENT_READ)
+            self._flush(channel)
+            return
+        if mask & selectors.EVENT_READ and not self._receive(channel):
+            return
+        if mask & selectors.EVENT_WRITE:
+            self._flush(channel)
+
+    def _receive(self, channel: _Channel) -> bool:
+        connection = channel.connection
+        for _ in range(_RECEIVE_TURNS_MAX):
+            buffer = connection.buffer()
+            try:
+                count = channel.socket.recv_into(buffer)
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                self._drop(channel, _say(error))
+                return False
+            connection.received(count, now_ms())
+            if connection.is_closed:
+                self._drop(channel, str(connection.error))
+                return False
+            if count < len(buffer):
+                return True
+        return True
+
+    def _flush(self, channel: _Channel) -> None:
+        if channel.is_connecting:
+            return
+        out = channel.out
+        out.extend(channel.connection.outgoing())
+        try:
+            while out:
+                pieces = [out[i] for i in range(min(len(out), _SEND_PIECES_MAX))]
+                _consume(out, channel.socket.sendmsg(pieces))
+        except BlockingIOError:
+            self._watch(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            return
+        except OSError as error:
+            self._drop(channel, _say(error))
+            return
+        self._watch(channel, selectors.EVENT_READ)
+
+
+def _consume(out: deque[Buffer], count: int) -> None:
+    """Drop `count` written bytes from the head of the queue."""
+    while count:
+        size = len(out[0])
+        if size > count:
+            out[0] = memoryview(out[0])[count:]
+            return
+        out.popleft()
+        count -= size
+
+
+def _say(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,231 @@
+"""Collects records into batches, per partition, by size and by linger time.
+
+Owns records between `send` and the wire, and their receipts. Never decides about retries or
+sequences (`producer.py` does) and never reads a clock: times come as arguments. A batch is open
+until it is full, its linger time is over, or somebody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from raftmq.records import NewRecord
+from raftmq.types import TopicPartition
+from raftmq_client.errors import ClientError, Outcome
+
+RECORD_OVERHEAD = 20
+"""Bytes that a record costs on the wire beside key, value and headers, at most."""
+BATCH_OVERHEAD = 61
+
+
+@frozen
+class RecordMetadata:
+    """Where an acknowledged record is."""
+
+    topic: str
+    partition: int
+    offset: int
+    """-1 when the broker did not say (acks=0, or a duplicate whose offset it forgot)."""
+    timestamp: int
+
+
+class Waiter(Protocol):
+    """How a driver waits for a receipt."""
+
+    def wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
+        """Wait until the receipt is settled; False when the time is over."""
+        ...
+
+
+class Receipt:
+    """The promise of a record's place. Settled once its batch is."""
+
+    __slots__ = ("_error", "_waiter", "batch", "index", "timestamp", "topic")
+
+    def __init__(self, topic: str, timestamp: int, waiter: Waiter | None) -> None:
+        self.topic = topic
+        self.timestamp = timestamp
+        self.batch: Batch | None = None  # None until a partition is chosen
+        self.index = 0
+        self._error: ClientError | None = None
+        self._waiter = waiter
+
+    @property
+    def is_done(self) -> bool:
+        """True once the outcome is settled: ok, failed or unknown."""
+        return self._error is not None or (self.batch is not None and self.batch.is_done)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is known; None while pending."""
+        if not self.is_done:
+            return None
+        error = self.error
+        return Outcome.OK if error is None else error.outcome
+
+    @property
+    def error(self) -> ClientError | None:
+        """Why it failed or is unknown; None while pending or ok."""
+        if self._error is not None:
+            return self._error
+        return self.batch.error if self.batch is not None else None
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait until the record is acknowledged.
+
+        Args:
+            timeout: seconds; None waits for the producer's delivery timeout.
+
+        Raises:
+            ClientError: failed or unknown, see its `outcome`.
+            TimeoutError: nothing is settled yet; the record is still on its way.
+        """
+        if not self.is_done and (self._waiter is None or not self._waiter.wait(self, timeout)):
+            raise TimeoutError("the record is still on its way")
+        error = self.error
+        if error is not None:
+            raise error
+        batch = self.batch
+        assert batch is not None
+        offset = batch.base_offset + self.index if batch.base_offset >= 0 else -1
+        stamp = batch.log_append_time if batch.log_append_time >= 0 else self.timestamp
+        return RecordMetadata(batch.key.topic, batch.key.partition, offset, stamp)
+
+    def fail(self, error: ClientError) -> None:
+        """Settle a receipt that never got into a batch."""
+        self._error = error
+
+
+@define(eq=False)
+class Batch:
+    """Records of one partition that travel and settle together."""
+
+    key: TopicPartition
+    order: tuple[int, int]
+    """(number, first record): the order in which a partition's batches must be appended."""
+    created_at: float
+    deadline: float
+    records: list[NewRecord] = field(factory=list)
+    receipts: list[Receipt] = field(factory=list)
+    size_bytes: int = BATCH_OVERHEAD
+    is_closed: bool = False
+    is_hurried: bool = False
+    base_sequence: int = -1
+    producer_epoch: int = -1
+    sent_as_head: bool = False
+    was_sent: bool = False
+    attempts: int = 0
+    is_done: bool = False
+    error: ClientError | None = None
+    base_offset: int = -1
+    log_append_time: int = -1
+    last_error: ClientError | None = None
+
+    def add(self, record: NewRecord, receipt: Receipt, size: int) -> None:
+        """Take one more record."""
+        receipt.batch = self
+        receipt.index = len(self.records)
+        self.records.append(record)
+        self.receipts.append(receipt)
+        self.size_bytes += size
+
+    def settle(self, error: ClientError | None, base_offset: int, log_append_time: int) -> None:
+        """Give all its receipts their outcome; later ones are ignored."""
+        if self.is_done:
+            return
+        self.error = error
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        self.is_done = True
+
+    def split(self) -> tuple[Batch, Batch]:
+        """Two halves that keep the sequence numbers of their records."""
+        middle = len(self.records) // 2
+        halves = []
+        for start, end in ((0, middle), (middle, len(self.records))):
+            order = (self.order[0], self.order[1] + start)
+            half = Batch(self.key, order, self.created_at, self.deadline, is_closed=True)
+            for record, receipt in zip(
+                self.records[start:end], self.receipts[start:end], strict=True
+            ):
+                half.add(record, receipt, record_size(record))
+            half.producer_epoch = self.producer_epoch
+            if self.base_sequence >= 0:
+                half.base_sequence = (self.base_sequence + start) & 0x7FFFFFFF
+            halves.append(half)
+        return halves[0], halves[1]
+
+
+def record_size(record: NewRecord) -> int:
+    """An upper estimate of a record's uncompressed bytes."""
+    size = RECORD_OVERHEAD
+    if record.key is not None:
+        size += len(record.key)
+    if record.value is not None:
+        size += len(record.value)
+    for name, value in record.headers:
+        size += len(name) * 3 + (len(value) if value is not None else 0) + 10
+    return size
+
+
+@define
+class Accumulator:
+    """Batches of all partitions, oldest first within each."""
+
+    batch_bytes: int = 128 * 1024
+    linger_ms: float = 5.0
+    delivery_timeout_ms: float = 120_000.0
+    queues: dict[TopicPartition, deque[Batch]] = field(factory=dict)
+    size_bytes: int = 0
+    next_order: int = 0
+    is_flushing: bool = False
+
+    def add(
+        self, key: TopicPartition, record: NewRecord, receipt: Receipt, size: int, now: float
+    ) -> bool:
+        """Put a record into its partition's open batch; True when that closed a batch."""
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = deque()
+        closed = False
+        batch = queue[-1] if queue else None
+        if batch is None or batch.is_closed or batch.size_bytes + size > self.batch_bytes:
+            if batch is not None and not batch.is_closed:
+                batch.is_closed = closed = True
+            self.next_order += 1
+            batch = Batch(key, (self.next_order, 0), now, now + self.delivery_timeout_ms)
+            queue.append(batch)
+        batch.add(record, receipt, size)
+        self.size_bytes += size
+        if batch.size_bytes >= self.batch_bytes:
+            batch.is_closed = closed = True
+        return closed
+
+    def is_ready(self, batch: Batch, now: float) -> bool:
+        """True when a queued batch should leave."""
+        return (
+            batch.is_closed
+            or batch.is_hurried
+            or self.is_flushing
+            or now - batch.created_at >= self.linger_ms
+        )
+
+    def ready_at(self, batch: Batch) -> float:
+        """When it becomes ready by itself."""
+        if batch.is_closed or batch.is_hurried or self.is_flushing:
+            return 0.0
+        return batch.created_at + self.linger_ms
+
+    def take(self, key: TopicPartition) -> Batch:
+        """Remove and close a partition's oldest batch."""
+        batch = self.queues[key].popleft()
+        batch.is_closed = True
+        return batch
+
+    def release(self, batch: Batch) -> None:
+        """A batch is settled: its bytes are free again."""
+        self.size_bytes -= batch.size_bytes - BATCH_OVERHEAD
+        assert self.size_bytes >= 0

@@ -1,0 +1,649 @@
+"""Admin requests as values: what to ask, whom, and how to read the answer. No I/O.
+
+An `Operation` is one request with its reader; drivers route, send and repeat it. `is_repeatable`
+says that sending it twice does no more than once, so that a lost connection need not end in an
+unknown outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
+
+from attrs import field, frozen
+
+from raftmq.protocol import ApiKey, Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
+from raftmq_client.errors import check_code
+
+T = TypeVar("T")
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+MAX_TIMESTAMP: Final = -3
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+
+class Route(Enum):
+    """Which broker may answer."""
+
+    ANY = "any"
+    NODE = "node"
+    COORDINATOR = "coordinator"
+
+
+@frozen
+class Operation(Generic[T]):
+    """One admin request."""
+
+    api: int
+    request: Callable[[int], Struct]
+    read: Callable[[Struct], T]
+    route: Route = Route.ANY
+    target: str | int = ""
+    """The node of a NODE route, the group of a COORDINATOR route."""
+    min_version: int = 0
+    max_version: int = 32767
+    is_repeatable: bool = True
+
+
+class ResourceType(IntEnum):
+    """Kinds of things that have configs."""
+
+    TOPIC = 2
+    BROKER = 4
+    GROUP = 32
+
+
+class AlterOperation(IntEnum):
+    """What IncrementalAlterConfigs does to a key (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+CONFIG_SOURCES: Final = {
+    0: "UNKNOWN",
+    1: "DYNAMIC_TOPIC_CONFIG",
+    2: "DYNAMIC_BROKER_CONFIG",
+    3: "DYNAMIC_DEFAULT_BROKER_CONFIG",
+    4: "STATIC_BROKER_CONFIG",
+    5: "DEFAULT_CONFIG",
+    6: "DYNAMIC_BROKER_LOGGER_CONFIG",
+    7: "CLIENT_METRICS_CONFIG",
+    8: "GROUP_CONFIG",
+}
+
+
+@frozen
+class NewTopic:
+    """A topic to create; -1 takes the cluster's default (KIP-464)."""
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(factory=dict)
+    assignments: Mapping[int, Sequence[int]] = field(factory=dict)
+
+
+@frozen
+class CreatedTopic:
+    """What came of it."""
+
+    name: str
+    topic_id: UUID | None
+    partitions: int
+    replication_factor: int
+
+
+@frozen
+class ConfigEntry:
+    """One setting with where it comes from."""
+
+    name: str
+    value: str | None
+    source: str
+    is_read_only: bool
+    is_sensitive: bool
+    documentation: str | None = None
+
+
+@frozen
+class OffsetFound:
+    """An answer of ListOffsets."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+@frozen
+class GroupListing:
+    """One line of a list of groups."""
+
+    group: str
+    protocol_type: str
+    state: str
+    group_type: str
+    coordinator: int = -1
+
+
+@frozen
+class GroupMember:
+    """A member as its coordinator sees it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    assignment: tuple[TopicPartition, ...]
+
+
+@frozen
+class GroupDescription:
+    """A group as its coordinator sees it."""
+
+    group: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: tuple[GroupMember, ...]
+    coordinator: int = -1
+
+
+@frozen
+class CommittedOffset:
+    """A group's saved position in one partition."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@frozen
+class LogDirPartition:
+    """Bytes of one replica on one broker."""
+
+    broker: int
+    path: str
+    topic: str
+    partition: int
+    size_bytes: int
+    offset_lag: int
+
+
+@frozen
+class QuorumReplica:
+    """One voter or observer of the metadata group."""
+
+    node_id: int
+    log_end_offset: int
+    last_caught_up_timestamp: int
+
+
+@frozen
+class QuorumInfo:
+    """State of the metadata group."""
+
+    leader: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+
+
+def cluster_operation(topics: Sequence[str] | None) -> Operation[ClusterInfo]:
+    """Brokers, controller and topics; all topics for None, none for an empty sequence."""
+    return Operation(
+        ApiKey.METADATA, metadata_request(topics, create=False), read_metadata, min_version=4
+    )
+
+
+def describe_cluster() -> Operation[tuple[str, int]]:
+    """(cluster id, controller)."""
+
+    def read(response: Struct) -> tuple[str, int]:
+        check_code(response.error_code, response.error_message, about="describe cluster")
+        return response.cluster_id, response.controller_id
+
+    request = Struct(include_cluster_authorized_operations=False, endpoint_type=1)
+    return Operation(ApiKey.DESCRIBE_CLUSTER, lambda _: request, read)
+
+
+def create_topics(
+    topics: Sequence[NewTopic], *, timeout_ms: int, validate_only: bool
+) -> Operation[list[CreatedTopic]]:
+    """Create topics; the first refusal is raised."""
+
+    def request(_version: int) -> Struct:
+        return Struct(
+            topics=[_new_topic(topic) for topic in topics],
+            timeout=timeout_ms,
+            validate_only=validate_only,
+        )
+
+    def read(response: Struct) -> list[CreatedTopic]:
+        created = []
+        for item in response.topics:
+            check_code(item.error_code, item.error_message, about=f"topic {item.name!r}")
+            created.append(
+                CreatedTopic(item.name, item.topic_id, item.num_partitions, item.replication_factor)
+            )
+        return created
+
+    return Operation(ApiKey.CREATE_TOPICS, request, read, is_repeatable=validate_only)
+
+
+def _new_topic(topic: NewTopic) -> Struct:
+    assignments = [
+        Struct(partition_index=index, broker_ids=list(brokers))
+        for index, brokers in sorted(topic.assignments.items())
+    ]
+    return Struct(
+        name=topic.name,
+        num_partitions=-1 if assignments else topic.partitions,
+        replication_factor=-1 if assignments else topic.replication_factor,
+        assignments=assignments,
+        configs=[Struct(name=name, value=value) for name, value in topic.configs.items()],
+    )
+
+
+def delete_topics(names: Sequence[str], *, timeout_ms: int) -> Operation[None]:
+    """Delete topics by name; the first refusal is raised."""
+
+    def request(version: int) -> Struct:
+        if version >= 6:
+            return Struct(topics=[Struct(name=name) for name in names], timeout=timeout_ms)
+        return Struct(topic_names=list(names), timeout=timeout_ms)
+
+    def read(response: Struct) -> None:
+        for item in response.responses:
+            message = item.error_message
+            check_code(item.error_code, message, about=f"topic {item.name!r}")
+
+    return Operation(ApiKey.DELETE_TOPICS, request, read, is_repeatable=False)
+
+
+def create_partitions(name: str, count: int, *, timeout_ms: int) -> Operation[None]:
+    """Raise a topic's number of partitions to `count`."""
+
+    def read(response: Struct) -> None:
+        for item in response.results:
+            check_code(item.error_code, item.error_message, about=f"topic {item.name!r}")
+
+    request = Struct(
+        topics=[Struct(name=name, count=count, assignments=None)],
+        timeout=timeout_ms,
+        validate_only=False,
+    )
+    return Operation(ApiKey.CREATE_PARTITIONS, lambda _: request, read, is_repeatable=False)
+
+
+def describe_configs(
+    resource: ResourceType, name: str, *, documentation: bool = False
+) -> Operation[list[ConfigEntry]]:
+    """All settings of a topic or broker."""
+
+    def read(response: Struct) -> list[ConfigEntry]:
+        entries: list[ConfigEntry] = []
+        for result in response.results:
+            about = f"{resource.name.lower()} {name!r}"
+            check_code(result.error_code, result.error_message, about=about)
+            entries.extend(
+                ConfigEntry(
+                    item.name,
+                    item.value,
+                    CONFIG_SOURCES.get(item.config_source, "UNKNOWN"),
+                    bool(item.read_only),
+                    bool(item.is_sensitive),
+                    item.documentation,
+                )
+                for item in result.configs
+            )
+        return sorted(entries, key=lambda entry: entry.name)
+
+    request = Struct(
+        resources=[
+            Struct(resource_type=int(resource), resource_name=name, configuration_keys=None)
+        ],
+        include_synonyms=False,
+        include_documentation=documentation,
+    )
+    is_broker = resource is ResourceType.BROKER and name != ""
+    return Operation(
+        ApiKey.DESCRIBE_CONFIGS,
+        lambda _: request,
+        read,
+        route=Route.NODE if is_broker else Route.ANY,
+        target=int(name) if is_broker else "",
+    )
+
+
+def alter_configs(
+    resource: ResourceType, name: str, changes: Mapping[str, str | None]
+) -> Operation[None]:
+    """Set keys, or put them back to their default (None)."""
+
+    def read(response: Struct) -> None:
+        for item in response.responses:
+            about = f"{resource.name.lower()} {item.resource_name!r}"
+            check_code(item.error_code, item.error_message, about=about)
+
+    configs = [
+        Struct(
+            name=key,
+            config_operation=int(AlterOperation.DELETE if value is None else AlterOperation.SET),
+            value=value,
+        )
+        for key, value in changes.items()
+    ]
+    request = Struct(
+        resources=[
+            Struct(resource_type=int(resource), resource_name=name, configs=configs),
+        ],
+        validate_only=False,
+    )
+    return Operation(ApiKey.INCREMENTAL_ALTER_CONFIGS, lambda _: request, read)
+
+
+def delete_records(
+    node: int, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
+) -> Operation[dict[TopicPartition, int]]:
+    """Move log starts up on the partitions' leader; gives the new low watermarks."""
+
+    def read(response: Struct) -> dict[TopicPartition, int]:
+        found = {}
+        for topic in response.topics:
+            for item in topic.partitions:
+                key = TopicPartition(topic.name, item.partition_index)
+                check_code(item.error_code, about=str(key))
+                found[key] = item.low_watermark
+        return found
+
+    request = Struct(
+        topics=[
+            Struct(
+                name=topic,
+                partitions=[
+                    Struct(partition_index=key.partition, offset=offsets[key]) for key in keys
+                ],
+            )
+            for topic, keys in by_topic(offsets)
+        ],
+        timeout=timeout_ms,
+    )
+    return Operation(ApiKey.DELETE_RECORDS, lambda _: request, read, Route.NODE, node)
+
+
+def list_offsets(
+    node: int,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    isolation: int = READ_UNCOMMITTED,
+) -> Operation[dict[TopicPartition, OffsetFound]]:
+    """Offsets by timestamp, or EARLIEST, LATEST, MAX_TIMESTAMP, from the partitions' leader."""
+
+    def read(response: Struct) -> dict[TopicPartition, OffsetFound]:
+        found = {}
+        for topic in response.topics:
+            for item in topic.partitions:
+                key = TopicPartition(topic.name, item.partition_index)
+                check_code(item.error_code, about=str(key))
+                found[key] = OffsetFound(item.offset, item.timestamp, item.leader_epoch)
+        return found
+
+    # MAX_TIMESTAMP needs v7 (KIP-734); older brokers would look up a time before the epoch.
+    needs = 7 if MAX_TIMESTAMP in timestamps.values() else 1
+    request = offsets_request(timestamps, isolation)
+    return Operation(
+        ApiKey.LIST_OFFSETS,
+        lambda _: request,
+        read,
+        Route.NODE,
+        node,
+        min_version=needs,
+        max_version=7,
+    )
+
+
+def offsets_request(
+    timestamps: Mapping[TopicPartition, int],
+    isolation: int,
+    epochs: Mapping[TopicPartition, int] | None = None,
+) -> Struct:
+    """A ListOffsets request for one leader's partitions."""
+    known = epochs or {}
+    return Struct(
+        replica_id=-1,
+        isolation_level=isolation,
+        topics=[
+            Struct(
+                name=topic,
+                partitions=[
+                    Struct(
+                        partition_index=key.partition,
+                        current_leader_epoch=known.get(key, -1),
+                        timestamp=timestamps[key],
+                    )
+                    for key in keys
+                ],
+            )
+            for topic, keys in by_topic(timestamps)
+        ],
+    )
+
+
+def list_groups(node: int) -> Operation[list[GroupListing]]:
+    """The groups that one broker coordinates."""
+
+    def read(response: Struct) -> list[GroupListing]:
+        check_code(response.error_code, about=f"groups of broker {node}")
+        return [
+            GroupListing(
+                item.group_id,
+                item.protocol_type,
+                _text(item, "group_state"),
+                _text(item, "group_type"),
+                node,
+            )
+            for item in response.groups
+        ]
+
+    request = Struct(states_filter=[], types_filter=[])
+    return Operation(ApiKey.LIST_GROUPS, lambda _: request, read, Route.NODE, node)
+
+
+def describe_group(
+    group: str, decode: Callable[[bytes], Iterable[TopicPartition]]
+) -> Operation[GroupDescription]:
+    """A group and its members; `decode` reads a member's assignment."""
+
+    def read(response: Struct) -> GroupDescription:
+        item = response.groups[0]
+        # v6 says that a group is absent; older answers have a dead group (KIP-1043).
+        check_code(item.error_code, _text(item, "error_message"), about=f"group {group!r}")
+        members = tuple(
+            GroupMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                tuple(decode(bytes(member.member_assignment or b""))),
+            )
+            for member in item.members
+        )
+        return GroupDescription(
+            item.group_id, item.group_state, item.protocol_type, item.protocol_data, members
+        )
+
+    request = Struct(groups=[group], include_authorized_operations=False)
+    return Operation(ApiKey.DESCRIBE_GROUPS, lambda _: request, read, Route.COORDINATOR, group)
+
+
+def fetch_offsets(
+    group: str, partitions: Iterable[TopicPartition] | None = None
+) -> Operation[dict[TopicPartition, CommittedOffset]]:
+    """A group's committed offsets; of all partitions for None."""
+    request, read = offset_fetch(group, partitions)
+    return Operation(
+        ApiKey.OFFSET_FETCH,
+        request,
+        read,
+        Route.COORDINATOR,
+        group,
+        min_version=2 if partitions is None else 1,
+    )
+
+
+def offset_fetch(
+    group: str, partitions: Iterable[TopicPartition] | None
+) -> tuple[Callable[[int], Struct], Callable[[Struct], dict[TopicPartition, CommittedOffset]]]:
+    """Request and reader of OffsetFetch, in the forms before and after v8 (KIP-709)."""
+    topics = None
+    if partitions is not None:
+        topics = [
+            Struct(name=topic, partition_indexes=[key.partition for key in keys])
+            for topic, keys in by_topic(partitions)
+        ]
+
+    def request(version: int) -> Struct:
+        if version >= 8:
+            item = Struct(group_id=group, member_id=None, member_epoch=-1, topics=topics)
+            return Struct(groups=[item], require_stable=True)
+        return Struct(group_id=group, topics=topics, require_stable=True)
+
+    def read(response: Struct) -> dict[TopicPartition, CommittedOffset]:
+        answer = response.groups[0] if getattr(response, "groups", None) else response
+        check_code(answer.error_code or 0, about=f"offsets of group {group!r}")
+        found = {}
+        for topic in answer.topics or ():
+            for item in topic.partitions:
+                key = TopicPartition(topic.name, item.partition_index)
+                check_code(item.error_code, about=str(key))
+                if item.committed_offset >= 0:
+                    epoch = getattr(item, "committed_leader_epoch", -1)
+                    found[key] = CommittedOffset(item.committed_offset, epoch, item.metadata or "")
+        return found
+
+    return request, read
+
+
+def delete_groups(group: str) -> Operation[None]:
+    """Forget an empty group and its offsets."""
+
+    def read(response: Struct) -> None:
+        for item in response.results:
+            check_code(item.error_code, about=f"group {item.group_id!r}")
+
+    request = Struct(groups_names=[group])
+    return Operation(
+        ApiKey.DELETE_GROUPS,
+        lambda _: request,
+        read,
+        Route.COORDINATOR,
+        group,
+        is_repeatable=False,
+    )
+
+
+def find_coordinator(group: str) -> Operation[tuple[int, str, int]]:
+    """(node, host, port) of a group's coordinator."""
+    request, read = coordinator_lookup(group)
+    return Operation(ApiKey.FIND_COORDINATOR, request, read)
+
+
+def coordinator_lookup(
+    group: str,
+) -> tuple[Callable[[int], Struct], Callable[[Struct], tuple[int, str, int]]]:
+    """Request and reader of FindCoordinator, in the forms before and after v4 (KIP-699)."""
+
+    def request(version: int) -> Struct:
+        if version >= 4:
+            return Struct(coordinator_keys=[group])
+        return Struct(key=group)
+
+    def read(response: Struct) -> tuple[int, str, int]:
+        several = getattr(response, "coordinators", None)
+        answer = several[0] if several else response
+        check_code(answer.error_code, answer.error_message, about=f"coordinator of {group!r}")
+        return answer.node_id, answer.host, answer.port
+
+    return request, read
+
+
+def describe_log_dirs(node: int) -> Operation[list[LogDirPartition]]:
+    """Sizes of the replicas on one broker."""
+
+    def read(response: Struct) -> list[LogDirPartition]:
+        check_code(getattr(response, "error_code", 0), about=f"log dirs of broker {node}")
+        found: list[LogDirPartition] = []
+        for folder in response.results:
+            check_code(folder.error_code, about=folder.log_dir)
+            for topic in folder.topics:
+                found.extend(
+                    LogDirPartition(
+                        node,
+                        folder.log_dir,
+                        topic.name,
+                        item.partition_index,
+                        item.partition_size,
+                        item.offset_lag,
+                    )
+                    for item in topic.partitions
+                )
+        return found
+
+    request = Struct(topics=None)
+    return Operation(ApiKey.DESCRIBE_LOG_DIRS, lambda _: request, read, Route.NODE, node)
+
+
+def describe_quorum() -> Operation[QuorumInfo]:
+    """The metadata group: leader, voters, observers."""
+
+    def replicas(items: Iterable[Any] | None) -> tuple[QuorumReplica, ...]:
+        return tuple(
+            QuorumReplica(
+                item.replica_id,
+                item.log_end_offset,
+                getattr(item, "last_caught_up_timestamp", -1),
+            )
+            for item in items or ()
+        )
+
+    def read(response: Struct) -> QuorumInfo:
+        check_code(response.error_code, about="quorum")
+        item = response.topics[0].partitions[0]
+        check_code(item.error_code, about="quorum")
+        return QuorumInfo(
+            item.leader_id,
+            item.leader_epoch,
+            item.high_watermark,
+            replicas(item.current_voters),
+            replicas(item.observers),
+        )
+
+    request = Struct(
+        topics=[Struct(topic_name="__cluster_metadata", partitions=[Struct(partition_index=0)])]
+    )
+    return Operation(ApiKey.DESCRIBE_QUORUM, lambda _: request, read)
+
+
+def by_topic(
+    keys: Iterable[TopicPartition],
+) -> list[tuple[str, list[TopicPartition]]]:
+    """Group partitions by topic, both sorted."""
+    topics: dict[str, list[TopicPartition]] = {}
+    for key in sorted(keys):
+        topics.setdefault(key.topic, []).append(key)
+    return list(topics.items())
+
+
+def _text(item: Struct, name: str) -> str:
+    value = getattr(item, name, None)
+    return value or ""

@@ -1,0 +1,199 @@
+"""Who reads which partition: the consumer protocol's bytes and two assignors.
+
+Pure. Every member that leads a group with these names must come to the same result as Kafka's own
+clients would accept: `range` splits each topic's partitions in contiguous runs, `roundrobin` deals
+all partitions one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.types import TopicPartition
+
+PROTOCOL_TYPE = "consumer"
+_VERSION = 1
+
+
+@frozen
+class Subscription:
+    """What a member says when it joins."""
+
+    topics: tuple[str, ...]
+    user_data: bytes = b""
+    owned: tuple[TopicPartition, ...] = ()
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """ConsumerProtocolSubscription v1: topics, user data, owned partitions."""
+    out = bytearray(struct.pack(">hi", _VERSION, len(subscription.topics)))
+    for topic in subscription.topics:
+        _put_string(out, topic)
+    _put_bytes(out, subscription.user_data)
+    _put_partitions(out, subscription.owned)
+    return bytes(out)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """Read any version; later versions only append fields.
+
+    Raises:
+        RemoteProtocolError: the bytes are not a subscription.
+    """
+    reader = _Reader(data)
+    version = reader.int16()
+    topics = tuple(reader.string() for _ in range(reader.count(2)))
+    user_data = reader.nullable_bytes()
+    owned = reader.partitions() if version >= 1 and not reader.at_end else ()
+    return Subscription(topics, user_data, owned)
+
+
+def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    """ConsumerProtocolAssignment v1: partitions by topic, user data."""
+    out = bytearray(struct.pack(">h", _VERSION))
+    _put_partitions(out, partitions)
+    _put_bytes(out, b"")
+    return bytes(out)
+
+
+def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """Read an assignment; empty bytes (a member left out) are an empty one.
+
+    Raises:
+        RemoteProtocolError: the bytes are not an assignment.
+    """
+    if not data:
+        return ()
+    reader = _Reader(data)
+    reader.int16()
+    return reader.partitions()
+
+
+def assign_range(
+    members: Mapping[str, Subscription], counts: Mapping[str, int]
+) -> dict[str, list[TopicPartition]]:
+    """Contiguous runs of each topic's partitions; the first members get one more."""
+    result: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    for topic in sorted({topic for item in members.values() for topic in item.topics}):
+        readers = sorted(member for member, item in members.items() if topic in item.topics)
+        count = counts.get(topic, 0)
+        base, extra = divmod(count, len(readers))
+        start = 0
+        for number, member in enumerate(readers):
+            size = base + (1 if number < extra else 0)
+            result[member].extend(TopicPartition(topic, p) for p in range(start, start + size))
+            start += size
+    return result
+
+
+def assign_round_robin(
+    members: Mapping[str, Subscription], counts: Mapping[str, int]
+) -> dict[str, list[TopicPartition]]:
+    """Deal all partitions in order, passing over members that do not read the topic."""
+    result: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    order = sorted(members)
+    turn = 0
+    for topic in sorted({topic for item in members.values() for topic in item.topics}):
+        for partition in range(counts.get(topic, 0)):
+            while topic not in members[order[turn % len(order)]].topics:
+                turn += 1
+            result[order[turn % len(order)]].append(TopicPartition(topic, partition))
+            turn += 1
+    return result
+
+
+ASSIGNORS = {"range": assign_range, "roundrobin": assign_round_robin}
+"""By the name that members agree on."""
+
+
+def assign(
+    name: str, members: Mapping[str, Subscription], counts: Mapping[str, int]
+) -> dict[str, list[TopicPartition]]:
+    """Run the assignor that the group agreed on.
+
+    Raises:
+        RemoteProtocolError: the coordinator chose a name that nobody here offered.
+    """
+    if name not in ASSIGNORS:
+        raise RemoteProtocolError(f"unknown assignor {name!r}")
+    return ASSIGNORS[name](members, counts)
+
+
+def _put_string(out: bytearray, text: str) -> None:
+    data = text.encode()
+    out += struct.pack(">h", len(data)) + data
+
+
+def _put_bytes(out: bytearray, data: bytes) -> None:
+    out += struct.pack(">i", len(data)) + data
+
+
+def _put_partitions(out: bytearray, partitions: Iterable[TopicPartition]) -> None:
+    topics: dict[str, list[int]] = {}
+    for key in sorted(partitions):
+        topics.setdefault(key.topic, []).append(key.partition)
+    out += struct.pack(">i", len(topics))
+    for topic, numbers in topics.items():
+        _put_string(out, topic)
+        out += struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+
+
+class _Reader:
+    """Reads another member's bytes; every length is checked against what is left."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._position >= len(self._data)
+
+    def int16(self) -> int:
+        return int.from_bytes(self._take(2), "big", signed=True)
+
+    def int32(self) -> int:
+        return int.from_bytes(self._take(4), "big", signed=True)
+
+    def count(self, size_min: int) -> int:
+        count = self.int32()
+        if count < 0 or count * size_min > len(self._data) - self._position:
+            raise RemoteProtocolError(f"a count of {count} in a member's bytes")
+        return count
+
+    def string(self) -> str:
+        try:
+            return self._take(self.int16()).decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError("a name that is not UTF-8") from error
+
+    def nullable_bytes(self) -> bytes:
+        size = self.int32()
+        return b"" if size == -1 else self._take(size)
+
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        found: list[TopicPartition] = []
+        for _ in range(self.count(6)):
+            topic = self.string()
+            found.extend(TopicPartition(topic, self.int32()) for _ in range(self.count(4)))
+        return tuple(found)
+
+    def _take(self, size: int) -> bytes:
+        end = self._position + size
+        if size < 0 or end > len(self._data):
+            raise RemoteProtocolError("a member's bytes end early")
+        data = self._data[self._position : end]
+        self._position = end
+        return data
+
+
+def partition_counts(
+    members: Iterable[Subscription], count_of: Mapping[str, int]
+) -> dict[str, int]:
+    """The partition counts of all topics that members read, as far as they are known."""
+    topics: Sequence[str] = sorted({topic for item in members for topic in item.topics})
+    return {topic: count_of[topic] for topic in topics if topic in count_of}

@@ -1,0 +1,229 @@
+"""Routes calls to brokers over connections that it opens, reuses and gives up. No socket.
+
+Owns the links (one per broker, and one per bootstrap address until metadata is known), reconnect
+back-off and call deadlines. The driver opens what `take_connects()` names, moves bytes, and reports
+back. Cores (producer, fetcher, group) are asked for calls in `step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from attrs import define, field
+
+from raftmq_client.core.call import ANY_NODE, Call
+from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.metadata import MetadataCore, MetadataOptions
+from raftmq_client.errors import ConnectionFailedError, TimedOutError
+
+
+class Core(Protocol):
+    """Deciding code that wants requests sent."""
+
+    def calls(self, now: float) -> Iterable[Call]:
+        """The requests that are due now."""
+        ...
+
+    def deadline(self) -> float:
+        """When `calls` should be asked again even if nothing happens."""
+        ...
+
+
+@define
+class ClientOptions:
+    """What all clients have in common."""
+
+    bootstrap: tuple[tuple[str, int], ...] = (("127.0.0.1", 9092),)
+    client_id: str = "raftmq"
+    request_timeout_ms: float = 30_000
+    connect_timeout_ms: float = 3_000
+    reconnect_backoff_ms: float = 50
+    reconnect_backoff_max_ms: float = 1_000
+    metadata: MetadataOptions = field(factory=MetadataOptions)
+
+
+@define(eq=False)
+class Link:
+    """A broker's address and the connection to it, if any."""
+
+    node_id: int
+    host: str
+    port: int
+    connection: ConnectionCore | None = None
+    is_open: bool = False
+    connect_deadline: float = float("inf")
+    not_before: float = 0.0
+    failures: int = 0
+    waiting: list[Call] = field(factory=list)
+    """Calls for this node, kept until a connection stands or fails."""
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that wait on this link."""
+        return len(self.waiting) + (self.connection.in_flight if self.connection else 0)
+
+
+class ClientCore:
+    """All links of one client, its metadata, and the cores it serves."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.options = options
+        self.metadata = MetadataCore(options.metadata)
+        self.cores: list[Core] = [self.metadata]
+        self._links: dict[int, Link] = {}
+        # Bootstrap addresses have ids below -1, as no broker has.
+        for number, (host, port) in enumerate(options.bootstrap):
+            self._links[-2 - number] = Link(-2 - number, host, port)
+        self._anywhere: list[Call] = []
+        self._connects: list[Link] = []
+
+    @property
+    def links(self) -> list[Link]:
+        """All links, for the driver to look for bytes to write."""
+        return list(self._links.values())
+
+    def submit(self, call: Call, now: float) -> None:
+        """Take a call; its deadline starts now."""
+        call.deadline = now + call.timeout_ms
+        if call.node == ANY_NODE:
+            self._anywhere.append(call)
+            return
+        link = self._links.get(call.node)
+        if link is None or not self._address_is_current(link):
+            link = self._open_link(call.node)
+        if link is None:
+            error = ConnectionFailedError(f"broker {call.node} is not in the metadata")
+            call.complete(None, error, now)
+            return
+        if link.connection is not None and link.is_open:
+            link.connection.submit(call, now)
+        else:
+            link.waiting.append(call)
+
+    def step(self, now: float) -> None:
+        """Collect due calls, route them, and give up what is overdue."""
+        for core in self.cores:
+            for call in core.calls(now):
+                self.submit(call, now)
+        self._route_anywhere(now)
+        for link in self._links.values():
+            self._maintain(link, now)
+
+    def take_connects(self) -> list[Link]:
+        """Links to open, each reported back by `connected` or `failed`."""
+        connects, self._connects = self._connects, []
+        return connects
+
+    def connected(self, link: Link, now: float) -> None:
+        """The driver's socket stands."""
+        assert link.connection is not None
+        link.is_open = True
+        link.connect_deadline = float("inf")
+        link.failures = 0
+        link.connection.start(now)
+        waiting, link.waiting = link.waiting, []
+        for call in waiting:
+            link.connection.submit(call, now)
+
+    def failed(self, link: Link, reason: str, now: float) -> None:
+        """The driver's socket is gone, or never came to be."""
+        connection, link.connection = link.connection, None
+        link.is_open = False
+        link.connect_deadline = float("inf")
+        backoff = self.options.reconnect_backoff_ms * 2 ** min(link.failures, 10)
+        link.not_before = now + min(backoff, self.options.reconnect_backoff_max_ms)
+        link.failures += 1
+        self.metadata.invalidate()
+        if connection is not None:
+            connection.fail(reason, now)
+        waiting, link.waiting = link.waiting, []
+        for call in waiting:
+            where = f"{link.host}:{link.port}"
+            call.complete(None, ConnectionFailedError(f"no connection to {where}: {reason}"), now)
+
+    def backoff_until(self, node: int) -> float:
+        """Until when a node that just failed is not to be tried; 0 when it may be."""
+        link = self._links.get(node)
+        if link is None or link.connection is not None or not self._address_is_current(link):
+            return 0.0
+        return link.not_before
+
+    def deadline(self) -> float:
+        """When `step` should next run."""
+        result = min((core.deadline() for core in self.cores), default=float("inf"))
+        for call in self._anywhere:
+            result = min(result, call.deadline)
+        for link in self._links.values():
+            result = min(result, link.connect_deadline)
+            if link.connection is not None and link.is_open:
+                result = min(result, link.connection.deadline())
+            for call in link.waiting:
+                result = min(result, call.deadline)
+            if (link.waiting or self._anywhere) and link.connection is None:
+                result = min(result, link.not_before)
+        return result
+
+    def _address_is_current(self, link: Link) -> bool:
+        broker = self.metadata.brokers.get(link.node_id)
+        return broker is None or (broker.host, broker.port) == (link.host, link.port)
+
+    def _open_link(self, node: int) -> Link | None:
+        broker = self.metadata.brokers.get(node)
+        if broker is None:
+            return None
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = Link(node, broker.host, broker.port)
+        elif link.connection is None:
+            link.host, link.port = broker.host, broker.port
+        return link
+
+    def _route_anywhere(self, now: float) -> None:
+        overdue = [call for call in self._anywhere if call.deadline <= now]
+        for call in overdue:
+            reason = self._why_nobody()
+            call.complete(None, TimedOutError(f"no broker answered: {reason}", sent=False), now)
+        self._anywhere = [call for call in self._anywhere if not call.is_done]
+        if not self._anywhere:
+            return
+        ready = [link for link in self._links.values() if link.connection and link.is_open]
+        if ready:
+            link = min(ready, key=lambda item: (not _is_ready(item), item.in_flight))
+            assert link.connection is not None
+            calls, self._anywhere = self._anywhere, []
+            for call in calls:
+                link.connection.submit(call, now)
+            return
+        for node in self.metadata.brokers:
+            self._open_link(node)
+        if any(link.connection is not None for link in self._links.values()):
+            return  # one is being opened
+        candidates = [link for link in self._links.values() if link.not_before <= now]
+        if candidates:
+            self._connect(min(candidates, key=lambda item: (item.failures, -item.node_id)), now)
+
+    def _maintain(self, link: Link, now: float) -> None:
+        for call in [call for call in link.waiting if call.deadline <= now]:
+            link.waiting.remove(call)
+            where = f"{link.host}:{link.port}"
+            call.complete(None, TimedOutError(f"no connection to {where}", sent=False), now)
+        if link.waiting and link.connection is None and link.not_before <= now:
+            self._connect(link, now)
+        if link.connection is not None and link.is_open:
+            link.connection.expire(now)
+
+    def _connect(self, link: Link, now: float) -> None:
+        link.connection = ConnectionCore(self.options.client_id)
+        link.connect_deadline = now + self.options.connect_timeout_ms
+        self._connects.append(link)
+
+    def _why_nobody(self) -> str:
+        if self.metadata.last_error is not None:
+            return str(self.metadata.last_error)
+        where = ", ".join(f"{host}:{port}" for host, port in self.options.bootstrap)
+        return f"tried {where}"
+
+
+def _is_ready(link: Link) -> bool:
+    return link.connection is not None and link.connection.is_ready

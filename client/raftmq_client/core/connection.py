@@ -1,0 +1,231 @@
+"""One connection to a broker: version handshake, correlation, order, timeouts. No socket.
+
+Kafka answers a connection's requests in order, so waiting calls are a queue. The first exchange is
+ApiVersions; calls submitted meanwhile wait unsent. A connection that fails completes every call:
+those whose bytes may have left with `ConnectionLostError` (unknown), the others with
+`ConnectionFailedError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Any
+
+from attrs import define
+
+from raftmq.errors import ErrorCode, RaftmqError, RemoteProtocolError
+from raftmq.protocol import (
+    ANNOUNCED,
+    ApiKey,
+    Struct,
+    decode_response,
+    decode_response_header,
+    encode_request,
+    encode_request_header,
+)
+from raftmq.types import Buffer
+from raftmq_client.core.call import Call
+from raftmq_client.core.frames import FrameReader
+from raftmq_client.errors import (
+    ClientError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    CorruptAnswerError,
+    TimedOutError,
+    UnsupportedError,
+)
+
+HANDSHAKE_VERSION = 3
+
+
+@define(eq=False)
+class _Waiting:
+    correlation_id: int
+    version: int
+    call: Call
+
+
+class ConnectionCore:
+    """The protocol side of one connection. The driver moves `outgoing()` and received bytes."""
+
+    def __init__(self, client_id: str, *, handshake_timeout_ms: float = 10_000) -> None:
+        self._client_id = client_id
+        self._handshake_timeout_ms = handshake_timeout_ms
+        self._reader = FrameReader()
+        self._out: list[Buffer] = []
+        self._queue: deque[Call] = deque()  # submitted before the handshake is over
+        self._waiting: deque[_Waiting] = deque()
+        self._next_correlation_id = 1
+        self.versions: dict[int, tuple[int, int]] | None = None
+        self.is_closed = False
+        self.error: ClientError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the broker's version ranges are known."""
+        return self.versions is not None and not self.is_closed
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that wait here for anything."""
+        return len(self._waiting) + len(self._queue)
+
+    def start(self, now: float) -> None:
+        """Begin the handshake on a fresh connection."""
+        self._handshake(HANDSHAKE_VERSION, now)
+
+    def submit(self, call: Call, now: float) -> None:
+        """Send a call, or keep it until the handshake is over."""
+        if call.is_done:
+            return
+        if self.is_closed:
+            call.complete(None, ConnectionFailedError(str(self.error)), now)
+        elif self.versions is None:
+            self._queue.append(call)
+        else:
+            self._send(call, now)
+
+    def outgoing(self) -> list[Buffer]:
+        """Take the pieces to write, in order."""
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def has_outgoing(self) -> bool:
+        """True when `outgoing()` would give something."""
+        return bool(self._out)
+
+    def buffer(self) -> memoryview:
+        """Where the next received bytes go."""
+        return self._reader.buffer()
+
+    def received(self, count: int, now: float) -> None:
+        """Account for received bytes: finish the calls they answer; 0 is the end of the stream."""
+        if count == 0:
+            self.fail("the broker closed the connection", now)
+            return
+        try:
+            for frame in self._reader.received(count):
+                self._answer(frame, now)
+        except RemoteProtocolError as error:
+            self.fail(f"the broker broke the protocol: {error}", now)
+
+    def fail(self, reason: str, now: float) -> None:
+        """End the connection and finish every call."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.error = ConnectionFailedError(reason)
+        self._out.clear()
+        waiting, self._waiting = self._waiting, deque()
+        queue, self._queue = self._queue, deque()
+        for item in waiting:
+            item.call.complete(None, ConnectionLostError(reason), now)
+        for call in queue:
+            call.complete(None, ConnectionFailedError(reason), now)
+
+    def deadline(self) -> float:
+        """When `expire` should next be called."""
+        waiting = min((item.call.deadline for item in self._waiting), default=float("inf"))
+        return min(waiting, min((call.deadline for call in self._queue), default=float("inf")))
+
+    def expire(self, now: float) -> None:
+        """Finish overdue calls; an unanswered one costs the connection, since order is lost."""
+        for call in [call for call in self._queue if call.deadline <= now]:
+            self._queue.remove(call)
+            call.complete(None, TimedOutError("no connection in time", sent=False), now)
+        if any(item.call.deadline <= now for item in self._waiting):
+            for item in self._waiting:
+                if item.call.deadline <= now:
+                    item.call.complete(None, TimedOutError("no answer in time", sent=True), now)
+            self.fail("a request timed out", now)
+
+    def _handshake(self, version: int, now: float) -> None:
+        request = Struct(client_software_name="raftmq", client_software_version="0.1")
+
+        def finish(response: Any, error: ClientError | None, at: float) -> None:
+            self._shake(version, response, error, at)
+
+        call = Call(
+            api=ApiKey.API_VERSIONS,
+            body=lambda v: (encode_request(ApiKey.API_VERSIONS, v, request),),
+            read=_read_api_versions,
+            finish=finish,
+            deadline=now + self._handshake_timeout_ms,
+        )
+        self._write(call, version)
+
+    def _shake(self, version: int, response: Any, error: ClientError | None, now: float) -> None:
+        if error is not None:
+            self.fail(f"no handshake: {error}", now)
+            return
+        if response.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+            self._handshake(0, now)  # KIP-511: ask again in the oldest form
+            return
+        if response.error_code != ErrorCode.NONE:
+            self.fail(f"no handshake: error {response.error_code}", now)
+            return
+        self.versions = {
+            item.api_key: (item.min_version, item.max_version) for item in response.api_keys
+        }
+        queue, self._queue = self._queue, deque()
+        for call in queue:
+            self._send(call, now)
+
+    def _send(self, call: Call, now: float) -> None:
+        if call.is_done:
+            return
+        version = self._version_for(call)
+        if version is None:
+            name = ApiKey(call.api).name
+            call.complete(None, UnsupportedError(f"the broker offers no fitting {name}"), now)
+            return
+        self._write(call, version)
+        if not call.expects_answer:
+            call.complete(None, None, now)
+
+    def _version_for(self, call: Call) -> int | None:
+        assert self.versions is not None
+        theirs = self.versions.get(call.api)
+        ours = ANNOUNCED.get(ApiKey(call.api))
+        if theirs is None or ours is None:
+            return None
+        version = min(theirs[1], ours[1], call.max_version)
+        return version if version >= max(theirs[0], ours[0], call.min_version) else None
+
+    def _write(self, call: Call, version: int) -> None:
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        header = encode_request_header(call.api, version, correlation_id, self._client_id)
+        pieces = call.body(version)
+        size = len(header) + sum(len(piece) for piece in pieces)
+        self._out.append(struct.pack(">i", size) + header)
+        self._out.extend(pieces)
+        call.sent = True
+        if call.expects_answer:
+            self._waiting.append(_Waiting(correlation_id, version, call))
+
+    def _answer(self, frame: memoryview, now: float) -> None:
+        if not self._waiting:
+            raise RemoteProtocolError("an answer that nobody asked for")
+        item = self._waiting.popleft()
+        call = item.call
+        correlation_id, position = decode_response_header(call.api, item.version, frame)
+        if correlation_id != item.correlation_id:
+            self._waiting.appendleft(item)
+            raise RemoteProtocolError(f"answer {correlation_id} to request {item.correlation_id}")
+        try:
+            response = call.read(item.version, frame[position:])
+        except RaftmqError as error:
+            # The frame's bounds are known, but a broker that garbles one answer is not trusted on.
+            call.complete(None, CorruptAnswerError(str(error)), now)
+            raise RemoteProtocolError(str(error)) from error
+        call.complete(response, None, now)
+
+
+def _read_api_versions(version: int, body: memoryview) -> Struct:
+    # An UNSUPPORTED_VERSION answer comes in the form of version 0 whatever was asked (KIP-511).
+    if int.from_bytes(body[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
+        version = 0
+    return decode_response(ApiKey.API_VERSIONS, version, body)

@@ -1,0 +1,260 @@
+"""What the client knows of the cluster: brokers, topics, leaders; and when to ask again.
+
+Owns the cache and the refresh policy. Leader epochs never go back: an answer of a broker that lags
+does not undo what a newer one (or a produce answer, KIP-951) taught. Never does I/O: `calls()`
+gives the requests that are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from attrs import define, field, frozen
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey, Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.call import Call, struct_call
+from raftmq_client.errors import BrokerError, ClientError
+
+NO_LEADER: Final = -1
+
+
+@frozen
+class Broker:
+    """A broker as clients reach it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@frozen
+class PartitionInfo:
+    """Where one partition lives."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+    error_code: int = 0
+
+
+@frozen
+class TopicInfo:
+    """A topic and its partitions, by number."""
+
+    name: str
+    topic_id: UUID | None
+    is_internal: bool
+    partitions: tuple[PartitionInfo, ...]
+    error_code: int = 0
+
+
+@frozen
+class ClusterInfo:
+    """A whole Metadata answer."""
+
+    cluster_id: str | None
+    controller: int
+    brokers: tuple[Broker, ...]
+    topics: tuple[TopicInfo, ...]
+
+
+def read_metadata(response: Struct) -> ClusterInfo:
+    """Make our own types of a Metadata answer."""
+    topics = []
+    for topic in response.topics or ():
+        partitions = tuple(
+            PartitionInfo(
+                topic=topic.name or "",
+                partition=item.partition_index,
+                leader=item.leader_id,
+                leader_epoch=item.leader_epoch,
+                replicas=tuple(item.replica_nodes or ()),
+                in_sync=tuple(item.isr_nodes or ()),
+                offline=tuple(item.offline_replicas or ()),
+                error_code=item.error_code,
+            )
+            for item in sorted(topic.partitions or (), key=lambda item: item.partition_index)
+        )
+        topic_id = topic.topic_id if isinstance(topic.topic_id, UUID) else None
+        topics.append(
+            TopicInfo(
+                name=topic.name or "",
+                topic_id=topic_id,
+                is_internal=bool(topic.is_internal),
+                partitions=partitions,
+                error_code=topic.error_code,
+            )
+        )
+    brokers = tuple(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers or ())
+    return ClusterInfo(response.cluster_id, response.controller_id, brokers, tuple(topics))
+
+
+def metadata_request(topics: Sequence[str] | None, *, create: bool) -> Callable[[int], Struct]:
+    """A Metadata request for some topics, or for all (None)."""
+
+    def build(version: int) -> Struct:
+        if topics is None:
+            wanted: list[Struct] | None = [] if version == 0 else None
+        else:
+            wanted = [Struct(name=name) for name in topics]
+        if version < 4:
+            return Struct(topics=wanted)
+        may_create = create and topics is not None
+        return Struct(topics=wanted, allow_auto_topic_creation=may_create)
+
+    return build
+
+
+@define
+class MetadataOptions:
+    """How eagerly metadata is asked for."""
+
+    max_age_ms: float = 300_000
+    backoff_ms: float = 50
+    backoff_max_ms: float = 1_000
+    timeout_ms: float = 5_000
+    allow_auto_create: bool = True
+
+
+@define
+class MetadataCore:
+    """The cache and its refresh."""
+
+    options: MetadataOptions = field(factory=MetadataOptions)
+    brokers: dict[int, Broker] = field(factory=dict)
+    topics: dict[str, TopicInfo] = field(factory=dict)
+    errors: dict[str, int] = field(factory=dict)
+    """Topics that the last answer refused, with their code."""
+    controller: int = NO_LEADER
+    cluster_id: str | None = None
+    version: int = 0
+    """Counts answers; lets others notice change."""
+    last_error: ClientError | None = None
+    _wanted: dict[str, None] = field(factory=dict)  # a dict keeps their order
+    _leaders: dict[TopicPartition, tuple[int, int]] = field(factory=dict)  # (leader, epoch)
+    _is_due: bool = True
+    _is_asking: bool = False
+    _not_before: float = 0.0
+    _failures: int = 0
+    _fresh_until: float = 0.0
+
+    def want(self, topics: Iterable[str]) -> None:
+        """Keep these topics in the cache from now on."""
+        for topic in topics:
+            if topic not in self._wanted:
+                self._wanted[topic] = None
+                self._is_due = True
+
+    def invalidate(self) -> None:
+        """Something is stale: ask again as soon as the back-off allows."""
+        self._is_due = True
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions a topic has; None when not (yet) known."""
+        info = self.topics.get(topic)
+        return len(info.partitions) if info is not None and info.partitions else None
+
+    def leader(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """(node, leader epoch) of a partition's leader; None when unknown or its node is."""
+        known = self._leaders.get(TopicPartition(topic, partition))
+        if known is None or known[0] == NO_LEADER or known[0] not in self.brokers:
+            return None
+        return known
+
+    def learn_leader(
+        self, topic: str, partition: int, leader: int, epoch: int, nodes: Iterable[Broker] = ()
+    ) -> bool:
+        """Take a hint from an answer (KIP-951); True when it is news."""
+        for broker in nodes:
+            self.brokers[broker.node_id] = broker
+        key = TopicPartition(topic, partition)
+        known = self._leaders.get(key)
+        if leader < 0 or (known is not None and known[1] >= epoch):
+            return False
+        self._leaders[key] = (leader, epoch)
+        return True
+
+    def calls(self, now: float) -> list[Call]:
+        """The Metadata request, when one is due."""
+        if self._is_asking or now < self._not_before:
+            return []
+        if not self._is_due and now < self._fresh_until:
+            return []
+        self._is_asking = True
+        self._is_due = False
+        self._not_before = now + self.options.backoff_ms
+        names = list(self._wanted)
+        request = metadata_request(names, create=self.options.allow_auto_create)
+        return [
+            struct_call(
+                ApiKey.METADATA,
+                request,
+                self._answered,
+                min_version=1,
+                timeout_ms=self.options.timeout_ms,
+            )
+        ]
+
+    def deadline(self) -> float:
+        """When `calls` should next be asked."""
+        if self._is_asking:
+            return float("inf")
+        return self._not_before if self._is_due else max(self._fresh_until, self._not_before)
+
+    def apply(self, info: ClusterInfo, now: float) -> None:
+        """Merge an answer into the cache."""
+        if info.brokers:
+            self.brokers = {broker.node_id: broker for broker in info.brokers}
+        self.controller = info.controller
+        self.cluster_id = info.cluster_id
+        for topic in info.topics:
+            self._apply_topic(topic)
+        self.version += 1
+        self._fresh_until = now + self.options.max_age_ms
+
+    def _apply_topic(self, topic: TopicInfo) -> None:
+        if topic.error_code != ErrorCode.NONE:
+            self.errors[topic.name] = topic.error_code
+            self._is_due = True
+            return
+        self.errors.pop(topic.name, None)
+        known = self.topics.get(topic.name)
+        if known is not None and known.topic_id != topic.topic_id:
+            # Deleted and created anew: epochs start over.
+            for partition in known.partitions:
+                self._leaders.pop(TopicPartition(topic.name, partition.partition), None)
+        self.topics[topic.name] = topic
+        for partition in topic.partitions:
+            key = TopicPartition(topic.name, partition.partition)
+            before = self._leaders.get(key)
+            if before is None or partition.leader_epoch >= before[1]:
+                self._leaders[key] = (partition.leader, partition.leader_epoch)
+            if self.leader(*key) is None:
+                self._is_due = True
+
+    def _answered(self, response: Any, error: ClientError | None, now: float) -> None:
+        self._is_asking = False
+        if error is None and getattr(response, "error_code", None):
+            error = BrokerError(response.error_code, about="metadata")
+        if error is not None:
+            self.last_error = error
+            self._failures += 1
+            self._is_due = True
+        else:
+            self.last_error = None
+            self.apply(read_metadata(response), now)
+            # Leaderless or refused topics are asked for again, ever more slowly.
+            self._failures = self._failures + 1 if self._is_due else 0
+        backoff = self.options.backoff_ms * 2 ** min(self._failures, 10)
+        self._not_before = max(self._not_before, now + min(backoff, self.options.backoff_max_ms))
+        if not self._failures:
+            self._not_before = min(self._not_before, now + self.options.backoff_ms)

@@ -1,0 +1,128 @@
+"""Which partition a record goes to.
+
+Pure. `murmur2` hashes keys as the Java client does (so both write a key to the same partition),
+`crc32` as librdkafka's `consistent_random`. Records without a key are sticky: all go to one
+partition until its batch is full (KIP-480), or round robin.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from raftmq.ports import Random
+from raftmq_client.errors import UsageError
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's 32-bit murmur2, unsigned."""
+    length = len(data)
+    h = (_SEED ^ length) & _MASK
+    whole = length & ~3
+    for position in range(0, whole, 4):
+        k = int.from_bytes(data[position : position + 4], "little")
+        k = k * _M & _MASK
+        k ^= k >> 24
+        k = k * _M & _MASK
+        h = h * _M & _MASK ^ k
+    tail = data[whole:]
+    if tail:
+        h ^= int.from_bytes(tail, "little")
+        h = h * _M & _MASK
+    h ^= h >> 13
+    h = h * _M & _MASK
+    h ^= h >> 15
+    return h
+
+
+class Partitioner(Protocol):
+    """Chooses partitions of one topic at a time."""
+
+    def choose(self, topic: str, key: bytes | None, count: int) -> int:
+        """A partition in `[0, count)`."""
+        ...
+
+    def batch_closed(self, topic: str, partition: int) -> None:
+        """A batch was full or sent: a sticky choice may move on."""
+        ...
+
+
+class _Sticky:
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._current: dict[str, int] = {}
+
+    def choose(self, topic: str, count: int) -> int:
+        current = self._current.get(topic)
+        if current is None or current >= count:
+            current = self._current[topic] = self._random.randrange(0, count)
+        return current
+
+    def batch_closed(self, topic: str, partition: int) -> None:
+        if self._current.get(topic) == partition:
+            del self._current[topic]
+
+
+class HashingPartitioner:
+    """Keys by a hash, records without a key sticky."""
+
+    def __init__(self, hash_key: Callable[[bytes], int], random: Random) -> None:
+        self._hash = hash_key
+        self._sticky = _Sticky(random)
+
+    def choose(self, topic: str, key: bytes | None, count: int) -> int:
+        """A partition in `[0, count)`."""
+        if key is None:
+            return self._sticky.choose(topic, count)
+        return self._hash(key) % count
+
+    def batch_closed(self, topic: str, partition: int) -> None:
+        """Move on to another partition for records without a key."""
+        self._sticky.batch_closed(topic, partition)
+
+
+class RoundRobinPartitioner:
+    """Every record, with or without a key, to the next partition."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def choose(self, topic: str, _key: bytes | None, count: int) -> int:
+        """A partition in `[0, count)`."""
+        current = self._next.get(topic, 0) % count
+        self._next[topic] = current + 1
+        return current
+
+    def batch_closed(self, _topic: str, _partition: int) -> None:
+        """Batches do not matter here."""
+
+
+def _positive_murmur2(key: bytes) -> int:
+    return murmur2(key) & 0x7FFFFFFF
+
+
+def _crc32(key: bytes) -> int:
+    return zlib.crc32(key)
+
+
+PARTITIONERS: Final = ("murmur2", "crc32", "round_robin")
+
+
+def make_partitioner(name: str, random: Random) -> Partitioner:
+    """A partitioner by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name == "murmur2":
+        return HashingPartitioner(_positive_murmur2, random)
+    if name == "crc32":
+        return HashingPartitioner(_crc32, random)
+    if name == "round_robin":
+        return RoundRobinPartitioner()
+    raise UsageError(f"unknown partitioner {name!r}; one of {', '.join(PARTITIONERS)}")

@@ -1,0 +1,110 @@
+"""Produce requests: what a partition has in flight, and the bytes of one request.
+
+Owns the per-partition state of a producer and the snapshot that an attempt takes of a batch's
+sequence: a body is encoded only when its connection stands, and must not pick up numbers that the
+batch was given later. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+from raftmq.codec import Codec
+from raftmq.protocol.produce import ProducePartition, ProduceRequest, ProduceTopic
+from raftmq.records import build_batch
+from raftmq.types import TopicPartition
+from raftmq_client.core.accumulator import Batch
+
+ACKS_ALL: Final = -1
+PRODUCE_VERSION_MAX: Final = 12
+"""v13 names topics by id; names are kept so that a recreated topic goes on."""
+
+
+@frozen
+class ProducerOptions:
+    """How a producer behaves. Times in milliseconds."""
+
+    acks: int = ACKS_ALL
+    idempotent: bool | None = None
+    """None: exactly when acks is all, as Kafka's own default."""
+    codec: Codec = Codec.NONE
+    compression_level: int | None = None
+    linger_ms: float = 5.0
+    batch_bytes: int = 128 * 1024
+    buffer_bytes_max: int = 32 << 20
+    request_bytes_max: int = 1 << 20
+    in_flight_max: int = 5
+    request_timeout_ms: float = 30_000
+    delivery_timeout_ms: float = 120_000
+    backoff_ms: float = 50
+    backoff_max_ms: float = 1_000
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True when batches carry sequences."""
+        return self.acks == ACKS_ALL if self.idempotent is None else self.idempotent
+
+
+@define(eq=False)
+class PartitionState:
+    """What one partition has on its way."""
+
+    key: TopicPartition
+    producer_id: int = -1
+    producer_epoch: int = -1
+    next_sequence: int = 0
+    in_flight: list[Batch] = field(factory=list)
+    node: int = -1
+    retries: deque[Batch] = field(factory=deque)
+    is_recovering: bool = False
+    failures: int = 0
+    not_before: float = 0.0
+    sent_at: float = 0.0
+
+
+@frozen(eq=False)
+class Attempt:
+    """One batch in one request; stale once the batch was sent again."""
+
+    partition: PartitionState
+    batch: Batch
+    number: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    @classmethod
+    def of(cls, partition: PartitionState, batch: Batch) -> Attempt:
+        """Snapshot a batch that is about to be sent."""
+        producer_id = partition.producer_id if batch.base_sequence >= 0 else -1
+        epoch, sequence = batch.producer_epoch, batch.base_sequence
+        return cls(partition, batch, batch.attempts, producer_id, epoch, sequence)
+
+    @property
+    def is_stale(self) -> bool:
+        """True when its answer means nothing any more."""
+        return self.number != self.batch.attempts or self.batch not in self.partition.in_flight
+
+
+def build_request(
+    options: ProducerOptions, attempts: Sequence[Attempt], timeout_ms: int
+) -> ProduceRequest:
+    """The request of some attempts, records encoded and compressed."""
+    topics: dict[str, ProduceTopic] = {}
+    for attempt in attempts:
+        key = attempt.batch.key
+        records = build_batch(
+            attempt.batch.records,
+            codec=options.codec,
+            level=options.compression_level,
+            producer_id=attempt.producer_id,
+            producer_epoch=attempt.producer_epoch if attempt.producer_id >= 0 else -1,
+            base_sequence=attempt.base_sequence,
+        )
+        topic = topics.setdefault(key.topic, ProduceTopic(key.topic, None, []))
+        topic.partitions.append(ProducePartition(key.partition, memoryview(records)))
+    return ProduceRequest(None, options.acks, timeout_ms, list(topics.values()))

@@ -1,0 +1,607 @@
+"""Sends batches and settles their receipts: sequences, retries without reordering, outcomes.
+
+Idempotent by default (KIP-98): every batch of a partition carries a sequence, so a broker appends
+a repeated one once. After any failure a partition first waits until all its batches in flight are
+answered, then sends them again in their order. A sequence gap left by a batch that was given up is
+closed by a new producer epoch (KIP-360), and only when the broker said that nothing behind the gap
+was appended. Never reads a clock or a socket; `calls()` gives the requests that are due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import define
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey, Struct
+from raftmq.protocol.produce import (
+    ProducePartitionResponse,
+    ProduceResponse,
+    decode_produce_response,
+    encode_produce_request,
+)
+from raftmq.records import SEQUENCE_MODULUS, NewRecord
+from raftmq.types import Buffer, TopicPartition
+from raftmq_client.core.accumulator import Accumulator, Batch, Receipt, Waiter, record_size
+from raftmq_client.core.call import Call, struct_call
+from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.partitioners import Partitioner
+from raftmq_client.core.produce_requests import (
+    ACKS_ALL,
+    PRODUCE_VERSION_MAX,
+    Attempt,
+    PartitionState,
+    ProducerOptions,
+    build_request,
+)
+from raftmq_client.errors import (
+    BrokerError,
+    ClientError,
+    CorruptAnswerError,
+    Outcome,
+    RecordTooLargeError,
+    TimedOutError,
+    UsageError,
+)
+
+_EPOCH_MAX: Final = 32767
+_STALL_MS: Final = 500.0
+"""In flight for so long: ask whether the partition has another leader by now."""
+
+_SEQUENCE_CODES: Final = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    }
+)
+_NOT_APPENDED: Final = frozenset(
+    {
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+    }
+)
+"""Refusals before the append. After the others (a leader that lost its role while it waited for
+its followers, say) the record may stand in the log."""
+
+
+@define(eq=False)
+class _Unrouted:
+    record: NewRecord
+    receipt: Receipt
+    deadline: float
+    size: int
+
+
+class ProducerCore:
+    """One producer's deciding code."""
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        metadata: MetadataCore,
+        partitioner: Partitioner,
+        backoff_until: Callable[[int], float],
+    ) -> None:
+        if options.idempotent and options.acks != ACKS_ALL:
+            raise UsageError("an idempotent producer needs acks=all")
+        if not 1 <= options.in_flight_max <= 5:
+            raise UsageError("in_flight_max is 1 to 5: brokers remember five batches (KIP-98)")
+        self.options = options
+        self.accumulator = Accumulator(
+            batch_bytes=min(options.batch_bytes, options.request_bytes_max),
+            linger_ms=options.linger_ms,
+            delivery_timeout_ms=options.delivery_timeout_ms,
+        )
+        self.pending = 0
+        """Records whose receipts are not settled."""
+        self._metadata = metadata
+        self._partitioner = partitioner
+        self._backoff_until = backoff_until
+        self._partitions: dict[TopicPartition, PartitionState] = {}
+        self._unrouted: dict[str, deque[_Unrouted]] = {}
+        self._producer_id = -1
+        self._producer_epoch = -1
+        self._is_asking_id = False
+        self._id_not_before = 0.0
+        self._id_error: ClientError | None = None
+        self._requests: dict[int, int] = {}
+        self._wake_at = 0.0
+
+    # What users do.
+
+    def send(
+        self,
+        topic: str,
+        record: NewRecord,
+        partition: int | None,
+        waiter: Waiter | None,
+        now: float,
+    ) -> tuple[Receipt, bool]:
+        """Take a record; also whether `calls` should be asked soon.
+
+        Raises:
+            RecordTooLargeError: it cannot fit into a request.
+        """
+        size = record_size(record)
+        if size > self.options.request_bytes_max:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes; request_bytes_max is {self.options.request_bytes_max}"
+            )
+        timestamp = record.timestamp if record.timestamp is not None else -1
+        receipt = Receipt(topic, timestamp, waiter)
+        self.pending += 1
+        count = self._metadata.partition_count(topic)
+        if count is None or topic in self._unrouted:
+            self._metadata.want((topic,))
+            receipt.index = -1 if partition is None else partition
+            waiting = self._unrouted.setdefault(topic, deque())
+            deadline = now + self.options.delivery_timeout_ms
+            waiting.append(_Unrouted(record, receipt, deadline, size))
+            self.accumulator.size_bytes += size
+            return receipt, True
+        return receipt, self._route(topic, record, receipt, partition, count, size, now)
+
+    def hurry(self, receipt: Receipt) -> bool:
+        """Somebody waits: do not linger. True when that changes anything."""
+        batch = receipt.batch
+        if batch is None or batch.is_hurried or batch.is_closed:
+            return False
+        batch.is_hurried = True
+        return True
+
+    def give_up(self, error: ClientError) -> None:
+        """Settle everything that is not settled: the producer is closed."""
+        for waiting in self._unrouted.values():
+            for item in waiting:
+                self._settle_unrouted(item, error)
+        self._unrouted.clear()
+        for partition in self._partitions.values():
+            for batch in partition.in_flight:
+                self._settle(batch, TimedOutError(str(error), sent=True))
+            for batch in partition.retries:
+                self._settle(batch, TimedOutError(str(error), sent=batch.was_sent))
+        for queue in self.accumulator.queues.values():
+            while queue:
+                self._settle(queue.popleft(), error)
+
+    # What drivers ask.
+
+    def calls(self, now: float) -> list[Call]:
+        """The requests that are due."""
+        self._wake_at = float("inf")
+        self._route_waiting(now)
+        self._expire(now)
+        calls = self._identity_calls(now)
+        for node, ready in self._ready(now).items():
+            while ready and self._requests.get(node, 0) < self.options.in_flight_max:
+                calls.append(self._request(node, ready, now))
+        return calls
+
+    def deadline(self) -> float:
+        """When `calls` should next be asked."""
+        return self._wake_at
+
+    # From record to batch.
+
+    def _route(
+        self,
+        topic: str,
+        record: NewRecord,
+        receipt: Receipt,
+        partition: int | None,
+        count: int,
+        size: int,
+        now: float,
+    ) -> bool:
+        if partition is None:
+            partition = self._partitioner.choose(topic, record.key, count)
+        elif not 0 <= partition < count:
+            self.pending -= 1
+            receipt.fail(UsageError(f"topic {topic!r} has {count} partitions, not {partition}"))
+            return False
+        key = TopicPartition(topic, partition)
+        queue = self.accumulator.queues.get(key)
+        was_empty = not queue
+        closed = self.accumulator.add(key, record, receipt, size, now)
+        if closed:
+            self._partitioner.batch_closed(topic, partition)
+        return closed or was_empty
+
+    def _route_waiting(self, now: float) -> None:
+        for topic in [*self._unrouted]:
+            count = self._metadata.partition_count(topic)
+            waiting = self._unrouted[topic]
+            while waiting and waiting[0].deadline <= now:
+                code = self._metadata.errors.get(topic)
+                reason = BrokerError(code).code.name if code else "no metadata"
+                message = f"topic {topic!r} could not be found in time: {reason}"
+                item = waiting.popleft()
+                self._settle_unrouted(item, TimedOutError(message, sent=False))
+            if count is not None:
+                for item in waiting:
+                    self.accumulator.size_bytes -= item.size
+                    chosen = None if item.receipt.index < 0 else item.receipt.index
+                    self._route(topic, item.record, item.receipt, chosen, count, item.size, now)
+                waiting.clear()
+            if not waiting:
+                del self._unrouted[topic]
+            else:
+                self._wake(waiting[0].deadline)
+
+    def _settle_unrouted(self, item: _Unrouted, error: ClientError) -> None:
+        self.accumulator.size_bytes -= item.size
+        self.pending -= 1
+        item.receipt.fail(error)
+
+    # From batch to request.
+
+    def _ready(self, now: float) -> dict[int, list[PartitionState]]:
+        """Partitions with something to send, by leader."""
+        ready: dict[int, list[PartitionState]] = {}
+        for key, queue in self.accumulator.queues.items():
+            partition = self._partitions.get(key)
+            if partition is None:
+                if not queue:
+                    continue
+                partition = self._partitions[key] = PartitionState(key)
+            if not queue and not partition.retries and not partition.in_flight:
+                continue
+            leader = self._metadata.leader(*key)
+            if partition.in_flight:
+                self._watch_in_flight(partition, leader, now)
+            if not self._may_send(partition, now):
+                continue
+            if leader is None:
+                self._metadata.invalidate()
+                continue
+            until = self._backoff_until(leader[0])
+            if until > now:
+                self._wake(until)
+            elif self._has_identity(now):
+                ready.setdefault(leader[0], []).append(partition)
+        return ready
+
+    def _may_send(self, partition: PartitionState, now: float) -> bool:
+        if partition.is_recovering and partition.in_flight:
+            return False
+        partition.is_recovering = False
+        limit = self.options.in_flight_max
+        if not self.options.is_idempotent and self.options.acks != 0:
+            limit = 1  # without sequences a retry behind a later batch would reorder
+        if len(partition.in_flight) >= limit:
+            return False
+        if partition.not_before > now:
+            self._wake(partition.not_before)
+            return False
+        if partition.retries:
+            return True
+        queue = self.accumulator.queues[partition.key]
+        if not queue:
+            return False
+        if not self.accumulator.is_ready(queue[0], now):
+            self._wake(self.accumulator.ready_at(queue[0]))
+            return False
+        return True
+
+    def _watch_in_flight(
+        self, partition: PartitionState, leader: tuple[int, int] | None, now: float
+    ) -> None:
+        """A frozen leader never answers; go on with its successor as soon as there is one.
+
+        Only with sequences: without them a batch sent twice would be appended twice.
+        """
+        if not self.options.is_idempotent:
+            return
+        if leader is not None and leader[0] != partition.node:
+            for batch in [*partition.in_flight]:
+                batch.was_sent = True
+                self._retry(partition, batch, None, now)
+            partition.not_before = 0.0
+        elif now - partition.sent_at >= _STALL_MS:
+            partition.sent_at = now
+            self._metadata.invalidate()
+        if partition.in_flight:
+            self._wake(partition.sent_at + _STALL_MS)
+
+    def _has_identity(self, now: float) -> bool:
+        if not self.options.is_idempotent or self._producer_id >= 0:
+            return True
+        if not self._is_asking_id:
+            self._wake(max(now, self._id_not_before))
+        return False
+
+    def _identity_calls(self, now: float) -> list[Call]:
+        needs = self.options.is_idempotent and self._producer_id < 0 and self.pending > 0
+        if not needs or self._is_asking_id or now < self._id_not_before:
+            return []
+        self._is_asking_id = True
+        request = Struct(transactional_id=None, transaction_timeout=60_000)
+        return [
+            struct_call(
+                ApiKey.INIT_PRODUCER_ID,
+                request,
+                self._identified,
+                timeout_ms=min(self.options.request_timeout_ms, 10_000),
+            )
+        ]
+
+    def _identified(self, response: Any, error: ClientError | None, now: float) -> None:
+        self._is_asking_id = False
+        if error is None and response.error_code:
+            error = BrokerError(response.error_code, about="producer id")
+        if error is not None:
+            self._id_error = error
+            self._id_not_before = now + self.options.backoff_ms * 2
+            return
+        self._producer_id = response.producer_id
+        self._producer_epoch = response.producer_epoch
+
+    def _request(self, node: int, ready: list[PartitionState], now: float) -> Call:
+        """Take one batch of each ready partition, up to the request's size."""
+        attempts: list[Attempt] = []
+        size = 0
+        remaining: list[PartitionState] = []
+        for partition in ready:
+            head = self._peek(partition)
+            if attempts and size + head.size_bytes > self.options.request_bytes_max:
+                remaining.append(partition)
+                continue
+            size += head.size_bytes
+            attempts.append(self._take(partition, node, now))
+            if self._may_send(partition, now):
+                remaining.append(partition)
+        ready[:] = remaining
+        self._requests[node] = self._requests.get(node, 0) + 1
+        return self._make_call(node, attempts)
+
+    def _peek(self, partition: PartitionState) -> Batch:
+        if partition.retries:
+            return partition.retries[0]
+        return self.accumulator.queues[partition.key][0]
+
+    def _take(self, partition: PartitionState, node: int, now: float) -> Attempt:
+        if partition.retries:
+            batch = partition.retries.popleft()
+        else:
+            batch = self.accumulator.take(partition.key)
+            self._partitioner.batch_closed(*partition.key)
+        if self.options.is_idempotent and batch.base_sequence < 0:
+            self._number(partition, batch)
+        batch.sent_as_head = not partition.in_flight
+        batch.attempts += 1
+        partition.in_flight.append(batch)
+        partition.node = node
+        partition.sent_at = now
+        return Attempt.of(partition, batch)
+
+    def _number(self, partition: PartitionState, batch: Batch) -> None:
+        if partition.producer_id < 0:
+            partition.producer_id = self._producer_id
+            partition.producer_epoch = self._producer_epoch
+            partition.next_sequence = 0
+        batch.base_sequence = partition.next_sequence
+        batch.producer_epoch = partition.producer_epoch
+        partition.next_sequence = (partition.next_sequence + len(batch.records)) % SEQUENCE_MODULUS
+
+    def _make_call(self, node: int, attempts: Sequence[Attempt]) -> Call:
+        options = self.options
+        timeout = min(options.request_timeout_ms, options.delivery_timeout_ms)
+
+        def body(version: int) -> list[Buffer]:
+            return encode_produce_request(version, build_request(options, attempts, int(timeout)))
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            self._requests[node] -= 1
+            self._wake(now)  # an acks=0 request is finished while it is sent
+            self._finished(attempts, response, error, now)
+
+        return Call(
+            api=ApiKey.PRODUCE,
+            body=body,
+            read=decode_produce_response,
+            finish=finish,
+            node=node,
+            min_version=3,
+            max_version=PRODUCE_VERSION_MAX,
+            timeout_ms=timeout,
+            expects_answer=options.acks != 0,
+        )
+
+    # From answer to receipt.
+
+    def _finished(
+        self,
+        attempts: Sequence[Attempt],
+        response: ProduceResponse | None,
+        error: ClientError | None,
+        now: float,
+    ) -> None:
+        answers: dict[TopicPartition, ProducePartitionResponse] = {}
+        nodes: list[Broker] = []
+        if response is not None:
+            nodes = [Broker(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints]
+            for topic in response.topics:
+                for item in topic.partitions:
+                    answers[TopicPartition(topic.name or "", item.index)] = item
+        for attempt in attempts:
+            partition, batch = attempt.partition, attempt.batch
+            if attempt.is_stale:
+                continue  # it was sent again meanwhile, to another leader
+            answer = answers.get(partition.key)
+            if error is not None:
+                self._failed(partition, batch, error, now)
+            elif answer is not None:
+                self._answered(partition, batch, answer, nodes, now)
+            elif self.options.acks == 0:
+                self._acknowledge(partition, batch, -1, -1)
+            else:
+                self._failed(
+                    partition, batch, CorruptAnswerError("an answer without this partition"), now
+                )
+
+    def _answered(
+        self,
+        partition: PartitionState,
+        batch: Batch,
+        answer: ProducePartitionResponse,
+        nodes: Sequence[Broker],
+        now: float,
+    ) -> None:
+        code = answer.error_code
+        if code == ErrorCode.NONE:
+            self._acknowledge(partition, batch, answer.base_offset, answer.log_append_time)
+            return
+        if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            self._acknowledge(partition, batch, -1, -1)  # appended before, offset forgotten
+            return
+        error = BrokerError(code, _reason(answer), about=f"partition {partition.key}")
+        if code in _SEQUENCE_CODES and self.options.is_idempotent:
+            self._sequence_refused(partition, batch, error, now)
+            return
+        if code == ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
+            self._split(partition, batch)
+            return
+        leader = answer.current_leader
+        if leader is not None and self._metadata.learn_leader(
+            *partition.key, leader.leader_id, leader.leader_epoch, nodes
+        ):
+            partition.failures = 0
+        self._failed(partition, batch, error, now)
+
+    def _acknowledge(
+        self, partition: PartitionState, batch: Batch, base_offset: int, log_append_time: int
+    ) -> None:
+        partition.in_flight.remove(batch)
+        partition.failures = 0
+        self._settle(batch, None, base_offset, log_append_time)
+
+    def _failed(
+        self, partition: PartitionState, batch: Batch, error: ClientError, now: float
+    ) -> None:
+        if error.outcome is Outcome.UNKNOWN or (
+            isinstance(error, BrokerError) and error.retriable and error.code not in _NOT_APPENDED
+        ):
+            batch.was_sent = True
+        if batch.is_done:  # its delivery timeout passed while it was in flight
+            partition.in_flight.remove(batch)
+            return
+        if not error.retriable:
+            partition.in_flight.remove(batch)
+            self._rewind(partition, batch)
+            self._settle(batch, error)
+            return
+        self._metadata.invalidate()
+        self._retry(partition, batch, error, now)
+
+    def _retry(
+        self, partition: PartitionState, batch: Batch, error: ClientError | None, now: float
+    ) -> None:
+        partition.in_flight.remove(batch)
+        batch.last_error = error or batch.last_error
+        if batch.is_done:
+            return
+        position = 0
+        for other in partition.retries:
+            if _is_before(batch, other):
+                break
+            position += 1
+        partition.retries.insert(position, batch)
+        partition.is_recovering = True
+        backoff = self.options.backoff_ms * 2 ** min(partition.failures, 8)
+        partition.not_before = now + min(backoff, self.options.backoff_max_ms)
+        self._wake(partition.not_before)
+        if not partition.in_flight:
+            partition.failures += 1
+
+    def _sequence_refused(
+        self, partition: PartitionState, batch: Batch, error: BrokerError, now: float
+    ) -> None:
+        if batch.sent_as_head and not batch.is_done:
+            # Nothing of ours stood before it, so the gap is final and neither it nor any
+            # later batch was appended: all of them may be numbered anew (KIP-360).
+            if partition.producer_epoch >= _EPOCH_MAX:
+                self._producer_id = -1
+                partition.producer_id = -1
+            else:
+                partition.producer_epoch += 1
+            partition.next_sequence = 0
+            for other in [batch, *partition.in_flight, *partition.retries]:
+                other.base_sequence = -1
+        self._retry(partition, batch, error, now)
+
+    def _split(self, partition: PartitionState, batch: Batch) -> None:
+        partition.in_flight.remove(batch)
+        if batch.is_done:
+            return
+        first, second = batch.split()
+        partition.retries.extendleft((second, first))
+        partition.is_recovering = True
+
+    def _rewind(self, partition: PartitionState, batch: Batch) -> None:
+        """A refused batch that nothing follows gives its sequence back: no gap."""
+        if batch.base_sequence >= 0 and not partition.in_flight and not partition.retries:
+            partition.next_sequence = batch.base_sequence
+
+    def _expire(self, now: float) -> None:
+        timeout = self.options.delivery_timeout_ms
+        for partition in self._partitions.values():
+            for batch in partition.in_flight:
+                if not batch.is_done and batch.deadline <= now:
+                    message = f"{batch.key} did not acknowledge within {timeout:.0f} ms"
+                    self._settle(batch, TimedOutError(message, sent=True))
+                elif not batch.is_done:
+                    self._wake(batch.deadline)
+            overdue = [batch for batch in partition.retries if batch.deadline <= now]
+            for batch in overdue:
+                partition.retries.remove(batch)
+                self._settle(batch, self._overdue(batch))
+            for batch in partition.retries:
+                self._wake(batch.deadline)
+        for queue in self.accumulator.queues.values():
+            while queue and queue[0].deadline <= now:
+                batch = queue.popleft()
+                self._settle(batch, self._overdue(batch))
+            if queue:
+                self._wake(queue[0].deadline)
+
+    def _overdue(self, batch: Batch) -> TimedOutError:
+        timeout = self.options.delivery_timeout_ms
+        reason = batch.last_error or self._id_error or self._metadata.last_error
+        message = f"not acknowledged within {timeout:.0f} ms: {reason or 'no leader was reached'}"
+        return TimedOutError(message, sent=batch.was_sent)
+
+    def _settle(
+        self,
+        batch: Batch,
+        error: ClientError | None,
+        base_offset: int = -1,
+        log_append_time: int = -1,
+    ) -> None:
+        if batch.is_done:
+            return
+        batch.settle(error, base_offset, log_append_time)
+        self.accumulator.release(batch)
+        self.pending -= len(batch.records)
+
+    def _wake(self, at: float) -> None:
+        self._wake_at = min(self._wake_at, at)
+
+
+def _is_before(batch: Batch, other: Batch) -> bool:
+    return batch.order < other.order
+
+
+def _reason(answer: ProducePartitionResponse) -> str | None:
+    if answer.error_message:
+        return answer.error_message
+    for item in answer.record_errors:
+        return f"record {item.batch_index} of its batch: {item.message or 'refused'}"
+    return None

@@ -1,0 +1,104 @@
+"""The client's errors: what happened to the work, and whether asking again may help.
+
+Every error carries an `outcome`: FAILED means the work was certainly not done, UNKNOWN that it may
+have been done or may yet be (bytes had left and no answer came). A timeout after bytes left is
+never called a failure. `retriable` says that the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from raftmq.errors import INDEFINITE, RETRIABLE, ErrorCode, RaftmqError
+
+
+class Outcome(Enum):
+    """What is known about a piece of work."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class ClientError(RaftmqError):
+    """Base of all that the client raises on purpose."""
+
+    outcome: Outcome = Outcome.FAILED
+    retriable: bool = False
+
+
+class BrokerError(ClientError):
+    """A broker answered with an error code."""
+
+    def __init__(self, code: int, message: str | None = None, *, about: str = "") -> None:
+        self.code = ErrorCode(code) if code in _KNOWN else ErrorCode.UNKNOWN_SERVER_ERROR
+        self.message = message or ""
+        self.about = about
+        self.retriable = self.code in RETRIABLE
+        self.outcome = Outcome.UNKNOWN if self.code in INDEFINITE else Outcome.FAILED
+        name = self.code.name if code in _KNOWN else f"error {code}"
+        super().__init__(": ".join(part for part in (about, name, self.message) if part))
+
+
+_KNOWN = frozenset(int(code) for code in ErrorCode)
+
+
+class ConnectionFailedError(ClientError):
+    """No connection: refused, unreachable, or lost before the request left."""
+
+    retriable = True
+
+
+class ConnectionLostError(ClientError):
+    """The connection ended after the request had left: its outcome is unknown."""
+
+    outcome = Outcome.UNKNOWN
+    retriable = True
+
+
+class TimedOutError(ClientError):
+    """No outcome in time. `outcome` tells whether bytes had left."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        self.outcome = Outcome.UNKNOWN if sent else Outcome.FAILED
+        super().__init__(message)
+
+
+class UnsupportedError(ClientError):
+    """The broker offers no version of this API that we speak."""
+
+
+class UsageError(ClientError):
+    """The caller asked for something that cannot be: a closed client, a bad option."""
+
+
+class RecordTooLargeError(ClientError):
+    """A record does not fit into a request."""
+
+
+class BufferFullError(ClientError):
+    """The producer's buffer stayed full for `max_block_ms`; the record was not taken."""
+
+    retriable = True
+
+
+class CorruptAnswerError(ClientError):
+    """A broker sent bytes that break the protocol or a batch's checksum."""
+
+    retriable = True
+
+
+class NoOffsetError(ClientError):
+    """A position is out of range or unknown, and the reset policy is `none`."""
+
+
+class ForkedError(ClientError):
+    """The client was made in another process; sockets and threads do not survive a fork."""
+
+
+def check_code(code: int, message: str | None = None, *, about: str = "") -> None:
+    """Raise `BrokerError` unless `code` is NONE."""
+    if code != ErrorCode.NONE:
+        raise BrokerError(code, message, about=about)
