@@ -55,6 +55,11 @@ from raftmq.types import NodeId, Offset, ReplicaId, TopicId
 
 Applied: TypeAlias = tuple[MetadataImage, Result]
 
+STALE_SEQUENCE: Final = Rejection(
+    ErrorCode.INVALID_UPDATE_VERSION, "the sequence is not above the submitter's last"
+)
+"""Result of a command that was applied before, or came too late to be applied at all."""
+
 
 def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     """Apply one command at `offset`; returns the next image and what its submitter is told."""

@@ -121,7 +121,7 @@ class NewTopic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=1):
-    """CreateTopics, or an auto-creating Metadata (`is_auto`: then an existing topic is no error)."""
+    """CreateTopics, or an auto-creating Metadata (`is_auto`: an existing topic is no error)."""
 
     topics: tuple[NewTopic, ...]
     timeout_ms: int = 5000

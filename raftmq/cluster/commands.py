@@ -42,7 +42,7 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
 # ---- brokers ----
 
 
-class RegisterBroker(Command):
+class RegisterBroker(Command, frozen=True, kw_only=True):
     """A broker's process has started: it gets a broker epoch and stays fenced until it is current.
 
     `storage_id` is hexadecimal, since JSON readers round 64-bit numbers. `cluster_id` is what this
@@ -62,21 +62,21 @@ class RegisterBroker(Command):
         return StorageId(int(self.storage_id, 16))
 
 
-class FenceBroker(Command):
+class FenceBroker(Command, frozen=True, kw_only=True):
     """The controller no longer hears this broker (or it leaves): it is out of Metadata."""
 
     node_id: NodeId
     broker_epoch: int
 
 
-class UnfenceBroker(Command):
+class UnfenceBroker(Command, frozen=True, kw_only=True):
     """The broker is live and has applied its own registration."""
 
     node_id: NodeId
     broker_epoch: int
 
 
-class UnregisterBroker(Command):
+class UnregisterBroker(Command, frozen=True, kw_only=True):
     """An operator removed a broker for good; refused while it holds replicas."""
 
     node_id: NodeId
@@ -94,13 +94,13 @@ class TopicCreation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     configs: dict[str, str] = {}
 
 
-class CreateTopics(Command):
+class CreateTopics(Command, frozen=True, kw_only=True):
     """Create topics; each succeeds or fails by itself."""
 
     topics: tuple[TopicCreation, ...]
 
 
-class DeleteTopics(Command):
+class DeleteTopics(Command, frozen=True, kw_only=True):
     """Delete topics by id; the data of every replica goes, by this order alone."""
 
     topic_ids: tuple[TopicId, ...]
@@ -114,14 +114,14 @@ class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[tuple[NodeId, ...], ...]
 
 
-class CreatePartitions(Command):
+class CreatePartitions(Command, frozen=True, kw_only=True):
     """Add partitions to topics."""
 
     additions: tuple[PartitionAddition, ...]
 
 
-class ReassignPartition(Command):
-    """Wish a partition onto these brokers, preferred leader first; its own Raft group makes it so."""
+class ReassignPartition(Command, frozen=True, kw_only=True):
+    """Wish a partition onto these brokers, preferred first; its own Raft group makes it so."""
 
     topic_id: TopicId
     partition: int
@@ -137,13 +137,13 @@ class VotersReport(msgspec.Struct, frozen=True, array_like=True):
     voters: tuple[NodeId, ...]
 
 
-class ReportVoters(Command):
+class ReportVoters(Command, frozen=True, kw_only=True):
     """Leaders state who votes: metadata holds the wish, the partition's own log the fact."""
 
     reports: tuple[VotersReport, ...]
 
 
-class ConfirmRemoved(Command):
+class ConfirmRemoved(Command, frozen=True, kw_only=True):
     """A broker has deleted the data of replicas that it was ordered to delete."""
 
     node_id: NodeId
@@ -154,7 +154,7 @@ class ConfirmRemoved(Command):
 
 
 class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New values for one resource: `resource_type` topic or broker; broker "" is the default of all.
+    """New values for one resource: `resource_type` topic or broker; broker "" is all brokers.
 
     The controller has already turned append and subtract into whole values.
     """
@@ -165,20 +165,20 @@ class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     delete: tuple[str, ...] = ()
 
 
-class AlterConfigs(Command):
+class AlterConfigs(Command, frozen=True, kw_only=True):
     """Change configs; each resource by itself."""
 
     changes: tuple[ConfigChange, ...]
 
 
-class AllocateProducerIds(Command):
+class AllocateProducerIds(Command, frozen=True, kw_only=True):
     """Hand a block of producer ids to one broker."""
 
     node_id: NodeId
     count: int = 1000
 
 
-class NoOperation(Command):
+class NoOperation(Command, frozen=True, kw_only=True):
     """Nothing; its being applied proves that a majority took it after it was proposed."""
 
 

@@ -117,7 +117,7 @@ class RemovalImage:
 
 
 ConfigKey = tuple[str, str]
-"""(resource type, resource name): ("broker", "") is the default of all brokers, ("broker", "3") one."""
+"""(resource type, name): ("broker", "") is the default of all brokers, ("broker", "3") is one."""
 
 
 @frozen(slots=True)

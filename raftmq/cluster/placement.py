@@ -2,8 +2,8 @@
 
 Invariants: never two replicas of a partition on one broker; never two in one rack while there are
 at least as many racks as replicas. Replicas per broker differ by at most one over a topic where
-racks allow it, and so do preferred leaders; the load of other topics breaks ties, so that many small
-topics spread too. The same inputs always give the same answer.
+racks allow it, and so do preferred leaders; the load of other topics breaks ties, so that many
+small topics spread too. The same inputs always give the same answer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _quotas(
     of_topic: Sequence[Replicas],
     elsewhere: Sequence[Replicas],
 ) -> dict[NodeId, int]:
-    """How many replicas each broker gets: the least loaded takes the next, within what a rack may."""
+    """How many replicas each broker gets: the least loaded takes the next, within its rack's limit."""
     here, there = _replica_counts(of_topic), _replica_counts(elsewhere)
     racks = {_rack(broker): 0 for broker in brokers}
     rack_max = partitions if len(racks) >= replication_factor else partitions * len(brokers)
@@ -100,8 +100,8 @@ def _deal(
 ) -> list[list[NodeId]]:
     """Hand the quotas out like cards, rack after rack, going round the partitions.
 
-    A rack's cards lie side by side and are at most as many as partitions (where racks suffice), so no
-    partition gets two of them; the same holds for a broker. (McNaughton's wrap-around rule.)
+    A rack's cards lie side by side and are at most as many as partitions (where racks suffice), so
+    no partition gets two of them; the same holds for a broker. (McNaughton's wrap-around rule.)
     """
     by_rack: dict[tuple[str, int], list[NodeId]] = {}
     for broker in brokers:
@@ -161,7 +161,7 @@ def _leaders(
 def _shift_one(
     leaders: list[NodeId], members: Sequence[Sequence[NodeId]], count: dict[NodeId, int]
 ) -> bool:
-    """Move one leadership along a path from a busier broker to one with two fewer, if there is one."""
+    """Move one leadership along a path from a busier broker to one with two fewer, if any."""
     edges: dict[NodeId, dict[NodeId, int]] = {}
     for i, nodes in enumerate(members):
         for node in nodes:

@@ -1,0 +1,119 @@
+"""The port through which all of raftmq changes and reads metadata.
+
+Two engines stand behind it: `raft_engine.py` on our own Raft and log, and
+`adapters/reference_engine.py` on pysyncobj, which runs the same state machine for comparison. Owns
+no behaviour. A proposed command's result is known where every node learns it, from the applied log,
+so a kept promise also means that this node's image shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from raftmq.cluster.commands import AnyCommand
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.promise import Promise
+from raftmq.records import BatchHeader
+from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
+
+ImageCallback = Callable[[MetadataImage, MetadataImage], None]
+
+
+class CommandNotAppliedError(KafkaError):
+    """The command was certainly not applied and never will be; it may be proposed anew."""
+
+    code = ErrorCode.NOT_CONTROLLER
+
+
+class MetadataEngine(Protocol):
+    """The metadata state machine, replicated; on our Raft or on the reference engine."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest applied state on this node."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node is the controller and has applied all that came before it."""
+        ...
+
+    @property
+    def controller_id(self) -> NodeId | None:
+        """Who leads the metadata group, as far as this node knows."""
+        ...
+
+    @property
+    def controller_epoch(self) -> int:
+        """Rises with every controller."""
+        ...
+
+    def propose(
+        self,
+        command: AnyCommand,
+        *,
+        broker_epoch: int = -1,
+        expected_version: int = -1,
+        timeout_ms: float | None = None,
+    ) -> Promise[Any]:
+        """Get a command applied; the promise gives its result once this node's image shows it."""
+        ...
+
+    def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
+        """Kept once this node has applied everything that was committed before the call."""
+        ...
+
+    def on_image(self, callback: ImageCallback) -> None:
+        """Call `callback(before, after)` after every change of the image."""
+        ...
+
+
+class Forwarder(Protocol):
+    """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""
+
+    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+        """Send one request; never blocks."""
+        ...
+
+
+class MetadataReplica(Protocol):
+    """The part of `Replica` that the engine uses."""
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+    @property
+    def leader(self) -> ReplicaId | None: ...
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    def append(self, batch: bytearray, header: BatchHeader) -> Offset: ...
+    def read_barrier(self) -> Promise[RaftIndex]: ...
+    def move_log_start(self, target: Offset) -> object: ...
+
+
+@frozen(slots=True)
+class EngineConfig:
+    """Limits and times of the engine.
+
+    Attributes:
+        timeout_ms: how long a command or barrier may take before its outcome is unknown.
+        resend_ms: a forward without a reply for so long is taken for lost.
+        batch_bytes_max: commands of one batch.
+        queue_bytes_max: commands that wait for a batch; above it forwards are refused.
+        snapshot_bytes_min: a snapshot is due after this much log, and not below
+        snapshot_factor: times the size of the state.
+    """
+
+    timeout_ms: float = 5_000
+    resend_ms: float = 1_000
+    batch_bytes_max: int = 512 << 10
+    queue_bytes_max: int = 16 << 20
+    snapshot_bytes_min: int = 64 << 20
+    snapshot_factor: int = 4

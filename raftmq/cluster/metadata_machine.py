@@ -1,0 +1,221 @@
+"""The state machine of the metadata Raft group: committed batches in, images out.
+
+Owns the current image and the position up to which it was applied. Reads nothing but committed
+entries, in log order, each once. Never proposes, never answers anybody: `metadata_engine.py` does.
+
+Invariants: `image` is a pure function of the log below `applied_end`; an exception while applying
+leaves `failure` set and is raised on, and the node stops, since a machine that skips a command
+drifts away from the others. The image at a log-start entry is kept until its snapshot was asked
+for: every replica meets that entry at the same state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+from raftmq.cluster.apply import apply
+from raftmq.cluster.commands import Envelope, Result, decode_envelope
+from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage, decode_image, encode_image
+from raftmq.log.model import LogEntry
+from raftmq.raft.messages import EntryKind
+from raftmq.raft.ready import SoftState
+from raftmq.records import check_batch, read_records
+from raftmq.types import Offset, RaftIndex
+
+READ_BYTES_MAX: Final = 1 << 20
+RECENT_BYTES_MAX: Final = 4 << 20
+KEPT_IMAGES_MAX: Final = 2
+
+
+class CommittedEntries(Protocol):
+    """Where committed entries are read from (`ReplicatedLog`)."""
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
+        """Entries from an entry boundary on; at least one if there is any."""
+        ...
+
+
+class StateOrigin(Protocol):
+    """The part of a log start that the state begins with (`LogStart`)."""
+
+    @property
+    def offset(self) -> Offset:
+        """First offset of the log."""
+        ...
+
+    @property
+    def index(self) -> RaftIndex:
+        """Its position."""
+        ...
+
+    @property
+    def state(self) -> bytes:
+        """The snapshot at `offset`; empty where the log begins with nothing."""
+        ...
+
+
+class MetadataListener(Protocol):
+    """Who is told what happens (the engine)."""
+
+    def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
+        """One command took its effect; `machine.image` is not published yet."""
+        ...
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """`machine.image` is `after` now."""
+        ...
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Everything below `applied_end` is applied and published."""
+        ...
+
+    def role_changed(self, soft: SoftState) -> None:
+        """The group has another leader or term."""
+        ...
+
+
+class MetadataMachine:
+    """Implements the replica's `StateMachine` port."""
+
+    def __init__(self) -> None:
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.applied_end = RaftIndex(0)
+        self.log_bytes = 0
+        """Bytes of batches applied since the log start."""
+        self.state_bytes = 0
+        """Size of the last snapshot that was written or read."""
+        self.failure: Exception | None = None
+        self._log: CommittedEntries | None = None
+        self._listeners: list[MetadataListener] = []
+        self._recent: deque[LogEntry] = deque()
+        self._recent_bytes = 0
+        self._kept: dict[Offset, MetadataImage] = {}
+
+    def attach_log(self, log: CommittedEntries) -> None:
+        """Say which log holds what was committed; before `restore`."""
+        self._log = log
+
+    def add_listener(self, listener: MetadataListener) -> None:
+        """Tell `listener` from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def applied_offset(self) -> Offset:
+        """The offset after the last applied command."""
+        return Offset(self.image.version + 1)
+
+    # ---- the replica's port ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """Remember an entry until it is committed, so that it need not be read back."""
+        if self._recent and self._recent[-1].end > entry.start:
+            self._forget()  # cannot follow: whatever happened, the log is right
+        self._recent.append(entry)
+        self._recent_bytes += len(entry.payload)
+        if self._recent_bytes > RECENT_BYTES_MAX:
+            self._forget()
+
+    def truncated(self, end: RaftIndex) -> None:
+        """Forget entries at and above `end`; they were never committed."""
+        assert end >= self.applied_end, "an applied entry was truncated"
+        while self._recent and self._recent[-1].end > end:
+            self._recent_bytes -= len(self._recent.pop().payload)
+
+    def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
+        """Apply everything below `commit_end`.
+
+        Raises:
+            Exception: an entry could not be applied; the node must stop.
+        """
+        if commit_end <= self.applied_end or self.failure is not None:
+            return
+        before = self.image
+        try:
+            while self.applied_end < commit_end:
+                entry = self._next_entry()
+                if entry is None:
+                    break  # not readable now (under repair): tried again at the next commit
+                assert entry.end <= commit_end, "entries commit as a whole"
+                self._apply_entry(entry)
+        except Exception as error:  # whatever it was: the images would drift apart
+            self.failure = error
+            raise
+        for listener in self._listeners:
+            if self.image is not before:
+                listener.image_changed(before, self.image)
+            listener.advanced(self.applied_end)
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Pass on who leads."""
+        for listener in self._listeners:
+            listener.role_changed(soft)
+
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
+        """The snapshot of the state exactly at `offset`, which is committed."""
+        if self.applied_offset < offset:
+            self.committed(offset, index)
+        image = self.image if self.applied_offset == offset else self._kept.get(offset)
+        assert image is not None, f"the state at {offset} was asked for without a log-start entry"
+        state = encode_image(image)
+        self.state_bytes = len(state)
+        self.log_bytes = 0
+        return state
+
+    def restore(self, log_start: StateOrigin) -> None:
+        """Begin at a log start: at recovery, or because a leader sent one.
+
+        Raises:
+            SnapshotError: its state is damaged or of a newer format.
+        """
+        before = self.image
+        self.image = decode_image(log_start.state)
+        assert self.applied_offset == log_start.offset, (
+            "a snapshot is of the state at its log start"
+        )
+        self.applied_end = log_start.index
+        self.state_bytes = len(log_start.state)
+        self.log_bytes = 0
+        self._forget()
+        self._kept.clear()
+        for listener in self._listeners:
+            listener.image_changed(before, self.image)
+            listener.advanced(self.applied_end)
+
+    # ---- inside ----
+
+    def _forget(self) -> None:
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    def _next_entry(self) -> LogEntry | None:
+        while self._recent and self._recent[0].end <= self.applied_end:
+            self._recent_bytes -= len(self._recent.popleft().payload)
+        if self._recent and self._recent[0].start == self.applied_end:
+            return self._recent[0]
+        assert self._log is not None, "attach_log() comes first"
+        entries = self._log.entries(self.applied_end, READ_BYTES_MAX)
+        if not entries:
+            return None
+        assert entries[0].start == self.applied_end, "the log gives entries from where it is asked"
+        if not self._recent:
+            self._recent.extend(entries)
+            self._recent_bytes = sum(len(entry.payload) for entry in entries)
+        return entries[0]
+
+    def _apply_entry(self, entry: LogEntry) -> None:
+        if entry.kind == EntryKind.BATCH:
+            check_batch(entry.payload)
+            for record in read_records(entry.payload):
+                assert record.value is not None, "every record of the metadata log is a command"
+                envelope = decode_envelope(record.value)
+                offset = Offset(record.offset)
+                self.image, result = apply(self.image, envelope, offset)
+                for listener in self._listeners:
+                    listener.command_applied(envelope, result, offset)
+            self.log_bytes += len(entry.payload)
+        elif entry.kind == EntryKind.LOG_START:
+            self._kept[self.applied_offset] = self.image
+            while len(self._kept) > KEPT_IMAGES_MAX:
+                del self._kept[min(self._kept)]
+        self.applied_end = entry.end

@@ -1,0 +1,582 @@
+"""The metadata engine on our own Raft: how commands reach the group and results come back. A node
+that does not lead forwards encoded commands to the controller and learns each outcome where every
+node does: from its own copy of the log. So a result also means that the local image shows it.
+
+Invariants: a submitter has one stream of commands, numbered; while a forward or a batch is under
+way the next ones gather, and go together. After a change of controller, or a lost forward, all
+unanswered commands are sent again in order with their old numbers: `apply` takes each once. A
+command fails for certain only when it was rejected, or when a later one of this node was applied
+without it; whatever else goes wrong is unknown (REQUEST_TIMED_OUT). Barriers are coalesced: all
+callers that came before a round began share it, never one that came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import define, field
+
+from raftmq.cluster.apply import STALE_SEQUENCE
+from raftmq.cluster.broker_messages import (
+    NOBODY,
+    BarrierRequest,
+    ForwardCommands,
+    Reply,
+    decode_reply,
+    encode,
+)
+from raftmq.cluster.commands import (
+    COMMAND_VERSION,
+    AnyCommand,
+    Envelope,
+    Rejection,
+    Result,
+    UnknownCommandError,
+    decode_envelope,
+    encode_envelope,
+)
+from raftmq.cluster.metadata_engine import (
+    CommandNotAppliedError,
+    EngineConfig,
+    Forwarder,
+    ImageCallback,
+    MetadataReplica,
+)
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.errors import (
+    ErrorCode,
+    KafkaError,
+    NotLeaderError,
+    RemoteProtocolError,
+    RequestTimedOutError,
+    StorageError,
+)
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.raft.ready import SoftState
+from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.types import NodeId, Offset, RaftIndex
+
+
+@define(eq=False)
+class _Pending:
+    sequence: int
+    data: bytes
+    promise: Promise[Any]
+    deadline_ms: float
+    may_resend: bool
+    is_sent: bool = False
+
+
+@define(eq=False)
+class _Barrier:
+    """One round: who waits (with deadlines), when it was asked (-1: not yet), and the answer."""
+
+    promises: list[tuple[Promise[None], float]] = field(factory=list)
+    asked_ms: float = -1.0
+    index: RaftIndex | None = None
+
+
+FIRST_SEQUENCE: Final = 1
+_OVERTAKEN: Final = object()
+
+
+def _nothing() -> None:
+    return None
+
+
+class RaftMetadataEngine:
+    """The engine on our own core and log."""
+
+    def __init__(
+        self,
+        *,
+        self_id: NodeId,
+        incarnation: int,
+        machine: MetadataMachine,
+        forwarder: Forwarder,
+        clock: Clock,
+        config: EngineConfig | None = None,
+        wake: Callable[[], None] = _nothing,
+    ) -> None:
+        """Make an engine; `attach` its replica before the first tick.
+
+        Args:
+            incarnation: above that of this node's earlier processes. The wall clock will do: when
+                it was not above, the engine finds out and takes a higher one.
+            wake: called when the replica, and then this engine, want to be drained soon.
+        """
+        self._self_id = self_id
+        self.incarnation = incarnation
+        self._machine = machine
+        self._forwarder = forwarder
+        self._clock = clock
+        self._config = config or EngineConfig()
+        self._wake = wake
+        self._replica: MetadataReplica | None = None
+        self._callbacks: list[ImageCallback] = []
+        self._role_callbacks: list[Callable[[], None]] = []
+        self._sequence = FIRST_SEQUENCE - 1
+        self._pending: dict[int, _Pending] = {}  # in the order of sequences
+        self._applied: list[tuple[_Pending, Result]] = []  # to be answered with the next image
+        self._sent_sequence = 0  # own commands up to here are in the queue or forwarded
+        self._queue: list[bytes] = []  # only on the controller: commands of the next batches
+        self._queue_bytes = 0
+        self._in_flight_end: Offset | None = None
+        self._forward_round = 0
+        self._forward_began_ms = -1.0
+        self._barrier: _Barrier | None = None
+        self._next_barrier: _Barrier | None = None
+        self._controller: tuple[NodeId | None, int] = (None, -1)
+        self._snapshot_target = Offset(-1)
+        self._inside = 0  # within a callback of the replica, which must not be called then
+        self._role_moved = True
+        self._stale = False
+        self._retry_at_tick = False
+        self.last_contact_ms = clock.monotonic_ms()
+        """When a majority last proved to be there: a command was applied or a barrier answered."""
+        machine.add_listener(self)
+
+    def attach(self, replica: MetadataReplica) -> None:
+        """Give the engine its replica; before the first tick."""
+        self._replica = replica
+
+    # ---- the port ----
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest applied state on this node."""
+        return self._machine.image
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node leads and its own term's first entry is committed and applied."""
+        return self._replica is not None and self._replica.is_writable
+
+    @property
+    def controller_id(self) -> NodeId | None:
+        """Who leads the metadata group, as far as this node knows."""
+        leader = None if self._replica is None else self._replica.leader
+        return None if leader is None else leader.node_id
+
+    @property
+    def controller_epoch(self) -> int:
+        """The metadata group's leader epoch."""
+        return -1 if self._replica is None else int(self._replica.leader_epoch)
+
+    def propose(
+        self,
+        command: AnyCommand,
+        *,
+        broker_epoch: int = -1,
+        expected_version: int = -1,
+        timeout_ms: float | None = None,
+        may_resend: bool = True,
+    ) -> Promise[Any]:
+        """Get a command applied.
+
+        `may_resend` False: it makes sense from the present controller only.
+        The promise fails with the code of a `Rejection`, with CommandNotAppliedError (certainly not
+        applied) or REQUEST_TIMED_OUT (unknown).
+        """
+        self._sequence += 1
+        envelope = Envelope(
+            version=COMMAND_VERSION,
+            node_id=self._self_id,
+            incarnation=self.incarnation,
+            sequence=self._sequence,
+            broker_epoch=broker_epoch,
+            expected_version=expected_version,
+            command=command,
+        )
+        deadline_ms = self._deadline(timeout_ms)
+        promise: Promise[Any] = Promise()
+        data = encode_envelope(envelope)
+        self._pending[self._sequence] = _Pending(
+            self._sequence, data, promise, deadline_ms, may_resend
+        )
+        self._has_work()
+        return promise
+
+    def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
+        """Kept once this node has applied everything that was committed before the call."""
+        promise: Promise[None] = Promise()
+        if self._next_barrier is None:
+            self._next_barrier = _Barrier()
+        self._next_barrier.promises.append((promise, self._deadline(timeout_ms)))
+        self._has_work()
+        return promise
+
+    def on_image(self, callback: ImageCallback) -> None:
+        """Call `callback(before, after)` after every change of the image."""
+        self._callbacks.append(callback)
+
+    def on_role(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` when the group has another leader or term."""
+        self._role_callbacks.append(callback)
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Let time pass: expire, and send again what seems lost."""
+        now_ms = self._clock.monotonic_ms()
+        for pending in list(self._pending.values()):
+            if pending.deadline_ms <= now_ms:
+                self._fail(pending, RequestTimedOutError("the command's outcome is unknown"))
+        is_late = 0 <= self._forward_began_ms <= now_ms - self._config.resend_ms
+        if self._retry_at_tick or is_late:
+            self._retry_at_tick = False
+            if not self._leads():
+                self._resend_all()
+            if self._barrier is not None and self._barrier.index is None:
+                self._barrier.asked_ms = -1.0
+        self._expire_barriers(now_ms)
+        self.drain()
+
+    def drain(self) -> None:
+        """Do what calls into the replica, which its own callbacks must not. The node calls this
+        after every round of the replica's `drain`; `wake` says when both are due again."""
+        assert not self._inside, "not from within the replica"
+        self._note_role()
+        self._send_pending()
+        self._flush_queue()
+        self._begin_barrier()
+        self._maybe_snapshot()
+
+    def receive_commands(self, request: ForwardCommands) -> Reply:
+        """Take another node's commands into the queue, if this node leads."""
+        if not self._leads():
+            return self._not_controller()
+        size = sum(len(command) for command in request.commands)
+        if self._queue_bytes + size > self._config.queue_bytes_max:
+            return Reply(ErrorCode.THROTTLING_QUOTA_EXCEEDED, self._self_id)
+        try:
+            for command in request.commands:
+                decode_envelope(command)  # what this node cannot read must not enter the log
+        except UnknownCommandError as error:
+            return Reply(ErrorCode.INVALID_REQUEST, self._self_id, message=str(error))
+        self._queue.extend(request.commands)
+        self._queue_bytes += size
+        self._has_work()
+        return Reply(ErrorCode.NONE, self._self_id)
+
+    def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
+        """Tell another node how far it must apply to have seen all that is committed now."""
+        reply: Promise[Reply] = Promise()
+        if not self._leads():
+            reply.resolve(self._not_controller())
+            return reply
+
+        def settled(barrier: Promise[RaftIndex]) -> None:
+            if barrier.error is None:
+                reply.resolve(Reply(ErrorCode.NONE, self._self_id, barrier.result()))
+            else:
+                reply.resolve(self._not_controller())
+
+        assert self._replica is not None
+        self._replica.read_barrier().when_done(settled)
+        self._wake()
+        return reply
+
+    # ---- the machine's listener: no call into the replica from here ----
+
+    def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
+        """Note the result of an own command; answered once the image that shows it is out."""
+        self.last_contact_ms = self._clock.monotonic_ms()
+        if not self._pending or envelope.node_id != self._self_id:
+            return
+        if envelope.incarnation != self.incarnation:
+            return
+        if result is STALE_SEQUENCE:
+            self._stale = True  # sent twice, or this incarnation is not above an earlier one's
+            return
+        for sequence in [s for s in self._pending if s < envelope.sequence]:
+            # Sequences only rise at apply: those passed over can never be applied any more.
+            self._applied.append((self._pending.pop(sequence), _OVERTAKEN))
+        pending = self._pending.pop(envelope.sequence, None)
+        if pending is not None:
+            self._applied.append((pending, result))
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """Publish the image, then answer."""
+        if self._in_flight_end is not None and after.version + 1 >= self._in_flight_end:
+            self._in_flight_end = None
+        self._inside += 1
+        try:
+            for callback in self._callbacks:
+                callback(before, after)
+            if self._stale:
+                self._stale = False
+                self._adopt_incarnation(after)
+            applied, self._applied = self._applied, []
+            for pending, result in applied:
+                _settle(pending.promise, result)
+        finally:
+            self._inside -= 1
+        self._has_work_later()
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Keep barriers that waited for this."""
+        barrier = self._barrier
+        if barrier is None or barrier.index is None or applied_end < barrier.index:
+            return
+        self._barrier = None
+        self._inside += 1
+        try:
+            for promise, _ in barrier.promises:
+                promise.resolve(None)
+        finally:
+            self._inside -= 1
+        self._has_work_later()
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Another leader or term: see to it at the next drain, outside the replica."""
+        self._role_moved = True
+        self._wake()
+
+    # ---- work ----
+
+    def _has_work(self) -> None:
+        """Do what is due now, or soon when the replica is at work."""
+        if self._inside:
+            self._wake()
+        else:
+            self.drain()
+
+    def _has_work_later(self) -> None:
+        if self._queue or self._next_barrier or self._sent_sequence < self._sequence:
+            self._wake()
+
+    # ---- sending ----
+
+    def _note_role(self) -> None:
+        if not self._role_moved:
+            return
+        self._role_moved = False
+        controller = (self.controller_id, self.controller_epoch)
+        if controller == self._controller:
+            return
+        self._controller = controller
+        self._queue.clear()  # others will send theirs again, to whom it concerns
+        self._queue_bytes = 0
+        self._in_flight_end = None
+        self._drop_unrepeatable()
+        self._resend_all()
+        if self._barrier is not None:
+            self._barrier.index = None
+            self._barrier.asked_ms = -1.0
+        for callback in self._role_callbacks:
+            callback()
+
+    def _resend_all(self) -> None:
+        """Whatever was forwarded may be lost: send all of it again, in order."""
+        self._forward_round += 1
+        self._forward_began_ms = -1.0
+        self._sent_sequence = 0
+
+    def _drop_unrepeatable(self) -> None:
+        """What made sense from the former controller only is not sent to the next one."""
+        for pending in [p for p in self._pending.values() if not p.may_resend]:
+            error: KafkaError = CommandNotAppliedError("the controller changed meanwhile")
+            if pending.is_sent:
+                error = RequestTimedOutError("the controller changed meanwhile")
+            self._fail(pending, error)
+
+    def _send_pending(self) -> None:
+        if not self._pending or self._sent_sequence >= self._sequence:
+            return
+        if self._leads():
+            for pending in self._unsent(self._config.queue_bytes_max - self._queue_bytes):
+                self._queue.append(pending.data)
+                self._queue_bytes += len(pending.data)
+            return
+        controller = self.controller_id
+        if controller is None or controller == self._self_id or self._forward_began_ms >= 0:
+            return
+        commands = tuple(p.data for p in self._unsent(self._config.batch_bytes_max))
+        if not commands:
+            return
+        self._forward_began_ms = self._clock.monotonic_ms()
+        round_number = self._forward_round
+        payload = encode(ForwardCommands(commands))
+        self._forwarder.send(controller, payload).when_done(
+            lambda reply: self._forward_done(round_number, reply)
+        )
+
+    def _unsent(self, bytes_max: int) -> list[_Pending]:
+        """The next commands to send, in order, at least one; they count as sent now."""
+        chosen: list[_Pending] = []
+        for sequence, pending in self._pending.items():
+            if sequence <= self._sent_sequence:
+                continue
+            bytes_max -= len(pending.data)
+            if chosen and bytes_max < 0:
+                break
+            chosen.append(pending)
+            pending.is_sent = True
+            self._sent_sequence = sequence
+        return chosen
+
+    def _forward_done(self, round_number: int, promise: Promise[bytes]) -> None:
+        if round_number != self._forward_round:
+            return  # given up long ago
+        reply = _read_reply(promise)
+        if reply is None or reply.code is not ErrorCode.NONE:
+            # Not taken, or lost: the next tick, or a new leader, sends all of it again.
+            self._retry_at_tick = True
+            return
+        self._forward_began_ms = -1.0
+        self._send_pending()
+
+    def _flush_queue(self) -> None:
+        """Append what waits as one batch, unless one is under way."""
+        if not self._queue or self._in_flight_end is not None:
+            return
+        if not self._leads():
+            return
+        records: list[NewRecord] = []
+        size = 0
+        for data in self._queue:
+            size += len(data)
+            if records and size > self._config.batch_bytes_max:
+                break
+            records.append(NewRecord(None, data))
+        batch = build_batch(records, timestamp=self._clock.wall_ms())
+        assert self._replica is not None
+        try:
+            base = self._replica.append(batch, parse_header(batch))
+        except (NotLeaderError, StorageError):
+            return  # deposed: sent again elsewhere; disk full: tried again at the next tick
+        del self._queue[: len(records)]
+        self._queue_bytes -= sum(len(record.value or b"") for record in records)
+        self._in_flight_end = Offset(base + len(records))
+        self._wake()
+
+    def _leads(self) -> bool:
+        return self._replica is not None and self._replica.is_leader
+
+    def _not_controller(self) -> Reply:
+        controller = self.controller_id
+        return Reply(ErrorCode.NOT_CONTROLLER, NOBODY if controller is None else controller)
+
+    def _adopt_incarnation(self, image: MetadataImage) -> None:
+        last = image.submitters.get(self._self_id, (0, 0))
+        if last[0] <= self.incarnation:
+            return
+        self.incarnation = last[0] + 1
+        for pending in list(self._pending.values()):
+            self._fail(pending, CommandNotAppliedError("of an incarnation that is over"))
+
+    def _fail(self, pending: _Pending, error: KafkaError) -> None:
+        del self._pending[pending.sequence]
+        pending.promise.fail(error)
+
+    def _deadline(self, timeout_ms: float | None) -> float:
+        wait_ms = self._config.timeout_ms if timeout_ms is None else timeout_ms
+        return self._clock.monotonic_ms() + wait_ms
+
+    # ---- barriers ----
+
+    def _begin_barrier(self) -> None:
+        """Ask for the committed end, for everybody who waits; one round at a time."""
+        if self._barrier is None:
+            self._barrier, self._next_barrier = self._next_barrier, None
+        barrier = self._barrier
+        if barrier is None or barrier.asked_ms >= 0:
+            return
+        if self._leads():
+            assert self._replica is not None
+            index = self._replica.read_barrier()
+            barrier.asked_ms = self._clock.monotonic_ms()
+            index.when_done(lambda promise: self._barrier_index(barrier, promise))
+            self._wake()
+            return
+        controller = self.controller_id
+        if controller is None or controller == self._self_id:
+            return
+        barrier.asked_ms = self._clock.monotonic_ms()
+        asked_ms = barrier.asked_ms
+        self._forwarder.send(controller, encode(BarrierRequest())).when_done(
+            lambda promise: self._barrier_reply(barrier, asked_ms, promise)
+        )
+
+    def _barrier_reply(self, barrier: _Barrier, asked_ms: float, promise: Promise[bytes]) -> None:
+        if barrier is not self._barrier or barrier.asked_ms != asked_ms:
+            return
+        reply = _read_reply(promise)
+        if reply is None or reply.code is not ErrorCode.NONE:
+            self._retry_at_tick = True
+            return
+        self._barrier_known(barrier, reply.index)
+
+    def _barrier_index(self, barrier: _Barrier, promise: Promise[RaftIndex]) -> None:
+        if barrier is not self._barrier or barrier.index is not None:
+            return
+        if promise.error is None:
+            self._barrier_known(barrier, promise.result())
+        else:
+            self._retry_at_tick = True
+
+    def _barrier_known(self, barrier: _Barrier, index: RaftIndex) -> None:
+        barrier.index = index
+        self.last_contact_ms = self._clock.monotonic_ms()
+        self.advanced(self._machine.applied_end)
+
+    def _expire_barriers(self, now_ms: float) -> None:
+        for waiting in (self._barrier, self._next_barrier):
+            if waiting is None:
+                continue
+            late = [promise for promise, deadline in waiting.promises if deadline <= now_ms]
+            waiting.promises = [row for row in waiting.promises if row[1] > now_ms]
+            for promise in late:
+                promise.fail(RequestTimedOutError("no majority of the metadata group answered"))
+        barrier = self._barrier
+        if barrier is None:
+            return
+        if not barrier.promises:
+            self._barrier = None
+        elif barrier.index is None and now_ms - barrier.asked_ms >= self._config.resend_ms:
+            barrier.asked_ms = -1.0
+
+    # ---- snapshots ----
+
+    def _maybe_snapshot(self) -> None:
+        """Move the log start up to here when enough log has gathered.
+
+        Only with nothing above the applied state: then every replica meets the log-start entry at
+        exactly this state, whenever it commits it.
+        """
+        machine, config = self._machine, self._config
+        due = max(config.snapshot_bytes_min, config.snapshot_factor * machine.state_bytes)
+        if machine.log_bytes < due or not self.is_leader or self._in_flight_end is not None:
+            return
+        assert self._replica is not None
+        target = machine.applied_offset
+        if target != self._replica.log_end_offset or target == self._snapshot_target:
+            return
+        try:
+            self._replica.move_log_start(target)
+        except (NotLeaderError, StorageError):
+            return  # the next leader, or the next tick, does it
+        self._snapshot_target = target
+        self._wake()
+
+
+def _settle(promise: Promise[Any], result: Result) -> None:
+    if result is _OVERTAKEN:
+        promise.fail(CommandNotAppliedError("overtaken by a later command"))
+    elif isinstance(result, Rejection):
+        promise.fail(KafkaError(result.message, code=result.code))
+    else:
+        promise.resolve(result)
+
+
+def _read_reply(promise: Promise[bytes]) -> Reply | None:
+    if promise.error is not None:
+        return None
+    try:
+        return decode_reply(promise.result())
+    except RemoteProtocolError:
+        return None
