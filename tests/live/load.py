@@ -1,0 +1,194 @@
+"""A stock producer under load, and the reckoning: what was acknowledged must be read back.
+
+Values are numbers per partition; librdkafka's callback says which were acknowledged. A number that
+was never acknowledged may or may not be there: its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import confluent_kafka
+from attrs import frozen
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.live.harness import wait_until
+
+
+def create_topic(
+    bootstrap: str, topic: str, partitions: int = 1, replicas: int = 3, **config: str
+) -> None:
+    """Create a topic and wait until it is there; config keys with _ for dots."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    new = NewTopic(topic, partitions, replicas, config=settings)
+    admin.create_topics([new])[topic].result(30)
+
+
+def leaders(bootstrap: str, topic: str) -> dict[int, int]:
+    """Leader by partition, as Metadata tells it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    told = admin.list_topics(topic, timeout=10).topics[topic]
+    return {index: partition.leader for index, partition in told.partitions.items()}
+
+
+def in_sync(bootstrap: str, topic: str) -> dict[int, set[int]]:
+    """The reported ISR by partition."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    told = admin.list_topics(topic, timeout=10).topics[topic]
+    return {index: set(partition.isrs) for index, partition in told.partitions.items()}
+
+
+@frozen
+class Reckoning:
+    """What came of a load."""
+
+    acknowledged: int
+    lost: list[tuple[int, int]]
+    duplicates: int
+    reordered: int
+    gap_ms_max: float
+
+    def check(self) -> None:
+        assert self.lost == [], f"{len(self.lost)} acknowledged records lost: {self.lost[:5]}"
+        assert self.duplicates == 0
+        assert self.reordered == 0
+        assert self.acknowledged > 0
+
+
+class Load:
+    """Produces numbers to every partition of a topic in a thread until stopped."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        *,
+        rate: float = 2000.0,
+        size: int = 100,
+        **settings: Any,
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.partitions = partitions
+        self.acknowledged: list[dict[int, int]] = [{} for _ in range(partitions)]
+        self.acknowledged_at: list[float] = []
+        self.errors: list[str] = []
+        self._rate = rate
+        self._padding = b"." * max(0, size - 12)
+        self._stop = threading.Event()
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "message.timeout.ms": 60000,
+                "retry.backoff.ms": 20,
+                "retry.backoff.max.ms": 100,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "topic.metadata.refresh.fast.interval.ms": 50,
+                **settings,
+            }
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+
+    @property
+    def count(self) -> int:
+        """Acknowledged records so far."""
+        return len(self.acknowledged_at)
+
+    def wait_for(self, more: int, timeout_s: float = 30.0) -> None:
+        """Return once so many more records were acknowledged."""
+        goal = self.count + more
+        wait_until(lambda: self.count >= goal, timeout_s, f"{more} more acknowledgements")
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        number = 0
+        while not self._stop.is_set():
+            if number > (time.perf_counter() - started) * self._rate:
+                self._producer.poll(0.002)
+                continue
+            value = b"%d " % number + self._padding
+            try:
+                self._producer.produce(
+                    self.topic,
+                    value,
+                    partition=number % self.partitions,
+                    on_delivery=self._delivered,
+                )
+            except BufferError:
+                self._producer.poll(0.01)
+                continue
+            number += 1
+            if not number & 63:
+                self._producer.poll(0)
+        self._producer.flush(70)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.errors.append(str(error))
+            return
+        number = int(message.value().split(b" ", 1)[0])
+        self.acknowledged[message.partition()][number] = message.offset()
+        self.acknowledged_at.append(time.perf_counter())
+
+    def reckon(self, bootstrap: str | None = None) -> Reckoning:
+        """Read everything back and compare."""
+        lost: list[tuple[int, int]] = []
+        duplicates = reordered = 0
+        for partition in range(self.partitions):
+            read = read_numbers(bootstrap or self.bootstrap, self.topic, partition)
+            by_offset = dict(read)
+            lost += [
+                (partition, number)
+                for number, offset in self.acknowledged[partition].items()
+                if by_offset.get(offset) != number
+            ]
+            numbers = [number for _, number in read]
+            duplicates += len(numbers) - len(set(numbers))
+            reordered += sum(1 for a, b in itertools.pairwise(numbers) if b < a)
+        times = self.acknowledged_at
+        gap = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+        return Reckoning(self.count, lost, duplicates, reordered, gap * 1e3)
+
+
+def read_numbers(bootstrap: str, topic: str, partition: int) -> list[tuple[int, int]]:
+    """(offset, number) of everything in a partition up to its high watermark."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reckoning",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+        }
+    )
+    try:
+        where = confluent_kafka.TopicPartition(topic, partition)
+        low, high = consumer.get_watermark_offsets(where, timeout=30)
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, low)])
+        read: list[tuple[int, int]] = []
+        deadline = time.monotonic() + 60
+        while (not read or read[-1][0] < high - 1) and low < high:
+            assert time.monotonic() < deadline, f"stuck at {read[-1:]} of {high}"
+            for message in consumer.consume(5000, 0.5):
+                assert message.error() is None, message.error()
+                read.append((message.offset(), int(message.value().split(b" ", 1)[0])))
+        return read
+    finally:
+        consumer.close()

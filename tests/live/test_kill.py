@@ -1,0 +1,168 @@
+"""kill -9 of whatever hurts most, under load: nothing acknowledged is missing, nothing twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.harness import Cluster, wait_until
+from tests.live.load import Load, create_topic, in_sync, leaders
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def controller_id(cluster: Cluster) -> int:
+    """Who leads the metadata group, as a live node tells it."""
+    return int(
+        wait_until(
+            lambda: next(
+                (c for n in cluster.live if (c := n.get("/status").get("controller_id", -1)) >= 0),
+                None,
+            ),
+            10,
+        )
+    )
+
+
+@pytest.mark.parametrize("victim", ["leader", "follower", "controller"])
+def test_one_node_killed(cluster: Cluster, victim: str) -> None:
+    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
+    with Load(cluster.bootstrap, "t", 1) as load:
+        load.wait_for(500)
+        leader = leaders(cluster.bootstrap, "t")[0]
+        if victim == "leader":
+            chosen = leader
+        elif victim == "controller":
+            chosen = controller_id(cluster)
+        else:
+            chosen = next(n for n in cluster.nodes if n != leader)
+        cluster[chosen].kill()
+        load.wait_for(500)
+        cluster[chosen].start()
+        cluster[chosen].wait_ready()
+        load.wait_for(500)
+        wait_until(
+            lambda: in_sync(cluster.bootstrap, "t")[0] == {1, 2, 3}, 20, "three of three in sync"
+        )
+    reckoning = load.reckon()
+    reckoning.check()
+    assert reckoning.gap_ms_max < 3_000
+
+
+def test_leader_and_controller_in_one_killed(cluster: Cluster) -> None:
+    partitions = 3
+    create_topic(cluster.bootstrap, "t", partitions, min_insync_replicas="2")
+    chosen = controller_id(cluster)
+    assert chosen in leaders(cluster.bootstrap, "t").values(), "leaders are spread over all"
+    with Load(cluster.bootstrap, "t", partitions) as load:
+        load.wait_for(500)
+        cluster[chosen].kill()
+        load.wait_for(1500)
+    load.reckon().check()
+
+
+def test_all_nodes_killed_and_restarted(cluster: Cluster) -> None:
+    partitions = 4
+    create_topic(cluster.bootstrap, "t", partitions)
+    with Load(cluster.bootstrap, "t", partitions, rate=5000) as load:
+        load.wait_for(3000)
+        for node in cluster.nodes.values():
+            node.signal(signal.SIGKILL)
+        for node in cluster.nodes.values():
+            node.wait_end()
+        for node in cluster.nodes.values():
+            node.start()
+        for node in cluster.nodes.values():
+            node.wait_ready()
+        load.wait_for(1000)
+    load.reckon().check()
+
+
+def test_producers_survive_many_elections(cluster: Cluster) -> None:
+    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
+    with Load(cluster.bootstrap, "t", 1) as load:
+        for _ in range(5):
+            load.wait_for(100)
+            leader = leaders(cluster.bootstrap, "t")[0]
+            cluster[leader].kill()
+            load.wait_for(100)
+            cluster[leader].start()
+            cluster[leader].wait_ready()
+    load.reckon().check()
+    assert load.errors == []
+
+
+def test_frozen_node(cluster: Cluster) -> None:
+    """SIGSTOP for ten seconds: others go on; the sleeper leaves the ISR and comes back."""
+    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
+    with Load(cluster.bootstrap, "t", 1) as load:
+        load.wait_for(300)
+        leader = leaders(cluster.bootstrap, "t")[0]
+        cluster[leader].signal(signal.SIGSTOP)
+        try:
+            load.wait_for(300, timeout_s=5)
+            others = ",".join(
+                f"{n.host}:{n.client_port}" for n in cluster.live if n.node_id != leader
+            )
+            wait_until(
+                lambda: leader not in in_sync(others, "t")[0], 15, "the sleeper leaves the ISR"
+            )
+        finally:
+            cluster[leader].signal(signal.SIGCONT)
+        wait_until(lambda: in_sync(others, "t")[0] == {1, 2, 3}, 20, "the sleeper is back")
+        load.wait_for(300)
+    load.reckon().check()
+
+
+def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster) -> None:
+    import confluent_kafka
+
+    create_topic(cluster.bootstrap, "t", 2)
+    with Load(cluster.bootstrap, "t", 2, rate=300) as load:
+        load.wait_for(200)
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe(["t"])
+        seen = 0
+
+        def poll_and_commit(more: int) -> None:
+            nonlocal seen
+            goal = seen + more
+
+            def step() -> bool:
+                nonlocal seen
+                found = [m for m in consumer.consume(100, 0.2) if m.error() is None]
+                seen += len(found)
+                return seen >= goal
+
+            wait_until(step, 40, f"{more} more records for the group")
+            wait_until(lambda: commits(consumer), 20, "a commit")
+
+        def commits(member: confluent_kafka.Consumer) -> bool:
+            try:
+                member.commit(asynchronous=False)
+            except confluent_kafka.KafkaException:
+                return False
+            return True
+
+        poll_and_commit(100)
+        coordinator = cluster[1].get("/status")["groups"]["g"]["coordinator"]
+        cluster[coordinator].kill()
+        poll_and_commit(200)
+        consumer.close()
+    load.reckon().check()

@@ -1,0 +1,150 @@
+"""Retention by size and age and DeleteRecords: the log start rises everywhere and stays risen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.live.harness import Cluster, wait_until
+from tests.live.load import Load, create_topic, leaders
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, settings={"retention_check_ms": 200}) as cluster:
+        yield cluster
+
+
+def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "w"})
+    try:
+        low, high = consumer.get_watermark_offsets(
+            confluent_kafka.TopicPartition(topic, 0), timeout=20
+        )
+        return low, high
+    finally:
+        consumer.close()
+
+
+def first_bases(cluster: Cluster, topic: str) -> set[int]:
+    """Base offset of the first segment on each node."""
+    return {
+        min(int(path.stem) for path in node.partition_folder(topic).glob("*.log"))
+        for node in cluster.nodes.values()
+    }
+
+
+def check_reset(bootstrap: str, topic: str, low: int) -> None:
+    """A consumer below the log start resets to it."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "r", "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        message = wait_until(lambda: consumer.poll(0.5), 20)
+        assert message.error() is None, message.error()
+        assert message.offset() == low
+    finally:
+        consumer.close()
+
+
+def test_by_size_across_leader_change_and_restart(cluster: Cluster) -> None:
+    create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576", retention_bytes="2097152")
+    with Load(cluster.bootstrap, "t", 1, rate=20_000, size=1000) as load:
+        load.wait_for(8_000, timeout_s=60)
+    low = wait_until(lambda: watermarks(cluster.bootstrap, "t")[0], 20)
+    wait_until(lambda: len(first_bases(cluster, "t")) == 1 and 0 not in first_bases(cluster, "t"))
+    low = watermarks(cluster.bootstrap, "t")[0]
+    check_reset(cluster.bootstrap, "t", low)
+    leader = leaders(cluster.bootstrap, "t")[0]
+    cluster[leader].kill()
+    live = cluster.live[0]
+    after = wait_until(lambda: watermarks(f"{live.host}:{live.client_port}", "t"), 20)
+    assert after[0] >= low
+    cluster[leader].start()
+    cluster[leader].wait_ready()
+    assert watermarks(cluster.bootstrap, "t")[0] >= low
+
+
+def test_by_age(cluster: Cluster) -> None:
+    """Records stamped three weeks ago are older than two weeks: their closed segments go."""
+    create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576")
+    old = int(time.time() * 1e3) - 21 * 24 * 3600 * 1000
+    producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
+    for i in range(3_000):
+        producer.produce("t", bytes(1000), timestamp=old + i)
+    for _ in range(10):
+        producer.produce("t", b"now")
+    assert producer.flush(30) == 0
+    low = wait_until(lambda: watermarks(cluster.bootstrap, "t")[0], 20)
+    assert watermarks(cluster.bootstrap, "t")[1] == 3_010
+    wait_until(lambda: len(first_bases(cluster, "t")) == 1 and 0 not in first_bases(cluster, "t"))
+    check_reset(cluster.bootstrap, "t", low)
+
+
+def test_delete_records(cluster: Cluster) -> None:
+    create_topic(cluster.bootstrap, "t", 1)
+    with Load(cluster.bootstrap, "t", 1) as load:
+        load.wait_for(1_000)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    where = confluent_kafka.TopicPartition("t", 0, 500)
+    (future,) = admin.delete_records([where]).values()
+    assert future.result(20).low_watermark == 500
+    assert watermarks(cluster.bootstrap, "t")[0] == 500
+    check_reset(cluster.bootstrap, "t", 500)
+    for node in cluster.nodes.values():
+        node.kill()
+    for node in cluster.nodes.values():
+        node.start()
+    for node in cluster.nodes.values():
+        node.wait_ready()
+    assert watermarks(cluster.bootstrap, "t")[0] == 500
+
+
+def test_added_partitions_under_load(cluster: Cluster) -> None:
+    """Stock producers use the new partition; a group reads it from its first record."""
+    create_topic(cluster.bootstrap, "t", 1)
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": cluster.bootstrap, "topic.metadata.refresh.interval.ms": 500}
+    )
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "topic.metadata.refresh.interval.ms": 500,
+        }
+    )
+    consumer.subscribe(["t"])
+    produced: dict[int, list[int]] = {0: [], 1: []}
+    consumed: dict[int, list[int]] = {0: [], 1: []}
+
+    def delivered(error: object, message: confluent_kafka.Message) -> None:
+        assert error is None
+        produced[message.partition()].append(message.offset())
+
+    def step() -> bool:
+        for i in range(20):
+            producer.produce("t", b"v", key=b"%d" % i, on_delivery=delivered)
+        producer.poll(0.01)
+        for message in consumer.consume(500, 0.05):
+            assert message.error() is None, message.error()
+            consumed[message.partition()].append(message.offset())
+        return len(consumed[0]) > 200
+
+    wait_until(step, 30)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    new = confluent_kafka.admin.NewPartitions("t", 2)
+    (future,) = admin.create_partitions([new]).values()
+    future.result(20)
+    wait_until(lambda: step() and len(consumed[1]) > 200, 40, "the group reads the new partition")
+    assert consumed[1][:200] == list(range(200)), "from its first record"
+    producer.flush(20)
+    consumer.close()
