@@ -43,7 +43,7 @@ class Entry:
 
 @frozen(slots=True)
 class PreVoteRequest:
-    """Would you vote for me in `term`? Changes no state (Raft thesis §9.6). `term` is the next one."""
+    """Would you vote for me in `term`, my next one? Changes no state (Raft thesis §9.6)."""
 
     term: Term
     sender: ReplicaId
@@ -64,7 +64,7 @@ class PreVoteReply:
 
 @frozen(slots=True)
 class VoteRequest:
-    """Vote for me in `term` (Raft §5.2). `is_transfer`: the leader asked for it, so leases are ignored."""
+    """Vote for me in `term` (Raft §5.2). `is_transfer`: the leader asked, so ignore its lease."""
 
     term: Term
     sender: ReplicaId
@@ -89,7 +89,7 @@ class AppendRequest:
     """Entries that follow position `prev_end`, whose last entry had `prev_term` (Raft §5.3).
 
     Without entries it is a probe. `entries` are contiguous from `prev_end`, except that offsets may
-    have gaps below the leader's commit (compaction), so an entry may start above its predecessor's end.
+    have gaps below the leader's commit (compaction): an entry may start above the end before it.
     """
 
     term: Term
@@ -108,7 +108,9 @@ class AppendReply:
     Accepted: all below `flushed_end` agrees with the leader's log *and* is flushed here.
     Refused: `hint_end`, `hint_term` name the follower's greatest end of a term not above the
     request's `prev_term`; `refused_prev_end` tells which request it was.
-    `clock_ms` is the follower's wall clock, for retention alone (hazard 3).
+    `is_promise` is False from a replica that is damaged or on probation: the position then only
+    steers the flow of entries and counts towards no quorum.
+    `clock_ms` is the follower's wall clock, for retention alone: no clock decides about safety.
     """
 
     term: Term
@@ -119,6 +121,7 @@ class AppendReply:
     refused_prev_end: RaftIndex = RaftIndex(0)
     hint_end: RaftIndex = RaftIndex(0)
     hint_term: Term = Term(0)
+    is_promise: bool = True
     clock_ms: int = 0
 
 
@@ -136,12 +139,17 @@ class Heartbeat:
 
 @frozen(slots=True)
 class HeartbeatReply:
-    """I hear you."""
+    """I hear you.
+
+    `matched_end`: all below it arrived here and agrees with the leader's log, flushed or not. So a
+    leader tells lost messages, and a follower that restarted, from a slow disk.
+    """
 
     term: Term
     sender: ReplicaId
     to: ReplicaId
     round: int
+    matched_end: RaftIndex = RaftIndex(0)
     clock_ms: int = 0
 
 
@@ -149,8 +157,9 @@ class HeartbeatReply:
 class InstallLogStart:
     """The follower is behind the leader's log start: begin anew at this tuple (Raft §7).
 
-    `payload` is the log-start tuple as `log/log_start.py` encodes it, opaque here; the log begins at
-    `log_start`, and the entry before it had `previous_term`.
+    `payload` is the log-start tuple as the log encodes it, opaque here; the log begins at
+    `log_start`, and the entry before it had `previous_term`. `configuration` is the encoded
+    `membership.Configuration` in force there.
     """
 
     term: Term
@@ -159,6 +168,7 @@ class InstallLogStart:
     log_start: RaftIndex
     previous_term: Term
     payload: Buffer
+    configuration: bytes
 
 
 @frozen(slots=True)

@@ -1,6 +1,6 @@
 """What the core wants done: `Ready`, its effects in the order they must happen.
 
-The core decides, the replica engine performs. The contract of durability (Raft §5, hazards 9, 10):
+The core decides, the replica engine performs. The contract of durability (Raft §5.1-5.3):
 
 1. `hard_state` is written to the journal;
 2. `install`, `truncate_end`, then `append` are written to the log, still unflushed;
@@ -58,3 +58,66 @@ class Ready:
     send_after_flush: tuple[Message, ...] = ()
     soft_state: SoftState | None = None
     commit_end: RaftIndex | None = None
+
+
+class Effects:
+    """Gathers what one Ready will hold; owned by the core, emptied by `take`."""
+
+    __slots__ = ("append", "install", "send_after_flush", "send_now", "truncate_end")
+
+    def __init__(self) -> None:
+        self.install: InstallLogStart | None = None
+        self.truncate_end: RaftIndex | None = None
+        self.append: list[Entry] = []
+        self.send_now: list[Message] = []
+        self.send_after_flush: list[Message] = []
+
+    def truncate_to(self, end: RaftIndex) -> None:
+        """Drop the log's suffix from `end` on: first what the engine has not even seen."""
+        append = self.append
+        engine_end = append[0].start if append else None
+        while append and append[-1].end > end:
+            append.pop()
+        if engine_end is None or end < engine_end:
+            self.truncate_end = end if self.truncate_end is None else min(end, self.truncate_end)
+
+    def install_log_start(self, install: InstallLogStart) -> None:
+        """Replace the log: what was to happen to the old one does not matter any more."""
+        self.install = install
+        self.truncate_end = None
+        self.append.clear()
+
+    def take(
+        self,
+        hard_state: HardState | None,
+        soft_state: SoftState | None,
+        commit_end: RaftIndex | None,
+    ) -> Ready | None:
+        """All gathered effects; None when there is nothing to do."""
+        if not (
+            self.append
+            or self.send_now
+            or self.send_after_flush
+            or self.truncate_end is not None
+            or self.install is not None
+            or hard_state is not None
+            or soft_state is not None
+            or commit_end is not None
+        ):
+            return None
+        ready = Ready(
+            hard_state,
+            self.install,
+            self.truncate_end,
+            tuple(self.append),
+            tuple(self.send_now),
+            tuple(self.send_after_flush),
+            soft_state,
+            commit_end,
+        )
+        self.install = None
+        self.truncate_end = None
+        self.append.clear()
+        self.send_now.clear()
+        self.send_after_flush.clear()
+        return ready

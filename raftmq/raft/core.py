@@ -1,0 +1,474 @@
+"""One replica's share of one Raft group: its state, and the verbs that move it.
+
+Sans-IO: `tick` is time, `step` is the network, `propose` is a client, `advance` says what reached
+the disk; `ready` hands out the effects these caused and promises nothing that is not durable yet
+(see `ready.py`). The core keeps no entries: it knows positions and terms (`epochs.py`) and reads
+entries for replicas that lag through an `EntrySource`.
+
+Where to look: who may lead is `election.py`; what a leader does is `leader.py`, a follower
+`follower.py`; who belongs to the group is `membership.py`; when a majority has something is
+`quorum.py`.
+
+Invariants: term and commit_end never fall; one vote per term; nothing below commit_end is ever
+truncated; `leadership` exists exactly while the role is LEADER.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from attrs import field, frozen
+from attrs.validators import ge
+
+from raftmq.errors import NotLeaderError
+from raftmq.ports import Buggify, Random, never
+from raftmq.raft import follower
+from raftmq.raft.election import Election
+from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.leader import Leadership, election_payload
+from raftmq.raft.membership import Configuration, ConfigurationHistory
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    HeartbeatReply,
+    InstallLogStart,
+    Message,
+    PreVoteReply,
+    PreVoteRequest,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from raftmq.raft.progress import Progress
+from raftmq.raft.ready import Effects, HardState, Ready, Role, SoftState
+from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
+
+
+@frozen(slots=True)
+class RaftConfig:
+    """Settings of one replica. Ticks are the engine's; their length is not known here."""
+
+    self_id: ReplicaId
+    election_ticks: int = field(default=10, validator=ge(2))
+    heartbeat_ticks: int = field(default=2, validator=ge(1))
+    append_bytes_max: int = 1 << 20  # of entries in one request, or one entry if that is larger
+    inflight_bytes_max: int = 8 << 20
+    inflight_messages_max: int = 64
+    pre_vote: bool = True
+    check_quorum: bool = True
+    priority: int = 0  # higher campaigns earlier
+    announce_commit: bool = False  # tell followers at once that the commit moved
+    may_vote: bool = True  # False: on probation, see RaftCore.on_probation
+
+    def __attrs_post_init__(self) -> None:
+        assert self.heartbeat_ticks < self.election_ticks, "heartbeats keep elections away"
+
+
+class EntrySource(Protocol):
+    """The log, as the core reads it for replicas that lag."""
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries from `start`, an entry's start: at least one if any; () if not readable now."""
+        ...
+
+    def log_start_payload(self) -> Buffer:
+        """The encoded log-start tuple for `InstallLogStart`."""
+        ...
+
+
+class RaftCore:
+    """The state machine of Raft for one replica of one group."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        *,
+        hard_state: HardState,
+        epochs: EpochHistory,
+        configuration: Configuration,
+        configuration_history: Sequence[tuple[RaftIndex, Configuration]] = (),
+        flushed_end: RaftIndex,
+        commit_end: RaftIndex,
+        source: EntrySource,
+        random: Random,
+        buggify: Buggify = never,
+    ) -> None:
+        """Take over what recovery found.
+
+        `configuration` is in force at the log start, `configuration_history` are the membership
+        entries above. `commit_end` is a hint: at least the log start, at most what is flushed.
+        """
+        assert epochs.log_start <= flushed_end <= epochs.log_end, "flushed beyond the log"
+        assert epochs.log_start <= commit_end <= flushed_end, "committed beyond what is flushed"
+        self.config: Final = config
+        self.self_id: Final = config.self_id
+        self.source: Final = source
+        self.buggify: Final = buggify
+        self.effects: Final = Effects()
+        self.epochs: Final = epochs
+        self.configurations: Final = ConfigurationHistory(
+            configuration, epochs.log_start, configuration_history
+        )
+        self.now = 0  # ticks since the start
+        self.clock_ms = 0  # wall clock for replies, set by the engine; decides nothing here
+
+        self.term = hard_state.term
+        self.vote = hard_state.vote
+        self._durable_from = hard_state  # what the engine was last told to keep
+        if epochs.last_term > self.term:
+            # The log reached the disk before the journal did. A vote in that term would have left
+            # only after the journal, so there was none.
+            self.term, self.vote = epochs.last_term, None
+        self.role = Role.FOLLOWER
+        self.leader: ReplicaId | None = None
+        self.leadership: Leadership | None = None
+        self._soft_state = SoftState(self.role, self.term, None)
+        self._round = 0  # of heartbeats; never repeats while this process lives
+
+        self.flushed_end = flushed_end
+        self.commit_end = commit_end
+        self._told_commit_end = commit_end
+        # All below agrees with the leader of this term; what is committed agrees with any.
+        self.matched_end = commit_end
+
+        # Refuse votes to, and campaign with, no log shorter than this: recovery cut, or found
+        # damaged, what this replica may have promised to keep. The engine sets and clears it.
+        self.claimed_end_floor = RaftIndex(0)
+        # No campaign, and no promise: set by the engine while bytes are damaged.
+        self.suspended = False
+        # A replica whose past is lost: no vote, no campaign, no promise until a committed
+        # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
+        # unless its votes and claimed end survived.
+        self.on_probation = not config.may_vote
+        self._recovered_term = self.term
+
+        self.election: Final = Election(self, random)
+        self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
+            VoteRequest: self.election.on_vote_request,
+            VoteReply: self.election.on_vote_reply,
+            PreVoteReply: self.election.on_pre_vote_reply,
+            TimeoutNow: self.election.on_timeout_now,
+            AppendRequest: self._on_append_request,
+            Heartbeat: self._on_heartbeat,
+            InstallLogStart: self._on_install_log_start,
+            AppendReply: self._on_append_reply,
+            HeartbeatReply: self._on_heartbeat_reply,
+        }
+
+    # What others may read.
+
+    @property
+    def log_end(self) -> RaftIndex:
+        """One past the last entry, flushed or not."""
+        return self.epochs.log_end
+
+    @property
+    def log_start(self) -> RaftIndex:
+        """Where the log begins."""
+        return self.epochs.log_start
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in force: the last one appended."""
+        return self.configurations.current
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this replica leads its term, as far as it knows."""
+        return self.leadership is not None
+
+    @property
+    def is_voter(self) -> bool:
+        """True when the configuration in force counts this replica."""
+        return self.self_id in self.configurations.current.voters
+
+    @property
+    def is_sole_voter(self) -> bool:
+        """True in a group of one: this one."""
+        return self.configurations.current.voters == (self.self_id,)
+
+    @property
+    def is_mute(self) -> bool:
+        """True when replies promise nothing: damaged, or on probation."""
+        return self.suspended or self.on_probation
+
+    @property
+    def can_campaign(self) -> bool:
+        """True when this replica may ask for votes."""
+        return not self.is_mute and self.log_end >= self.claimed_end_floor and self.is_voter
+
+    @property
+    def term_start(self) -> RaftIndex | None:
+        """Where the leader's own election entry starts; None when not leading."""
+        return None if self.leadership is None else self.leadership.term_start
+
+    @property
+    def has_committed_own_term(self) -> bool:
+        """True when a leader's commit_end is exact: its own election entry is committed (§8)."""
+        return self.leadership is not None and self.leadership.has_committed_own_term
+
+    @property
+    def progress(self) -> Mapping[ReplicaId, Progress]:
+        """What a leader knows of the other replicas; empty when not leading."""
+        return {} if self.leadership is None else self.leadership.progress
+
+    @property
+    def transferee(self) -> ReplicaId | None:
+        """Whom leadership is being handed to."""
+        return None if self.leadership is None else self.leadership.transferee
+
+    @property
+    def is_claim_restored(self) -> bool:
+        """True when this replica holds again all that it may have promised before recovery.
+
+        Either it agrees with a leader up to the claimed end, or it holds the election entry of a
+        leader of a later term: that leader's log has everything committed before.
+        """
+        held_end = min(self.matched_end, self.flushed_end)
+        if held_end >= self.claimed_end_floor:
+            return True
+        return (
+            self.epochs.last_term == self.term > self._recovered_term
+            and held_end > self.epochs.last_start
+        )
+
+    # The verbs.
+
+    def tick(self) -> None:
+        """Let one unit of time pass."""
+        self.now += 1
+        if self.on_probation:
+            self._end_probation_if_named()
+        if self.leadership is not None:
+            self.leadership.tick()
+        else:
+            self.election.tick()
+
+    def step(self, message: Message) -> None:
+        """Advance the group by one message; never blocks, never performs I/O."""
+        if message.to != self.self_id:
+            return  # for an earlier life of this node, with another storage
+        kind = type(message)
+        if kind is PreVoteRequest:
+            assert isinstance(message, PreVoteRequest)
+            self.election.on_pre_vote_request(message)  # changes nothing here, so no term to adopt
+            return
+        if kind in _REPLIES and message.sender not in self.configurations.current.members:
+            return
+        if message.term != self.term:
+            if message.term < self.term:
+                self._refuse_stale(message)
+                return
+            if kind is PreVoteReply and message.granted:  # type: ignore[union-attr]
+                self.election.on_pre_vote_reply(message)  # type: ignore[arg-type]
+                return
+            if self.election.must_ignore(message):
+                return
+            self.become_follower(message.term, None)
+        assert message.term == self.term or kind is PreVoteReply
+        self._handlers[kind](message)
+
+    def propose(self, payload: Buffer, width: int, kind: EntryKind = EntryKind.BATCH) -> Entry:
+        """Append an entry of `width` positions to the group's log.
+
+        Raises:
+            NotLeaderError: not leading, or handing leadership over.
+        """
+        leadership = self._leading()
+        if leadership.transferee is not None:
+            raise NotLeaderError("leadership is being handed over")
+        assert kind is EntryKind.BATCH or width == 1, "a bare entry takes one position"
+        assert kind is not EntryKind.MEMBERSHIP, "propose_membership checks what this does not"
+        return self.append_own(payload, width, kind)
+
+    def propose_membership(self, configuration: Configuration) -> Entry:
+        """Append a configuration that differs by at most one voter; it is in force at once.
+
+        Raises:
+            NotLeaderError: not leading, or handing leadership over.
+            KafkaError: REASSIGNMENT_IN_PROGRESS while another is uncommitted or nothing of the own
+                term is committed yet; INVALID_REPLICA_ASSIGNMENT for a step that is not allowed.
+        """
+        leadership = self._leading()
+        if leadership.transferee is not None:
+            raise NotLeaderError("leadership is being handed over")
+        leadership.check_membership_change(configuration)
+        entry = self.append_own(configuration.encode(), 1, EntryKind.MEMBERSHIP)
+        self.configurations.append(entry.start, configuration)
+        leadership.configuration_changed()
+        return entry
+
+    def transfer_leadership(self, to: ReplicaId) -> None:
+        """Hand leadership to voter `to`; proposals are refused until that is done or timed out.
+
+        Raises:
+            NotLeaderError: not leading.
+            KafkaError: INELIGIBLE_REPLICA when `to` is no other voter.
+        """
+        self._leading().start_transfer(to)
+
+    def abort_transfer(self) -> None:
+        """Take proposals again. The target may win all the same, if it was already told."""
+        if self.leadership is not None:
+            self.leadership.transferee = None
+
+    def read_index(self) -> tuple[int, RaftIndex] | None:
+        """Begin a linearizable read (Raft §8): (heartbeat round, commit_end to read up to).
+
+        None: not leading, or nothing of the own term is committed yet.
+        """
+        return None if self.leadership is None else self.leadership.read_index()
+
+    def read_confirmed(self, round: int) -> bool:
+        """True once a majority answered `round`, so this replica still led when it was asked."""
+        return self.leadership is not None and self.leadership.is_confirmed(round)
+
+    def campaign(self) -> None:
+        """Stop believing in the leader, whose connection closed, and stand for election soon."""
+        if self.leadership is None:
+            self.election.leader_lost()
+
+    def ready(self) -> Ready | None:
+        """Take the effects gathered since the last call."""
+        if self.leadership is not None:
+            self.leadership.send()
+        hard_state = soft_state = commit_end = None
+        durable = self._durable_from
+        if durable.term != self.term or durable.vote != self.vote:
+            hard_state = self._durable_from = HardState(self.term, self.vote)
+        soft = self._soft_state
+        if soft.role is not self.role or soft.leader != self.leader or soft.term != self.term:
+            soft_state = self._soft_state = SoftState(self.role, self.term, self.leader)
+        if self.commit_end != self._told_commit_end:
+            commit_end = self._told_commit_end = self.commit_end
+        return self.effects.take(hard_state, soft_state, commit_end)
+
+    def advance(self, flushed_end: RaftIndex) -> None:
+        """The engine's log is flushed up to `flushed_end`; only now does a leader count itself."""
+        assert flushed_end <= self.log_end, "flushed beyond the log"
+        if flushed_end > self.flushed_end:
+            self.flushed_end = flushed_end
+            if self.leadership is not None:
+                self.leadership.commit_if_possible()
+
+    def log_start_moved(self, log_start: RaftIndex, previous_term: Term) -> None:
+        """The engine dropped the log below `log_start`, which is committed."""
+        assert log_start <= self.commit_end, "only a committed prefix may go"
+        self.epochs.move_start(log_start, previous_term)
+        self.configurations.move_start(log_start)
+
+    # For election, leader and follower.
+
+    def append_own(self, payload: Buffer, width: int, kind: EntryKind) -> Entry:
+        """Append an entry of the own term; any role's check was made by the caller."""
+        start = self.epochs.log_end
+        entry = Entry(start, RaftIndex(start + width), self.term, kind, payload)
+        self.epochs.append(self.term, start, entry.end)
+        self.matched_end = entry.end
+        self.effects.append.append(entry)
+        return entry
+
+    def become_follower(self, term: Term, leader: ReplicaId | None) -> None:
+        """Follow `leader`, or nobody known yet; a later term forgets the vote (§5.1)."""
+        assert term >= self.term, "terms never fall"
+        if term > self.term:
+            self._enter_term(term, None)
+        self.role = Role.FOLLOWER
+        self.leader = leader
+        self.leadership = None
+        self.election.reset()
+
+    def become_candidate(self, *, is_real: bool) -> None:
+        """Stand for election: the next term is entered, with the own vote, only in earnest."""
+        assert self.can_campaign
+        assert self.leadership is None
+        if is_real:
+            self._enter_term(Term(self.term + 1), self.self_id)
+        self.role = Role.CANDIDATE if is_real else Role.PRE_CANDIDATE
+        self.leader = None
+
+    def become_leader(self) -> None:
+        """Lead this term; its first entry says so and lets older ones be committed (§8)."""
+        assert self.role is Role.CANDIDATE
+        assert self.vote == self.self_id
+        self.role = Role.LEADER
+        self.leader = self.self_id
+        self.leadership = Leadership(self, self.epochs.log_end)
+        self.append_own(election_payload(self.self_id), 1, EntryKind.ELECTION)
+
+    def next_round(self) -> int:
+        """A new heartbeat round."""
+        self._round += 1
+        return self._round
+
+    def set_commit_end(self, commit_end: RaftIndex) -> None:
+        """All below is on a majority, for good."""
+        assert self.commit_end < commit_end <= self.log_end
+        was_settled = self.configurations.is_committed(self.commit_end)
+        self.commit_end = commit_end
+        if was_settled or not self.configurations.is_committed(commit_end):
+            return
+        if self.leadership is not None:
+            self.leadership.configuration_committed()
+
+    def truncate_to(self, end: RaftIndex) -> None:
+        """Drop a suffix that the leader's log does not have (§5.3)."""
+        assert end >= self.commit_end, "a committed entry is never truncated"
+        assert end >= self.matched_end, "what agrees with this term's leader is never truncated"
+        self.epochs.truncate_to(end)
+        self.configurations.truncate_to(end)
+        self.flushed_end = min(self.flushed_end, end)
+        self.effects.truncate_to(end)
+
+    def _enter_term(self, term: Term, vote: ReplicaId | None) -> None:
+        self.term = term
+        self.vote = vote
+        self.matched_end = self.commit_end
+
+    def _leading(self) -> Leadership:
+        if self.leadership is None:
+            raise NotLeaderError
+        return self.leadership
+
+    def _end_probation_if_named(self) -> None:
+        start, configuration = self.configurations.committed(self.commit_end)
+        if start >= self.claimed_end_floor and self.self_id in configuration.members:
+            self.on_probation = False
+
+    def _refuse_stale(self, message: Message) -> None:
+        """Answer a sender of an earlier term, so that it learns of ours (§5.1)."""
+        term, sender = self.term, message.sender
+        reply: Message
+        if isinstance(message, Heartbeat):
+            reply = HeartbeatReply(term, self.self_id, sender, message.round)
+        elif isinstance(message, AppendRequest | InstallLogStart):
+            reply = AppendReply(term, self.self_id, sender, False, RaftIndex(0))
+        elif isinstance(message, VoteRequest):
+            reply = VoteReply(term, self.self_id, sender, False)
+        else:
+            return
+        self.effects.send_now.append(reply)
+
+    def _on_append_request(self, request: AppendRequest) -> None:
+        follower.on_append_request(self, request)
+
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        follower.on_heartbeat(self, heartbeat)
+
+    def _on_install_log_start(self, install: InstallLogStart) -> None:
+        follower.on_install_log_start(self, install)
+
+    def _on_append_reply(self, reply: AppendReply) -> None:
+        if self.leadership is not None:
+            self.leadership.on_append_reply(reply)
+
+    def _on_heartbeat_reply(self, reply: HeartbeatReply) -> None:
+        if self.leadership is not None:
+            self.leadership.on_heartbeat_reply(reply)
+
+
+_REPLIES: Final = frozenset({PreVoteReply, VoteReply, AppendReply, HeartbeatReply})

@@ -1,0 +1,200 @@
+"""Who may lead: timeouts, pre-votes, votes, and the refusal of both while a leader is live.
+
+Pre-vote (Raft thesis §9.6): a replica asks whether it could win before it enters a new term, so
+that one that hears nothing, or was removed, never raises the term of others. Lease refusal
+(§4.2.3): who heard a leader within the least election timeout grants nothing, unless that leader
+hands over.
+
+Only voters are asked, and only their votes count, both by the candidate's configuration alone
+(thesis §4.1). So a replica that believes itself a learner does answer: whoever asks it holds a log
+that promoted it, and without its vote a group could stay without a leader.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raftmq.ports import Random
+from raftmq.raft.messages import (
+    PreVoteReply,
+    PreVoteRequest,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from raftmq.raft.quorum import VoteOutcome, vote_outcome
+from raftmq.raft.ready import Role
+from raftmq.types import RaftIndex, ReplicaId, Term
+
+if TYPE_CHECKING:
+    from raftmq.raft.core import RaftCore
+
+
+def is_up_to_date(
+    their_term: Term, their_end: RaftIndex, our_term: Term, our_end: RaftIndex
+) -> bool:
+    """True when their log is at least as up to date as ours (Raft §5.4.1)."""
+    return (their_term, their_end) >= (our_term, our_end)
+
+
+class Election:
+    """The election timer and the votes of one replica. Times are ticks of `core.now`."""
+
+    __slots__ = ("_core", "_deadline", "_heard_at", "_random", "_timeout", "votes")
+
+    def __init__(self, core: RaftCore, random: Random) -> None:
+        self._core = core
+        self._random = random
+        self.votes: dict[ReplicaId, bool] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Draw a new timeout and begin to wait; priority draws from a shorter range."""
+        config = self._core.config
+        spread = max(1, config.election_ticks >> max(0, config.priority))
+        self._timeout = config.election_ticks + self._random.randrange(0, spread)
+        self._heard_at = self._core.now
+        self._deadline = self._core.now + self._timeout
+
+    def hear_leader(self, leader: ReplicaId) -> None:
+        """A message of this term's leader arrived."""
+        core = self._core
+        if core.role is not Role.FOLLOWER or core.leader is None:
+            assert core.role is not Role.LEADER, "two leaders in one term"
+            core.become_follower(core.term, leader)
+            return
+        assert core.leader == leader, "two leaders in one term"
+        self._heard_at = core.now
+        self._deadline = core.now + self._timeout
+
+    @property
+    def is_in_lease(self) -> bool:
+        """True while there is no reason to believe that the leader is gone (thesis §4.2.3)."""
+        core = self._core
+        if not core.config.check_quorum or core.leader is None:
+            return False
+        return core.role is Role.LEADER or core.now - self._heard_at < core.config.election_ticks
+
+    def must_ignore(self, message: object) -> bool:
+        """True for a vote request that would only disturb a live leader."""
+        return isinstance(message, VoteRequest) and not message.is_transfer and self.is_in_lease
+
+    def tick(self) -> None:
+        """Stand for election when the leader was silent for a timeout; a group of one at once."""
+        core = self._core
+        if core.now >= self._deadline or (core.leader is None and core.is_sole_voter):
+            if core.can_campaign:
+                self._stand()
+            else:
+                core.become_follower(core.term, None)
+
+    def leader_lost(self) -> None:
+        """The leader's connection closed: do not wait for the timeout.
+
+        All followers notice at the same moment. So that they do not split the vote, one of them,
+        another one in each term, stands at once, and the next ones each two ticks later.
+        """
+        core = self._core
+        lost, core.leader = core.leader, None
+        if core.role is not Role.FOLLOWER or not core.can_campaign:
+            return
+        if lost is None:
+            self._stand()
+            return
+        rest = [voter for voter in core.configuration.voters if voter != lost]
+        rank = (rest.index(core.self_id) + core.term) % len(rest)
+        if rank == 0:
+            self._stand()
+        else:
+            self._deadline = min(self._deadline, core.now + 2 * rank)
+
+    def on_pre_vote_request(self, request: PreVoteRequest) -> None:
+        """Say whether we would vote for the sender; changes nothing here."""
+        core = self._core
+        granted = (
+            request.term > core.term
+            and not self.is_in_lease
+            and self._may_grant(request.last_term, request.log_end)
+        )
+        term = request.term if granted else core.term
+        core.effects.send_now.append(PreVoteReply(term, core.self_id, request.sender, granted))
+
+    def on_pre_vote_reply(self, reply: PreVoteReply) -> None:
+        """Count a pre-vote; with a majority of them, stand in earnest."""
+        core = self._core
+        if core.role is not Role.PRE_CANDIDATE:
+            return
+        if reply.granted and reply.term != core.term + 1:
+            return  # for an attempt in an earlier term
+        self._count(reply.sender, reply.granted)
+
+    def on_vote_request(self, request: VoteRequest) -> None:
+        """Vote once per term, for a log with all we may have helped to commit (§5.2, §5.4.1)."""
+        core = self._core
+        granted = (
+            core.leader is None
+            and (core.vote is None or core.vote == request.sender)
+            and self._may_grant(request.last_term, request.log_end)
+        )
+        reply = VoteReply(core.term, core.self_id, request.sender, granted)
+        if not granted:
+            core.effects.send_now.append(reply)
+            return
+        if core.vote is None:
+            core.vote = request.sender
+        core.become_follower(core.term, None)
+        core.effects.send_after_flush.append(reply)
+
+    def on_vote_reply(self, reply: VoteReply) -> None:
+        """Count a vote; with a majority of them, lead."""
+        if self._core.role is Role.CANDIDATE:
+            self._count(reply.sender, reply.granted)
+
+    def on_timeout_now(self, message: TimeoutNow) -> None:
+        """The leader hands over: stand at once, without a pre-vote (thesis §3.10)."""
+        core = self._core
+        if core.role is Role.FOLLOWER and core.leader == message.sender and core.can_campaign:
+            self._begin(is_real=True, is_transfer=True)
+
+    def _may_grant(self, last_term: Term, log_end: RaftIndex) -> bool:
+        core = self._core
+        return (
+            not core.on_probation
+            and log_end >= core.claimed_end_floor
+            and is_up_to_date(last_term, log_end, core.epochs.last_term, core.log_end)
+        )
+
+    def _stand(self) -> None:
+        core = self._core
+        self._begin(is_real=not core.config.pre_vote or core.is_sole_voter, is_transfer=False)
+
+    def _begin(self, *, is_real: bool, is_transfer: bool) -> None:
+        core = self._core
+        core.become_candidate(is_real=is_real)
+        self.reset()
+        self.votes.clear()
+        self_id, last_term, log_end = core.self_id, core.epochs.last_term, core.log_end
+        for voter in core.configuration.voters:
+            if voter == self_id:
+                continue
+            if is_real:
+                # After the flush: our own vote is counted below and must not be forgotten.
+                core.effects.send_after_flush.append(
+                    VoteRequest(core.term, self_id, voter, last_term, log_end, is_transfer)
+                )
+            else:
+                core.effects.send_now.append(
+                    PreVoteRequest(Term(core.term + 1), self_id, voter, last_term, log_end)
+                )
+        self._count(self_id, granted=True)
+
+    def _count(self, voter: ReplicaId, granted: bool) -> None:
+        core = self._core
+        self.votes[voter] = granted
+        outcome = vote_outcome(core.configuration.voters, self.votes)
+        if outcome is VoteOutcome.LOST:
+            core.become_follower(core.term, None)
+        elif outcome is VoteOutcome.WON and core.role is Role.CANDIDATE:
+            core.become_leader()
+        elif outcome is VoteOutcome.WON:
+            self._begin(is_real=True, is_transfer=False)

@@ -1,0 +1,392 @@
+"""What a leader does: replicate, count, commit, prove that it still leads, hand over.
+
+Exists only while its replica leads, so nothing of one leadership can leak into the next. Messages
+to followers are built in `send`, once per Ready, so that all proposals since the last one leave in
+one request. How much may be sent to whom is `progress.py`'s matter.
+
+Invariants: commit_end moves only by counting what a majority flushed, this replica included, and
+only past an entry of the own term (Raft §5.4.2); nothing of this term leaves before it is certain
+that a restart would not enter the same term again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.raft.membership import Configuration, check_change
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    Heartbeat,
+    HeartbeatReply,
+    InstallLogStart,
+    TimeoutNow,
+)
+from raftmq.raft.progress import Progress, ProgressState
+from raftmq.raft.quorum import majority, quorum_end
+from raftmq.types import RaftIndex, ReplicaId
+
+if TYPE_CHECKING:
+    from raftmq.raft.core import RaftCore
+
+_ELECTION_PAYLOAD: Final = Struct(">BiQ")  # version, node id, storage id of the leader
+_entry_start = attrgetter("start")
+
+
+def election_payload(leader: ReplicaId) -> bytes:
+    """The payload of an election entry: who leads from here on, for readers of the log."""
+    return _ELECTION_PAYLOAD.pack(1, *leader)
+
+
+def may_commit(end: RaftIndex, commit_end: RaftIndex, term_start: RaftIndex) -> bool:
+    """True when a majority's `end` may become the commit.
+
+    Entries of earlier terms are never committed by counting replicas (Raft §5.4.2, figure 8), only
+    together with one of the own term, the first being the election entry at `term_start`.
+    """
+    return end > commit_end and end > term_start
+
+
+class Leadership:
+    """One replica's time as a leader, from its election entry on."""
+
+    __slots__ = (
+        "_chunks",
+        "_core",
+        "_counts_self",
+        "_first_round",
+        "_followers",
+        "_heartbeat_at",
+        "_must_beat",
+        "_quorum",
+        "_round",
+        "_round_is_unsent",
+        "_transfer_deadline",
+        "_transfer_is_told",
+        "_voting",
+        "progress",
+        "term_start",
+        "transferee",
+    )
+
+    def __init__(self, core: RaftCore, term_start: RaftIndex) -> None:
+        self._core = core
+        self.term_start = term_start
+        self.progress: dict[ReplicaId, Progress] = {}  # everybody but this replica
+        self._followers: list[Progress] = []  # the same, in a fixed order
+        self._voting: list[Progress] = []  # those that count
+        self._counts_self = True
+        self._quorum = 1
+        self._heartbeat_at = core.now + core.config.heartbeat_ticks
+        self._must_beat = False
+        self._first_round = self._round = core.next_round()
+        self._round_is_unsent = False
+        self.transferee: ReplicaId | None = None
+        self._transfer_deadline = 0
+        self._transfer_is_told = False
+        self._chunks: dict[RaftIndex, tuple[tuple[Entry, ...], int]] = {}
+        self.configuration_changed()
+
+    @property
+    def has_committed_own_term(self) -> bool:
+        """True once commit_end is exact (Raft §8)."""
+        return self._core.commit_end > self.term_start
+
+    # Time.
+
+    def tick(self) -> None:
+        """Send heartbeats when due; step down when no majority answers (thesis §6.2)."""
+        core = self._core
+        if core.now < self._heartbeat_at:
+            return
+        self._heartbeat_at = core.now + core.config.heartbeat_ticks
+        if core.config.check_quorum and not self._hears_quorum():
+            core.become_follower(core.term, None)
+            return
+        if self.transferee is not None and core.now >= self._transfer_deadline:
+            self.transferee = None
+        self._begin_round()
+
+    def _hears_quorum(self) -> bool:
+        since = self._core.now - self._core.config.election_ticks
+        heard = int(self._counts_self)
+        for progress in self._voting:
+            if progress.last_heard_tick > since:
+                heard += 1
+        return heard >= self._quorum
+
+    def _begin_round(self) -> None:
+        if not self._round_is_unsent:
+            self._round = self._core.next_round()
+            self._round_is_unsent = True
+            self._must_beat = True
+
+    # Sending.
+
+    def send(self) -> None:
+        """Build the messages that are due: heartbeats first, then entries."""
+        core = self._core
+        if core.flushed_end <= self.term_start and core.is_sole_voter:
+            # Nobody else voted, so until the election entry is on disk a restart might enter this
+            # term again, with other entries: learners must not see any of it.
+            return
+        if self._must_beat:
+            self._send_heartbeats()
+        for progress in self._followers:
+            self._replicate(progress)
+        self._chunks.clear()
+
+    def _send_heartbeats(self) -> None:
+        core = self._core
+        self._must_beat = self._round_is_unsent = False
+        for progress in self._followers:
+            commit_end = min(core.commit_end, progress.match_end)
+            core.effects.send_now.append(
+                Heartbeat(core.term, core.self_id, progress.replica, commit_end, self._round)
+            )
+
+    def _replicate(self, progress: Progress) -> None:
+        if progress.state is not ProgressState.REPLICATE and progress.is_awaiting:
+            return
+        core = self._core
+        if progress.next_end < core.log_start or progress.state is ProgressState.CATCH_UP:
+            progress.become_catch_up(core.log_start)
+            self._send_log_start(progress)
+        elif progress.state is ProgressState.PROBE:
+            self._send_probe(progress)
+        else:
+            log_end = core.log_end
+            while progress.next_end < log_end and progress.has_room:
+                entries, size_bytes = self._entries(progress.next_end)
+                if not entries:
+                    break
+                self._send_entries(progress, entries, size_bytes)
+            if progress.must_ask:
+                self._send_entries(progress, (), 0)
+
+    def _send_probe(self, progress: Progress) -> None:
+        """Ask at one position, with the entries at hand if they happen to follow it."""
+        pending = self._core.effects.append
+        if pending and pending[0].start <= progress.next_end < self._core.log_end:
+            self._send_entries(progress, *self._entries(progress.next_end))
+        else:
+            self._send_entries(progress, (), 0)
+
+    def _send_entries(
+        self, progress: Progress, entries: tuple[Entry, ...], size_bytes: int
+    ) -> None:
+        core = self._core
+        prev_end = progress.next_end
+        core.effects.send_now.append(
+            AppendRequest(
+                core.term,
+                core.self_id,
+                progress.replica,
+                prev_end,
+                core.epochs.term_at_end(prev_end),
+                core.commit_end,
+                entries,
+            )
+        )
+        if entries:
+            progress.sent_entries(entries[-1].end, size_bytes, core.now)
+        else:
+            progress.sent_question(core.now)
+
+    def _send_log_start(self, progress: Progress) -> None:
+        core = self._core
+        if core.effects.install is not None:
+            return  # the engine does not have it yet; the next Ready will
+        core.effects.send_now.append(
+            InstallLogStart(
+                core.term,
+                core.self_id,
+                progress.replica,
+                core.log_start,
+                core.epochs.previous_term,
+                core.source.log_start_payload(),
+                core.configurations.base.encode(),
+            )
+        )
+        progress.sent_question(core.now)
+
+    def _entries(self, start: RaftIndex) -> tuple[tuple[Entry, ...], int]:
+        """What to send from `start`, and its bytes; the same for all followers at that point."""
+        chunk = self._chunks.get(start)
+        if chunk is None:
+            core = self._core
+            bytes_max = core.config.append_bytes_max
+            if core.buggify("raft.short_append"):
+                bytes_max = 1
+            pending = core.effects.append
+            entries: Sequence[Entry]
+            if pending and pending[0].start <= start:
+                first = bisect_left(pending, start, key=_entry_start)
+                entries = pending[first:] if first else pending
+            elif core.effects.install is not None or core.effects.truncate_end is not None:
+                return (), 0  # the engine's log is about to change under us
+            else:
+                entries = core.source.entries(start, bytes_max)
+                assert not entries or entries[0].start >= start, "not at an entry's start"
+            chunk = self._chunks[start] = _cut(entries, bytes_max)
+        return chunk
+
+    # Answers.
+
+    def on_append_reply(self, reply: AppendReply) -> None:
+        """Count what a follower flushed, or look for where its log parts from ours."""
+        core = self._core
+        progress = self.progress.get(reply.sender)
+        if progress is None:
+            return
+        progress.last_heard_tick = core.now
+        if reply.clock_ms:
+            progress.clock_ms = reply.clock_ms
+        if not reply.accepted:
+            next_end = core.epochs.next_end_after(reply.hint_end, reply.hint_term)
+            progress.refused(reply.refused_prev_end, next_end, core.log_start, core.now)
+            return
+        assert reply.flushed_end <= core.log_end, "a follower agrees with more than there is"
+        if progress.accepted(reply.flushed_end, core.now, is_promise=reply.is_promise):
+            if reply.flushed_end > core.commit_end:
+                self.commit_if_possible()
+            if self.transferee == reply.sender:
+                self._hand_over_if_ready()
+
+    def on_heartbeat_reply(self, reply: HeartbeatReply) -> None:
+        """Note that a follower lives, and what it is missing."""
+        core = self._core
+        progress = self.progress.get(reply.sender)
+        if progress is None:
+            return
+        progress.last_heard_tick = core.now
+        if reply.clock_ms:
+            progress.clock_ms = reply.clock_ms
+        if reply.round > progress.acked_round:
+            progress.acked_round = reply.round
+        patience_ticks = core.config.election_ticks // 2
+        progress.heard_matched_end(reply.matched_end, core.now, patience_ticks)
+
+    def commit_if_possible(self) -> None:
+        """Move commit_end to what a majority flushed."""
+        core = self._core
+        ends = [progress.match_end for progress in self._voting]
+        if self._counts_self:
+            ends.append(RaftIndex(0) if core.suspended else core.flushed_end)
+        end = quorum_end(ends)
+        if may_commit(end, core.commit_end, self.term_start):
+            if core.config.announce_commit:
+                self._must_beat = True
+            core.set_commit_end(end)
+
+    # Membership.
+
+    def check_membership_change(self, configuration: Configuration) -> None:
+        """Refuse an unsafe step.
+
+        Raises:
+            KafkaError: as `RaftCore.propose_membership` says.
+        """
+        core = self._core
+        # The second condition is the thesis's, the first its known fix: two leaders might else
+        # each append a change to an uncommitted configuration, with majorities that do not overlap.
+        if not self.has_committed_own_term or not core.configurations.is_committed(core.commit_end):
+            raise KafkaError(
+                "another change is not committed yet", code=ErrorCode.REASSIGNMENT_IN_PROGRESS
+            )
+        check_change(core.configuration, configuration)
+
+    def configuration_changed(self) -> None:
+        """Lead the members of the configuration now in force; new ones are probed at the end."""
+        core = self._core
+        config = core.config
+        configuration = core.configuration
+        progress: dict[ReplicaId, Progress] = {}
+        for member in configuration.members:
+            if member == core.self_id:
+                continue
+            progress[member] = self.progress.get(member) or Progress(
+                member,
+                self.term_start,
+                core.now,
+                bytes_max=config.inflight_bytes_max,
+                messages_max=config.inflight_messages_max,
+            )
+        self.progress = progress
+        self._followers = list(progress.values())
+        self._voting = [progress[voter] for voter in configuration.voters if voter in progress]
+        # A leader that removes itself goes on until that is committed, without counting itself.
+        self._counts_self = core.self_id in configuration.voters
+        self._quorum = majority(len(configuration.voters))
+        if self.transferee not in configuration.voters:
+            self.transferee = None
+
+    def configuration_committed(self) -> None:
+        """Step down if the group now goes on without this replica (thesis §4.2.2)."""
+        if self._counts_self:
+            return
+        core = self._core
+        heir = max(self._voting, key=attrgetter("match_end"))
+        core.effects.send_now.append(TimeoutNow(core.term, core.self_id, heir.replica))
+        core.become_follower(core.term, None)
+
+    # Transfer of leadership (thesis §3.10).
+
+    def start_transfer(self, to: ReplicaId) -> None:
+        """Stop proposals, wait until `to` has all, then tell it to campaign.
+
+        Raises:
+            KafkaError: INELIGIBLE_REPLICA when `to` is no other voter in good order.
+        """
+        core = self._core
+        progress = self.progress.get(to)
+        if progress not in self._voting or progress is None or not progress.is_promising:
+            raise KafkaError(f"{to} cannot lead", code=ErrorCode.INELIGIBLE_REPLICA)
+        self.transferee = to
+        self._transfer_deadline = core.now + core.config.election_ticks
+        self._transfer_is_told = False
+        self._hand_over_if_ready()
+
+    def _hand_over_if_ready(self) -> None:
+        core = self._core
+        to = self.transferee
+        assert to is not None
+        if not self._transfer_is_told and self.progress[to].match_end == core.log_end:
+            self._transfer_is_told = True
+            core.effects.send_now.append(TimeoutNow(core.term, core.self_id, to))
+
+    # Reads (Raft §8, thesis §6.4).
+
+    def read_index(self) -> tuple[int, RaftIndex] | None:
+        """A new round, shared by all reads until it is sent, and the commit_end to read up to."""
+        if not self.has_committed_own_term:
+            return None
+        self._begin_round()
+        return self._round, self._core.commit_end
+
+    def is_confirmed(self, round: int) -> bool:
+        """True once a majority answered `round` or a later one of this leadership."""
+        if round <= self._first_round:
+            return False  # asked in an earlier leadership; others may have led and written since
+        acked = int(self._counts_self)
+        for progress in self._voting:
+            if progress.acked_round >= round:
+                acked += 1
+        return acked >= self._quorum
+
+
+def _cut(entries: Sequence[Entry], bytes_max: int) -> tuple[tuple[Entry, ...], int]:
+    """The first entries of at most `bytes_max`, at least one, and their bytes."""
+    size_bytes = 0
+    for count, entry in enumerate(entries):
+        size = len(entry.payload)
+        if count and size_bytes + size > bytes_max:
+            return tuple(entries[:count]), size_bytes
+        size_bytes += size
+    return tuple(entries), size_bytes

@@ -1,0 +1,188 @@
+"""What a leader knows of one other replica, and what it may send it next.
+
+All transitions between the states live here. PROBE: the leader does not know where the logs agree
+and sends one request at a time; REPLICATE: it does, and keeps a window of requests in flight;
+CATCH_UP: the replica is behind the leader's log start, was sent that start, and nothing else until
+it is there.
+
+Invariants: `match_end <= next_end` outside CATCH_UP; `match_end` rises only by a promise of the
+replica itself, never by what was sent; the window exceeds its limits by less than one request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from raftmq.types import RaftIndex, ReplicaId
+
+
+class ProgressState(Enum):
+    """How the leader sends to a replica."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    CATCH_UP = "catch-up"
+
+
+class Progress:
+    """One replica as its leader sees it. Times are the core's ticks."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_inflight",
+        "_messages_max",
+        "acked_round",
+        "clock_ms",
+        "inflight_bytes",
+        "is_awaiting",
+        "is_promising",
+        "last_ack_tick",
+        "last_heard_tick",
+        "match_end",
+        "must_ask",
+        "next_end",
+        "replica",
+        "state",
+    )
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        next_end: RaftIndex,
+        now: int,
+        *,
+        bytes_max: int,
+        messages_max: int,
+    ) -> None:
+        self.replica = replica
+        self.state = ProgressState.PROBE
+        self.match_end = RaftIndex(0)  # agrees with our log and is flushed there: counts in quorums
+        self.next_end = next_end  # the next request begins here
+        self.is_awaiting = False  # PROBE, CATCH_UP: one request is out, wait for its answer
+        self.must_ask = False  # REPLICATE: send an empty request, the last answer seems lost
+        self.is_promising = True  # False: damaged or on probation, as its last reply said
+        self.last_heard_tick = now
+        self.last_ack_tick = now  # of the last append reply, or of the request it owes one for
+        self.acked_round = 0
+        self.clock_ms = 0
+        self.inflight_bytes = 0
+        self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first
+        self._bytes_max = bytes_max
+        self._messages_max = messages_max
+
+    def __repr__(self) -> str:
+        waiting = " awaiting" if self.is_awaiting else ""
+        flight = f" inflight={len(self._inflight)}" if self._inflight else ""
+        mute = "" if self.is_promising else " mute"
+        return (
+            f"{self.state.value} match={self.match_end} next={self.next_end}{waiting}{flight}{mute}"
+        )
+
+    @property
+    def inflight_messages(self) -> int:
+        """How many append requests with entries are unanswered."""
+        return len(self._inflight)
+
+    @property
+    def has_room(self) -> bool:
+        """True when another request with entries may be sent in REPLICATE."""
+        return len(self._inflight) < self._messages_max and self.inflight_bytes < self._bytes_max
+
+    def sent_entries(self, end: RaftIndex, size_bytes: int, now: int) -> None:
+        """A request with entries up to `end` left."""
+        assert end > self.next_end, "entries end above their start"
+        if self.state is ProgressState.PROBE:
+            # next_end stays at the asked position: it tells an answer to this request from others.
+            self.is_awaiting = True
+            self.last_ack_tick = now
+            return
+        assert self.state is ProgressState.REPLICATE, "no entries while catching up"
+        if not self._inflight:
+            self.last_ack_tick = now
+        self._inflight.append((end, size_bytes))
+        self.inflight_bytes += size_bytes
+        self.next_end = end
+
+    def sent_question(self, now: int) -> None:
+        """A request without entries, or the log start, left."""
+        self.is_awaiting = self.state is not ProgressState.REPLICATE
+        self.must_ask = False
+        self.last_ack_tick = now
+
+    def accepted(self, end: RaftIndex, now: int, *, is_promise: bool) -> bool:
+        """The replica holds all below `end`, flushed; True when `match_end` rose."""
+        self.last_ack_tick = now
+        self.is_promising = is_promise
+        inflight = self._inflight
+        while inflight and inflight[0][0] <= end:
+            self.inflight_bytes -= inflight.popleft()[1]
+        if self.state is not ProgressState.REPLICATE and end >= self.next_end:
+            self._become_replicate()
+        if end > self.next_end:
+            self.next_end = end
+        if is_promise and end > self.match_end:
+            self.match_end = end
+            return True
+        return False
+
+    def refused(
+        self, asked_end: RaftIndex, next_end: RaftIndex | None, log_start: RaftIndex, now: int
+    ) -> bool:
+        """The request at `asked_end` did not fit; `next_end` is the next try, None: the log start.
+
+        False: an answer to an older request, ignored.
+        """
+        self.last_ack_tick = now
+        if self.state is ProgressState.CATCH_UP:
+            return False
+        if self.state is ProgressState.PROBE and asked_end != self.next_end:
+            return False
+        if asked_end < self.match_end:
+            return False  # sent before what was acknowledged since
+        if next_end is None:
+            self.become_catch_up(log_start)
+        else:
+            assert next_end < asked_end, "a refusal leads to an earlier try"
+            self.become_probe(next_end)
+        # It refused what it had promised: bytes were lost there. What is committed stays so; the
+        # replica itself knows that it may not vote for shorter logs than it had promised.
+        self.match_end = min(self.match_end, self.next_end)
+        return True
+
+    def heard_matched_end(self, matched_end: RaftIndex, now: int, patience_ticks: int) -> None:
+        """A heartbeat's reply says what arrived; find out what was lost on the way.
+
+        Heartbeats overtake appends, so only a silence of `patience_ticks` means anything.
+        """
+        if now - self.last_ack_tick < patience_ticks:
+            return
+        if self.state is not ProgressState.REPLICATE:
+            self.is_awaiting = False  # the request or its answer is lost: send it again
+        elif matched_end < self.next_end:
+            # Entries got lost, or it restarted and does not know yet what agrees.
+            self.become_probe(max(self.match_end, matched_end))
+        elif self._inflight:
+            self.must_ask = True  # all arrived, no answer: a slow disk, or a lost reply
+
+    def become_probe(self, next_end: RaftIndex) -> None:
+        """Ask at `next_end` before sending more."""
+        self.state = ProgressState.PROBE
+        self.next_end = next_end
+        self._forget_inflight()
+
+    def become_catch_up(self, log_start: RaftIndex) -> None:
+        """The replica needs the log start first."""
+        self.state = ProgressState.CATCH_UP
+        self.next_end = log_start
+        self._forget_inflight()
+
+    def _become_replicate(self) -> None:
+        self.state = ProgressState.REPLICATE
+        self._forget_inflight()
+
+    def _forget_inflight(self) -> None:
+        self.is_awaiting = False
+        self.must_ask = False
+        self._inflight.clear()
+        self.inflight_bytes = 0
