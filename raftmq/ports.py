@@ -140,7 +140,7 @@ class Random(Protocol):
 class Buggify(Protocol):
     """Rarely taken branches made frequent in simulation; always False in production."""
 
-    def __call__(self, site: str) -> bool: ...
+    def __call__(self, site: str, /) -> bool: ...
 
 
 def never(_site: str) -> bool:
