@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,18 @@ def test_every_key_is_documented() -> None:
     assert len(rows) > 30
     assert all(len(doc) > 15 for _, _, doc in rows)
     assert ("node_id", "required") in {(name, default) for name, default, _ in rows}
+
+
+def test_operations_page_lists_every_key() -> None:
+    """Run with RAFTMQ_REWRITE=1 to write the table."""
+    page = Path(__file__).parent.parent / "docs" / "operations.md"
+    begin, end = "<!-- keys: written by tests/test_config.py -->\n", "<!-- end of keys -->"
+    before, rest = page.read_text().split(begin)
+    _, after = rest.split(end)
+    table = "| key | default | what |\n|---|---|---|\n" + "".join(
+        f"| `{name}` | {default} | {doc} |\n" for name, default, doc in documented_keys()
+    )
+    wanted = before + begin + table + end + after
+    if os.environ.get("RAFTMQ_REWRITE"):
+        page.write_text(wanted)
+    assert page.read_text() == wanted, "run with RAFTMQ_REWRITE=1"
