@@ -1,0 +1,133 @@
+"""The words of a group's state machine: requests, results, members, phases.
+
+Owns values only; `group.py` says how they change. A request is what a handler made of the wire's
+form, a result is what it turns back; so nothing here knows a version of the protocol.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from raftmq.cluster.group_commands import GroupCommand
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+
+
+class Phase(Enum):
+    """Kafka's names of the states of a group."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"  # members are asked to join again
+    COMPLETING = "CompletingRebalance"  # joined; the leader's assignment is awaited
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: Final[dict[Phase, tuple[Phase, ...]]] = {
+    Phase.EMPTY: (Phase.PREPARING, Phase.DEAD),
+    Phase.PREPARING: (Phase.COMPLETING, Phase.EMPTY, Phase.DEAD),
+    Phase.COMPLETING: (Phase.STABLE, Phase.PREPARING, Phase.DEAD),
+    Phase.STABLE: (Phase.PREPARING, Phase.DEAD),
+    Phase.DEAD: (),
+}
+
+Protocols = tuple[tuple[str, bytes], ...]
+
+
+@frozen(slots=True)
+class JoinRequest:
+    """What a consumer says when it joins."""
+
+    member_id: str = ""
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    protocol_type: str = "consumer"
+    protocols: Protocols = ()
+    requires_member_id: bool = False  # JoinGroup v4 and later (KIP-394)
+    may_skip_assignment: bool = False  # JoinGroup v9 and later (KIP-814)
+
+
+@frozen(slots=True)
+class JoinedMember:
+    """A member as the leader is told of it."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@frozen(slots=True)
+class JoinResult:
+    """The answer to JoinGroup."""
+
+    error: ErrorCode = ErrorCode.NONE
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
+
+
+@frozen(slots=True)
+class SyncResult:
+    """The answer to SyncGroup."""
+
+    error: ErrorCode = ErrorCode.NONE
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@define(slots=True, eq=False)
+class Member:
+    """One consumer of the group."""
+
+    member_id: str
+    request: JoinRequest
+    deadline_ms: float = 0.0
+    """When its session ends, unless it is heard before."""
+    assignment: bytes = b""
+    join: Promise[JoinResult] | None = None
+    sync: Promise[SyncResult] | None = None
+    is_new: bool = True
+    has_synced: bool = False
+
+    @property
+    def instance_id(self) -> str | None:
+        """Its group.instance.id, None for a dynamic member."""
+        return self.request.instance_id
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """Its subscription for one protocol."""
+        for name, content in self.request.protocols:
+            if name == protocol:
+                return content
+        return b""
+
+    def hear(self, now_ms: float) -> None:
+        """It gave a sign of life."""
+        self.deadline_ms = now_ms + self.request.session_timeout_ms
+
+
+@define(slots=True)
+class Work:
+    """What a step leaves to do: commands to propose first, then answers to give."""
+
+    commands: list[GroupCommand] = field(factory=list)
+    answers: list[tuple[Promise[Any], Any]] = field(factory=list)
+
+
+def common_protocols(lists: list[Protocols]) -> list[str]:
+    """Protocols that every list has, in the order of the first."""
+    first, *others = lists
+    return [
+        name for name, _ in first if all(name in [other for other, _ in rest] for rest in others)
+    ]
