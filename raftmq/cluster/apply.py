@@ -307,7 +307,11 @@ def _reassign_partition(image: MetadataImage, envelope: Envelope, offset: Offset
     if rejection is not None:
         return image, rejection
     partition = evolve(topic.partitions[command.partition], replicas=command.replicas)
-    return _with_partition(image, topic, partition), Done(offset)
+    removals = image.removals
+    for node_id in command.replicas:  # wanted again: an order to delete that it has not yet obeyed
+        removals = _remove_node(removals, (command.topic_id, command.partition), node_id)
+    after = evolve(_with_partition(image, topic, partition), removals=removals)
+    return after, Done(offset)
 
 
 def _report_voters(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:

@@ -133,6 +133,8 @@ class RaftMetadataEngine:
         self._snapshot_target = Offset(-1)
         self._inside = 0  # within a callback of the replica, which must not be called then
         self._role_moved = True
+        self._is_draining = False
+        self._drain_again = False
         self._stale = False
         self._retry_at_tick = False
         self.last_contact_ms = clock.monotonic_ms()
@@ -238,12 +240,21 @@ class RaftMetadataEngine:
     def drain(self) -> None:
         """Do what calls into the replica, which its own callbacks must not. The node calls this
         after every round of the replica's `drain`; `wake` says when both are due again."""
-        assert not self._inside, "not from within the replica"
-        self._note_role()
-        self._send_pending()
-        self._flush_queue()
-        self._begin_barrier()
-        self._maybe_snapshot()
+        if self._is_draining:
+            self._drain_again = True
+            return
+        self._is_draining = True
+        try:
+            self._drain_again = True
+            while self._drain_again:
+                self._drain_again = False
+                self._note_role()
+                self._send_pending()
+                self._flush_queue()
+                self._begin_barrier()
+                self._maybe_snapshot()
+        finally:
+            self._is_draining = False
 
     def receive_commands(self, request: ForwardCommands) -> Reply:
         """Take another node's commands into the queue, if this node leads."""

@@ -1,0 +1,228 @@
+"""All replicas of one node: one tick, one way in, one way out, one journal.
+
+Inputs (ticks, frames, finished flushes) touch few replicas; only those touched are drained
+afterwards. Heartbeats and their replies of all groups to one node leave as one frame. Flushes are
+asked for per replica, plus one for the journal that all groups share, so a thousand elections are a
+handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
+
+Invariants: a replica is drained after every input that touched it, before anything else happens to
+the node; at most one flush per log and one of the journal are under way; frames from nodes that
+claim to be another are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from raftmq.cluster.peer_codec import decode, encode, encode_beats
+from raftmq.cluster.peer_messages import PeerMessage, RepairReply
+from raftmq.cluster.replica import Replica
+from raftmq.errors import RemoteProtocolError
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.ports import DiskError
+from raftmq.raft.messages import AppendRequest, Heartbeat, HeartbeatReply, InstallLogStart
+from raftmq.types import Buffer, NodeId, RaftGroupId
+
+
+class SendFrame(Protocol):
+    """The shell's way to another node."""
+
+    def __call__(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
+        """Send one frame, given in pieces, without blocking; False when it was dropped.
+
+        `is_heartbeat` frames are small and urgent and never queue behind the others.
+        """
+        ...
+
+
+class RequestFlush(Protocol):
+    """The shell's way to its flusher threads."""
+
+    def __call__(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
+        """Run `job.run()` elsewhere, then call `done` in the loop's thread."""
+        ...
+
+
+class MultiRaft:
+    """The replicas of one node."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        journal: HardStateJournal,
+        *,
+        send: SendFrame,
+        request_flush: RequestFlush,
+        on_journal_failed: Callable[[DiskError], None],
+    ) -> None:
+        self.node_id = node_id
+        self.replicas: dict[RaftGroupId, Replica] = {}
+        self._journal = journal
+        self._send = send
+        self._request_flush = request_flush
+        self._on_journal_failed = on_journal_failed
+        self._dirty: dict[RaftGroupId, Replica] = {}
+        self._waiting: dict[RaftGroupId, Replica] = {}
+        self._parked: dict[RaftGroupId, Replica] = {}
+        self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
+        self._depth = 0
+        self._is_draining = False
+        self.after_drain: list[Callable[[], None]] = []
+        """Called after every round of drains: what state machines want of replicas, which must not
+        be called from within their own callbacks."""
+        self.has_failed = False
+
+    # ---- replicas ----
+
+    def register(self, replica: Replica) -> None:
+        """Take in an opened replica; it takes part from now on."""
+        assert replica.group not in self.replicas, "a group has one replica per node"
+        self.replicas[replica.group] = replica
+        replica.on_touched = self.touch
+        self.touch(replica)
+
+    def unregister(self, group: RaftGroupId) -> Replica | None:
+        """Let a replica go; the caller closes or deletes its log."""
+        self._dirty.pop(group, None)
+        self._waiting.pop(group, None)
+        self._parked.pop(group, None)
+        return self.replicas.pop(group, None)
+
+    def park(self, group: RaftGroupId) -> None:
+        """Stop ticking a replica whose group sleeps; any message or touch wakes it."""
+        replica = self.replicas.get(group)
+        if replica is not None:
+            self._parked[group] = replica
+
+    def touch(self, replica: Replica) -> None:
+        """Something happened to `replica` from outside (an append, a proposal): drain it, at the
+        end of the current `batch()` or now."""
+        self._dirty[replica.group] = replica
+        self._parked.pop(replica.group, None)
+        if not self._depth:
+            self._drain()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Do several things to replicas and drain each of them once, at the end."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._drain()
+
+    # ---- inputs ----
+
+    def tick(self) -> None:
+        """One tick for every replica that is awake."""
+        with self.batch():
+            for group, replica in self.replicas.items():
+                if group not in self._parked:
+                    replica.tick()
+                    self._dirty[group] = replica
+
+    def deliver(self, sender: NodeId, frame: Buffer) -> None:
+        """Take a frame that `sender` sent; nobody may change it afterwards.
+
+        Raises:
+            RemoteProtocolError: close the connection that it came from.
+        """
+        with self.batch():
+            for group, message in decode(frame):
+                if message.sender.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {message.sender}")
+                replica = self.replicas.get(group)
+                if replica is None:
+                    continue  # not created here yet, or deleted; the sender tries again
+                self._dirty[group] = replica
+                self._parked.pop(group, None)
+                replica.step(message)
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """A peer's connections closed: groups that it leads need not wait for the timeout."""
+        with self.batch():
+            for group, replica in self.replicas.items():
+                leader = replica.leader
+                if leader is not None and leader.node_id == node_id:
+                    replica.peer_lost(node_id)
+                    self._dirty[group] = replica
+
+    # ---- the way out ----
+
+    def send(self, group: RaftGroupId, message: PeerMessage) -> None:
+        """Send a replica's message (`Peers` of every replica here)."""
+        to = message.to.node_id
+        if isinstance(message, Heartbeat | HeartbeatReply):
+            self._beats.setdefault(to, []).append((group, message))
+            return
+        is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
+        self._send(to, encode(group, message), is_heartbeat=not is_bulk)
+
+    def _drain(self) -> None:
+        """Drain what was touched, ask for the flushes that are due, send the heartbeats."""
+        if self._is_draining:
+            return  # touched from within: the loop below sees it
+        self._is_draining = True
+        try:
+            while self._dirty:
+                dirty, self._dirty = self._dirty, {}
+                for replica in dirty.values():
+                    replica.drain()
+                    self._flush(replica)
+                for hook in self.after_drain:
+                    hook()
+        finally:
+            self._is_draining = False
+        job = self._journal.flush_job()
+        if job is not None:
+            self._flush_journal(job)
+        if self._beats:
+            beats, self._beats = self._beats, {}
+            for node_id, messages in beats.items():
+                self._send(
+                    node_id, encode_beats(self.node_id, node_id, messages), is_heartbeat=True
+                )
+
+    def _flush(self, replica: Replica) -> None:
+        if replica.waits_for_journal:
+            self._waiting[replica.group] = replica
+        job = replica.flush_job()
+        if job is None:
+            return
+
+        def done(error: DiskError | None) -> None:
+            if self.has_failed:
+                return
+            if error is None:
+                replica.flushed(job)
+            else:
+                replica.flush_failed(error)
+            if self.replicas.get(replica.group) is replica:
+                self.touch(replica)
+
+        self._request_flush(job, done)
+
+    def _flush_journal(self, job: FlushJob) -> None:
+        def done(error: DiskError | None) -> None:
+            if self.has_failed:
+                return
+            if error is not None:
+                # Votes and terms of every group rest on this file: the node stops.
+                self.has_failed = True
+                for replica in self.replicas.values():
+                    replica.fail(f"journal flush failed: {error}")
+                self._on_journal_failed(error)
+                return
+            with self.batch():
+                self._journal.complete(job)
+                waiting, self._waiting = self._waiting, {}
+                for group, replica in waiting.items():
+                    if self.replicas.get(group) is replica:
+                        self._dirty[group] = replica
+
+        self._request_flush(job, done)
