@@ -60,7 +60,6 @@ class _Family:
         self.schemas: dict[int, Schema] = {}
         self.names: dict[str, set[str]] = {}
         self._classes: dict[str, type[Struct]] = {}
-        self._fields: dict[str, dict[str, Field]] | None = None
 
     def schema(self, version: int) -> Schema:
         if version not in self.schemas:
@@ -91,15 +90,16 @@ class _Family:
 
     def check_names(self, path: str, bag: Mapping[str, Any]) -> None:
         """Accept attributes that another version has; refuse names that none has."""
-        self._all_fields()
-        unknown = [name for name in bag if name not in self.names[path]]
-        if unknown:
-            place = f"{self.api.title} {self.direction}{'.' if path else ''}{path}"
-            known = ", ".join(sorted(self.names[path]))
-            raise TypeError(f"{place} has no field {unknown[0]!r}; it has {known}")
+        for name in bag:
+            if name not in self.names[path] and self._find(path, name) is None:
+                place = f"{self.api.title} {self.direction}{'.' if path else ''}{path}"
+                known = ", ".join(sorted(self.names[path]))
+                raise TypeError(f"{place} has no field {name!r}; it has {known}")
 
     def _fresh_default(self, path: str, name: str) -> Any:
-        field = self._all_fields()[path][name]
+        field = self._find(path, name)
+        if field is None:
+            raise KeyError(name)
         if field.array:
             return None if field.default is None else []
         if field.struct is None or field.nullable:
@@ -109,17 +109,16 @@ class _Family:
             setattr(blank, inner.name, self._fresh_default(field.struct.path, inner.name))
         return blank
 
-    def _all_fields(self) -> dict[str, dict[str, Field]]:
-        """Path to name to field, of every version; the newest version's word counts."""
-        if self._fields is None:
-            fields: dict[str, dict[str, Field]] = {}
-            low, high = ANNOUNCED[self.api]
-            for version in range(max(low, KIO_MIN.get(self.api, low)), high + 1):
-                for path, part in _parts(self.schema(version)):
+    def _find(self, path: str, name: str) -> Field | None:
+        """The newest version's field of that name; loads no more versions than it must."""
+        low, high = ANNOUNCED[self.api]
+        for version in range(high, max(low, KIO_MIN.get(self.api, low)) - 1, -1):
+            for part_path, part in _parts(self.schema(version)):
+                if part_path == path:
                     for field in part.all_fields:
-                        fields.setdefault(path, {})[field.name] = field
-            self._fields = fields
-        return self._fields
+                        if field.name == name:
+                            return field
+        return None
 
 
 _families: dict[tuple[int, str], _Family] = {}

@@ -9,7 +9,7 @@ AttributeError. A Struct built by hand is plain: only what was given can be read
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 DefaultOf = Callable[[str], Any]
 """Answers the default of a field by name; raises KeyError where no version has such a field."""
@@ -32,6 +32,10 @@ class Struct:
             except KeyError:
                 pass
         raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    if TYPE_CHECKING:  # any attribute may be set
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Struct):

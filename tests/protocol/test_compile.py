@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +25,7 @@ from raftmq.protocol import (
     encode_response,
     warm,
 )
+from raftmq.protocol import compile as compile_module
 from raftmq.protocol.compile import schema_of, struct_class_of
 from raftmq.protocol.wire import long_varint
 from tests.protocol.messages import (
@@ -32,6 +37,7 @@ from tests.protocol.messages import (
 )
 from tests.protocol.walk import Walk
 
+ROOT = Path(__file__).parent.parent.parent
 EVERY = [
     pytest.param(*each, id=f"{each[0].title}-v{each[1]}-{each[2]}") for each in every_message()
 ]
@@ -117,6 +123,13 @@ def test_attributes_of_other_versions_are_left_out() -> None:
     assert body == bytes(8)
 
 
+def test_attributes_are_looked_up_from_the_newest_version_on() -> None:
+    """No more versions are loaded than it takes; a name that only old ones have is found, too."""
+    body = encode_request(ApiKey.FETCH, 18, {"replica_id": 5, "session_id": 3})
+    assert body == encode_request(ApiKey.FETCH, 18, {"session_id": 3})
+    assert decode_request(ApiKey.FETCH, 18, body).replica_id == -1
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -132,6 +145,10 @@ def test_attributes_of_other_versions_are_left_out() -> None:
         ({"cluster_id": "x" * 32_768}, "cluster_id: longer than 32767 bytes"),
         ({"cluster_id": "\ud800"}, "cluster_id: has a lone surrogate"),
         (7, "message: expected a Struct or a mapping"),
+        ({"topics": "abc"}, "topics: expected a list or tuple, got str"),
+        ({"topics": [{"topic_id": UUID(int=1), "name": 3}]}, "name: expected str, got 3"),
+        ({"topics": [{"partitions": [{"isr_nodes": [1, "2"]}]}]}, r"isr_nodes\[1\]: expected int"),
+        (Struct(brokers=[Struct(rack="a"), Struct(port=None)]), r"brokers\[1\]\.port: is None"),
     ],
 )
 def test_what_cannot_be_encoded_is_named(message: Any, words: str) -> None:
@@ -241,8 +258,48 @@ def test_what_is_not_announced_is_not_decoded(decode: Any, api: int, version: in
         decode(api, version, b"")
 
 
-def test_warming_up_twice_is_harmless() -> None:
+def test_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "_request_decoders", {})
+    monkeypatch.setattr(compile_module, "_response_encoders", {})
     warm([(ApiKey.HEARTBEAT, 3), (ApiKey.HEARTBEAT, 3)])
+    assert list(compile_module._request_decoders) == [(ApiKey.HEARTBEAT, 3)]
+    assert list(compile_module._response_encoders) == [(ApiKey.HEARTBEAT, 3)]
+
+
+LAZY = """
+import sys
+import raftmq.protocol
+assert not [name for name in sys.modules if name.split(".")[0] == "kio"]
+raftmq.protocol.encode_request(12, 4, {})
+loaded = {name.split(".")[3] for name in sys.modules if name.startswith("kio.schema.heartbeat.")}
+assert loaded == {"v4"}, loaded
+assert "hypothesis" not in sys.modules
+"""
+
+
+def test_schemas_are_loaded_one_by_one_and_hypothesis_never() -> None:
+    """A broker starts without 304 schemas; kio would import hypothesis where it is installed."""
+    subprocess.run([sys.executable, "-c", LAZY], check=True, cwd=ROOT)
+
+
+def test_hypothesis_can_be_imported_after_kio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "kio.static._phantom")
+    for name in [name for name in sys.modules if name.split(".")[0] == "hypothesis"]:
+        monkeypatch.delitem(sys.modules, name)
+    compile_module._import_kio_without_hypothesis()
+    assert "kio.static._phantom" in sys.modules
+    assert "hypothesis" not in sys.modules
+
+
+def test_letters_do_not_pass_for_strings() -> None:
+    with pytest.raises(TypeError, match="groups_names: expected a list or tuple, got str"):
+        encode_request(ApiKey.DELETE_GROUPS, 2, {"groups_names": "abc"})
+
+
+def test_blobs_of_the_wrong_type_are_named() -> None:
+    sync = {"member_id": "m", "assignments": [{"member_id": "m", "assignment": [1]}]}
+    with pytest.raises(TypeError, match=r"assignments\[0\]\.assignment: expected"):
+        encode_request(ApiKey.SYNC_GROUP, 3, sync)
 
 
 def test_a_struct_is_a_bag_of_attributes() -> None:

@@ -31,7 +31,7 @@ def test_split_anywhere(bodies: list[bytes], cuts: list[int], tail: bytes) -> No
 
 def test_byte_by_byte() -> None:
     framer = Framer()
-    seen = []
+    seen: list[bytes] = []
     for byte in frame(b"ab", memoryview(b"cd")) + frame() + frame(b"e"):
         framer.feed(bytes([byte]))
         seen += framer.frames()

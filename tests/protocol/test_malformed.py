@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -52,11 +53,11 @@ def refuses_or_reads(decode: Callable[[], Any]) -> bool:
 def test_spoiled_bodies_never_do_worse_than_refuse(api: ApiKey, version: int) -> None:
     refused = 0
     for body in malformed_bodies(api, version, "request"):
-        refused += not refuses_or_reads(lambda body=body: decode_request(api, version, body))
+        refused += not refuses_or_reads(partial(decode_request, api, version, body))
         if api in BY_HAND:
-            refuses_or_reads(lambda body=body: BY_HAND[api](version, body))
+            refuses_or_reads(partial(BY_HAND[api], version, body))
     for body in malformed_bodies(api, version, "response"):
-        refused += not refuses_or_reads(lambda body=body: decode_response(api, version, body))
+        refused += not refuses_or_reads(partial(decode_response, api, version, body))
     assert refused > 0
 
 
@@ -84,7 +85,7 @@ def test_spoiled_frames_never_do_worse_than_refuse(api: ApiKey, version: int) ->
         decode_request(header.api_key, header.api_version, memoryview(frame)[position:])
 
     for frame in malformed_requests(api, version, seed=1, variants=4):
-        refuses_or_reads(lambda frame=frame: serve(frame))
+        refuses_or_reads(partial(serve, frame))
 
 
 @settings(max_examples=300, deadline=None)
@@ -121,10 +122,10 @@ def test_lying_lengths_allocate_nothing(api: ApiKey) -> None:
         decode_request_of(api, version, body)  # compiled before it is measured
         break
     for body in malformed_bodies(api, version, "request", seed=3, variants=6):
-        peak = peak_of(lambda body=body: decode_request(api, version, body))
+        peak = peak_of(partial(decode_request, api, version, body))
         assert peak <= 4 * len(body) + SLACK, body.hex()
         if api in BY_HAND:
-            peak = peak_of(lambda body=body: BY_HAND[api](version, body))
+            peak = peak_of(partial(BY_HAND[api], version, body))
             assert peak <= 4 * len(body) + SLACK, body.hex()
 
 
