@@ -4,6 +4,7 @@ Each runs one background thread; no event loop. After a fork make new ones: the 
 """
 
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.blocking.producer import Producer
 
-__all__ = ["Admin", "Producer"]
+__all__ = ["Admin", "Consumer", "Producer"]

@@ -8,7 +8,7 @@ back. Cores (producer, fetcher, group) are asked for calls in `step()`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import define, field
 
@@ -16,6 +16,15 @@ from raftmq_client.core.call import ANY_NODE, Call
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.core.metadata import MetadataCore, MetadataOptions
 from raftmq_client.errors import ConnectionFailedError, TimedOutError
+
+COORDINATOR_LINKS: Final = 1 << 40
+"""Added to a node's id: a second connection for its duties as coordinator. A parked JoinGroup
+would hold up every Fetch behind it, since a connection is answered in order."""
+
+
+def coordinator_link(node: int) -> int:
+    """The link for group requests to a node."""
+    return node + COORDINATOR_LINKS
 
 
 class Core(Protocol):
@@ -165,11 +174,11 @@ class ClientCore:
         return result
 
     def _address_is_current(self, link: Link) -> bool:
-        broker = self.metadata.brokers.get(link.node_id)
+        broker = self.metadata.brokers.get(link.node_id & (COORDINATOR_LINKS - 1))
         return broker is None or (broker.host, broker.port) == (link.host, link.port)
 
     def _open_link(self, node: int) -> Link | None:
-        broker = self.metadata.brokers.get(node)
+        broker = self.metadata.brokers.get(node & (COORDINATOR_LINKS - 1))
         if broker is None:
             return None
         link = self._links.get(node)

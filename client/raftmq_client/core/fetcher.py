@@ -1,0 +1,528 @@
+"""Reads assigned partitions: where to fetch next, what is buffered, when to start over.
+
+One fetch is in flight per broker, over all partitions whose buffer has room, with long polling.
+Batches are checked (CRC-32C) on arrival and read into records only when taken. A position moves
+when records are handed out; what a fetch brings after a seek or a revocation is dropped by its
+token. Isolation `read_committed` hides aborted transactions (KIP-98). No clock, no socket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from attrs import define, field, frozen
+
+from raftmq.errors import CorruptBatchError, ErrorCode
+from raftmq.protocol import ApiKey
+from raftmq.protocol.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    decode_fetch_response,
+    encode_fetch_request,
+)
+from raftmq.records import check_batch, parse_header, read_records, split_batches
+from raftmq.types import TopicPartition
+from raftmq_client.core.admin import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    by_topic,
+    list_offsets,
+)
+from raftmq_client.core.call import Call, struct_call
+from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.errors import BrokerError, ClientError, CorruptAnswerError, NoOffsetError
+
+FETCH_VERSION_MAX: Final = 12
+"""v13 names topics by id; names are kept so that a recreated topic goes on."""
+_STALL_MS: Final = 1_000.0
+_PREFERRED_MS: Final = 300_000.0
+
+
+class Reset(Enum):
+    """Where to start without a position, or when it is out of range."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class ConsumerRecord(NamedTuple):
+    """A record and where it was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_type: int
+    leader_epoch: int
+
+
+@frozen
+class FetcherOptions:
+    """How partitions are read. Times in milliseconds."""
+
+    reset: Reset = Reset.LATEST
+    isolation: int = READ_UNCOMMITTED
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    max_bytes: int = 50 << 20
+    partition_bytes_max: int = 1 << 20
+    buffer_bytes_max: int = 64 << 20
+    partition_buffer_bytes: int = 4 << 20
+    request_timeout_ms: float = 30_000
+    backoff_ms: float = 50
+    backoff_max_ms: float = 1_000
+    rack: str = ""
+
+
+@define(eq=False)
+class PartitionReader:
+    """One assigned partition."""
+
+    key: TopicPartition
+    position: int | None = None
+    """Offset of the next record to hand out; None until it is looked up."""
+    fetch_offset: int = -1
+    """Where the next fetch starts: the end of what is buffered."""
+    token: int = 0
+    is_paused: bool = False
+    is_looking_up: bool = False
+    fetching_from: int | None = None
+    fetching_since: float = 0.0
+    buffered: deque[memoryview] = field(factory=deque)
+    buffered_bytes: int = 0
+    ready: Sequence[ConsumerRecord] = ()
+    ready_index: int = 0
+    ready_end: int = -1
+    not_before: float = 0.0
+    failures: int = 0
+    error: ClientError | None = None
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    preferred: int | None = None
+    preferred_until: float = 0.0
+    aborted: list[tuple[int, int]] = field(factory=list)  # (first offset, producer id), sorted
+    aborted_now: dict[int, None] = field(factory=dict)
+
+    def move(self, offset: int | None) -> None:
+        """Take another position; everything buffered or on its way is void."""
+        self.token += 1
+        self.position = offset
+        self.fetch_offset = -1 if offset is None else offset
+        self.is_looking_up = False
+        self.fetching_from = None
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.ready = ()
+        self.ready_index = 0
+        self.error = None
+        self.aborted.clear()
+        self.aborted_now.clear()
+
+
+class FetcherCore:
+    """One consumer's reading."""
+
+    def __init__(self, options: FetcherOptions, metadata: MetadataCore) -> None:
+        self.options = options
+        self.readers: dict[TopicPartition, PartitionReader] = {}
+        self._metadata = metadata
+        self._busy: dict[int, int] = {}
+        self._buffered_bytes = 0
+        self._turn = 0
+        self._wake_at = 0.0
+
+    # What users do.
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these; those that stay keep their position and buffer."""
+        wanted = dict.fromkeys(partitions)
+        for key in [key for key in self.readers if key not in wanted]:
+            self._drop_buffer(self.readers.pop(key))
+        for key in wanted:
+            self.readers.setdefault(key, PartitionReader(key))
+        self._metadata.want(dict.fromkeys(key.topic for key in wanted))
+
+    def seek(self, key: TopicPartition, offset: int | None) -> None:
+        """Go on at `offset`; None looks the position up by the reset policy."""
+        reader = self.readers[key]
+        self._drop_buffer(reader)
+        reader.move(offset)
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Known positions: the offset after the last record handed out."""
+        return {
+            key: reader.position
+            for key, reader in self.readers.items()
+            if reader.position is not None
+        }
+
+    def take(self, records_max: int) -> list[ConsumerRecord]:
+        """Hand out buffered records, partitions taking turns.
+
+        Raises:
+            ClientError: a partition cannot go on; nothing was handed out with it.
+        """
+        readers = list(self.readers.values())
+        taken: list[ConsumerRecord] = []
+        for step in range(len(readers)):
+            reader = readers[(self._turn + step) % len(readers)]
+            if reader.is_paused:
+                continue
+            if reader.error is not None:
+                if taken:
+                    continue  # told by the next call
+                error, reader.error = reader.error, None
+                raise error
+            self._take_from(reader, records_max - len(taken), taken)
+            if len(taken) >= records_max:
+                self._turn += step
+                break
+        self._turn += 1
+        return taken
+
+    @property
+    def has_records(self) -> bool:
+        """True when `take` would give something, or raise."""
+        return any(
+            reader.ready_index < len(reader.ready) or reader.buffered or reader.error is not None
+            for reader in self.readers.values()
+            if not reader.is_paused
+        )
+
+    # What drivers ask.
+
+    def calls(self, now: float) -> list[Call]:
+        """Fetches and lookups that are due."""
+        self._wake_at = float("inf")
+        lookups: dict[int, list[PartitionReader]] = {}
+        fetches: dict[int, list[PartitionReader]] = {}
+        for reader in self.readers.values():
+            node = self._node_for(reader, now)
+            if node is None:
+                continue
+            if reader.position is None:
+                lookups.setdefault(node, []).append(reader)
+            elif self._has_room(reader) and not self._busy.get(node, 0):
+                fetches.setdefault(node, []).append(reader)
+        calls = [self._lookup(node, readers) for node, readers in lookups.items()]
+        calls.extend(self._fetch(node, readers, now) for node, readers in fetches.items())
+        return calls
+
+    def deadline(self) -> float:
+        """When `calls` should next be asked."""
+        return self._wake_at
+
+    def _node_for(self, reader: PartitionReader, now: float) -> int | None:
+        """Whom to ask for this partition now; None when nothing is due."""
+        leader = self._metadata.leader(*reader.key)
+        if reader.fetching_from is not None:
+            self._watch(reader, leader, now)
+            return None
+        if reader.is_looking_up or reader.is_paused or reader.error is not None:
+            return None
+        if reader.not_before > now:
+            self._wake(reader.not_before)
+            return None
+        if reader.position is None and self.options.reset is Reset.NONE:
+            reader.error = NoOffsetError(f"{reader.key} has no position, and reset is none")
+            return None
+        if leader is None:
+            self._metadata.invalidate()
+            return None
+        if (
+            reader.preferred is not None
+            and reader.position is not None
+            and now < reader.preferred_until
+            and reader.preferred in self._metadata.brokers
+        ):
+            return reader.preferred
+        return leader[0]
+
+    def _watch(self, reader: PartitionReader, leader: tuple[int, int] | None, now: float) -> None:
+        """A frozen leader never answers: go on with its successor as soon as there is one."""
+        limit = self.options.max_wait_ms + _STALL_MS
+        if leader is not None and leader[0] != reader.fetching_from and reader.preferred is None:
+            reader.token += 1
+            reader.fetching_from = None
+            self._wake(now)
+        elif now - reader.fetching_since >= limit:
+            reader.fetching_since = now
+            self._metadata.invalidate()
+        self._wake(reader.fetching_since + limit)
+
+    def _has_room(self, reader: PartitionReader) -> bool:
+        return (
+            reader.buffered_bytes < self.options.partition_buffer_bytes
+            and self._buffered_bytes < self.options.buffer_bytes_max
+        )
+
+    # Looking up positions.
+
+    def _lookup(self, node: int, readers: Sequence[PartitionReader]) -> Call:
+        which = EARLIEST if self.options.reset is Reset.EARLIEST else LATEST
+        tokens = [(reader, reader.token) for reader in readers]
+        operation = list_offsets(
+            node, {reader.key: which for reader in readers}, isolation=self.options.isolation
+        )
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            found = None
+            if error is None:
+                try:
+                    found = operation.read(response)
+                except BrokerError as refused:
+                    error = refused
+            for reader, token in tokens:
+                if reader.token != token:
+                    continue
+                reader.is_looking_up = False
+                if found is not None and reader.key in found:
+                    reader.move(found[reader.key].offset)
+                    reader.failures = 0
+                else:
+                    self._failed(reader, error or CorruptAnswerError("no such offset"), now)
+
+        for reader in readers:
+            reader.is_looking_up = True
+        return struct_call(
+            operation.api,
+            operation.request,
+            finish,
+            node=node,
+            min_version=operation.min_version,
+            max_version=operation.max_version,
+            timeout_ms=self.options.request_timeout_ms,
+        )
+
+    # Fetching.
+
+    def _fetch(self, node: int, readers: Sequence[PartitionReader], now: float) -> Call:
+        tokens: dict[TopicPartition, tuple[PartitionReader, int]] = {}
+        for reader in readers:
+            reader.fetching_from = node
+            reader.fetching_since = now
+            tokens[reader.key] = (reader, reader.token)
+            self._wake(now + self.options.max_wait_ms + _STALL_MS)
+        self._busy[node] = self._busy.get(node, 0) + 1
+        request = self._request(readers)
+
+        def finish(response: Any, error: ClientError | None, at: float) -> None:
+            self._busy[node] -= 1
+            self._fetched(node, tokens, response, error, at)
+
+        return Call(
+            api=ApiKey.FETCH,
+            body=lambda version: (encode_fetch_request(version, request),),
+            read=decode_fetch_response,
+            finish=finish,
+            node=node,
+            min_version=4,
+            max_version=FETCH_VERSION_MAX,
+            timeout_ms=self.options.request_timeout_ms + self.options.max_wait_ms,
+        )
+
+    def _request(self, readers: Sequence[PartitionReader]) -> FetchRequest:
+        options = self.options
+        topics = []
+        for topic, keys in by_topic(reader.key for reader in readers):
+            partitions = []
+            for key in keys:
+                leader = self._metadata.leader(*key)
+                partitions.append(
+                    FetchPartition(
+                        partition=key.partition,
+                        current_leader_epoch=leader[1] if leader else -1,
+                        fetch_offset=self.readers[key].fetch_offset,
+                        partition_max_bytes=options.partition_bytes_max,
+                    )
+                )
+            topics.append(FetchTopic(topic, None, partitions))
+        return FetchRequest(
+            max_wait_ms=options.max_wait_ms,
+            min_bytes=options.min_bytes,
+            max_bytes=options.max_bytes,
+            isolation_level=options.isolation,
+            topics=topics,
+            rack_id=options.rack,
+        )
+
+    def _fetched(
+        self,
+        node: int,
+        tokens: Mapping[TopicPartition, tuple[PartitionReader, int]],
+        response: FetchResponse | None,
+        error: ClientError | None,
+        now: float,
+    ) -> None:
+        if error is None and response is not None and response.error_code:
+            error = BrokerError(response.error_code, about="fetch")
+        answers: dict[TopicPartition, FetchPartitionResponse] = {}
+        nodes: list[Broker] = []
+        if error is None and response is not None:
+            nodes = [Broker(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints]
+            for topic in response.topics:
+                for item in topic.partitions:
+                    answers[TopicPartition(topic.name or "", item.partition)] = item
+        for key, (reader, token) in tokens.items():
+            if reader.token != token:
+                continue
+            reader.fetching_from = None
+            answer = answers.get(key)
+            if error is not None:
+                reader.preferred = None
+                self._failed(reader, error, now)
+            elif answer is not None:
+                self._answered(node, reader, answer, nodes, now)
+
+    def _answered(
+        self,
+        node: int,
+        reader: PartitionReader,
+        answer: FetchPartitionResponse,
+        nodes: Sequence[Broker],
+        now: float,
+    ) -> None:
+        code = answer.error_code
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._out_of_range(node, reader, now)
+            return
+        if code != ErrorCode.NONE:
+            leader = answer.current_leader
+            if leader is not None:
+                self._metadata.learn_leader(
+                    *reader.key, leader.leader_id, leader.leader_epoch, nodes
+                )
+            reader.preferred = None
+            self._failed(reader, BrokerError(code, about=f"partition {reader.key}"), now)
+            return
+        reader.failures = 0
+        reader.high_watermark = answer.high_watermark
+        reader.log_start_offset = answer.log_start_offset
+        if answer.preferred_read_replica >= 0:
+            reader.preferred = answer.preferred_read_replica
+            reader.preferred_until = now + _PREFERRED_MS
+        try:
+            self._store(reader, answer)
+        except CorruptBatchError as error:
+            message = f"{reader.key} at offset {reader.fetch_offset}: {error}"
+            self._failed(reader, CorruptAnswerError(message), now)
+
+    def _store(self, reader: PartitionReader, answer: FetchPartitionResponse) -> None:
+        if answer.aborted_transactions and self.options.isolation == READ_COMMITTED:
+            known = dict.fromkeys(reader.aborted)
+            for item in answer.aborted_transactions:
+                known[(item.first_offset, item.producer_id)] = None
+            reader.aborted = sorted(known)
+        for records in answer.records or ():
+            for header, batch in split_batches(records):
+                if header.next_offset <= reader.fetch_offset:
+                    continue
+                check_batch(batch)
+                reader.buffered.append(batch)
+                reader.buffered_bytes += len(batch)
+                self._buffered_bytes += len(batch)
+                reader.fetch_offset = header.next_offset
+
+    def _out_of_range(self, node: int, reader: PartitionReader, now: float) -> None:
+        if reader.preferred == node:
+            reader.preferred = None  # a follower may lag; its leader knows
+            return
+        if reader.buffered or reader.ready_index < len(reader.ready):
+            reader.not_before = now + self.options.backoff_ms  # first hand out what is here
+            return
+        if self.options.reset is Reset.NONE:
+            offset = reader.fetch_offset
+            reader.error = NoOffsetError(f"offset {offset} of {reader.key} is out of range")
+            return
+        reader.move(None)
+
+    def _failed(self, reader: PartitionReader, error: ClientError, now: float) -> None:
+        backoff = self.options.backoff_ms * 2 ** min(reader.failures, 8)
+        reader.not_before = now + min(backoff, self.options.backoff_max_ms)
+        reader.failures += 1
+        self._wake(reader.not_before)
+        if error.retriable and not (isinstance(error, CorruptAnswerError) and reader.failures > 3):
+            self._metadata.invalidate()
+            return
+        reader.error = error
+
+    # From batches to records.
+
+    def _take_from(self, reader: PartitionReader, count: int, taken: list[ConsumerRecord]) -> None:
+        while count > 0:
+            if reader.ready_index >= len(reader.ready):
+                if not reader.buffered:
+                    return
+                self._unpack(reader)
+                continue
+            part = reader.ready[reader.ready_index : reader.ready_index + count]
+            reader.ready_index += len(part)
+            count -= len(part)
+            taken.extend(part)
+            is_last = reader.ready_index >= len(reader.ready)
+            reader.position = reader.ready_end if is_last else part[-1].offset + 1
+
+    def _unpack(self, reader: PartitionReader) -> None:
+        batch = reader.buffered[0]
+        header = parse_header(batch)
+        start = reader.position or 0
+        try:
+            if header.is_control:
+                self._end_transaction(reader, batch, header.producer_id)
+                records: list[ConsumerRecord] = []
+            elif self._is_aborted(reader, header.producer_id, header):
+                records = []
+            else:
+                topic, partition = reader.key
+                records = [
+                    ConsumerRecord(topic, partition, *record)
+                    for record in read_records(batch)
+                    if record.offset >= start
+                ]
+        except CorruptBatchError as error:
+            # Its checksum held, so asking again would bring the same bytes.
+            where = f"{reader.key} at offset {header.base_offset}"
+            raise CorruptAnswerError(f"{where}: {error}; seek past it to go on") from error
+        reader.buffered.popleft()
+        reader.buffered_bytes -= len(batch)
+        self._buffered_bytes -= len(batch)
+        reader.ready = records
+        reader.ready_index = 0
+        reader.ready_end = header.next_offset
+        if not records:
+            reader.position = header.next_offset
+
+    def _is_aborted(self, reader: PartitionReader, producer_id: int, header: Any) -> bool:
+        if self.options.isolation != READ_COMMITTED or not header.is_transactional:
+            return False
+        while reader.aborted and reader.aborted[0][0] < header.next_offset:
+            reader.aborted_now[reader.aborted.pop(0)[1]] = None
+        return producer_id in reader.aborted_now
+
+    def _end_transaction(
+        self, reader: PartitionReader, batch: memoryview, producer_id: int
+    ) -> None:
+        for record in read_records(batch):
+            # Control record key: version int16, type int16; type 0 is an abort (KIP-98).
+            if record.key is not None and record.key[2:4] == b"\x00\x00":
+                reader.aborted_now.pop(producer_id, None)
+
+    def _drop_buffer(self, reader: PartitionReader) -> None:
+        self._buffered_bytes -= reader.buffered_bytes
+        reader.buffered_bytes = 0
+        reader.token += 1
+
+    def _wake(self, at: float) -> None:
+        self._wake_at = min(self._wake_at, at)

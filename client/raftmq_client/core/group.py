@@ -1,0 +1,582 @@
+"""Membership in a consumer group, classic protocol: join, sync, heartbeat, leave, commit.
+
+A state machine without clock or socket. It tells its consumer what to do by events: give partitions
+up, start reading these. The eager protocol holds: before it joins again a member has given up all
+it had, which the consumer confirms with `gave_up`; so no record of a partition is handed out by two
+members at once. Group requests travel on a connection of their own, since a parked JoinGroup would
+hold up fetches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from attrs import define, frozen
+
+from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.protocol import ApiKey, Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.admin import CommittedOffset, coordinator_lookup, offset_fetch
+from raftmq_client.core.assignors import (
+    ASSIGNORS,
+    Subscription,
+    assign,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from raftmq_client.core.call import Call, Finish, struct_call
+from raftmq_client.core.client import coordinator_link
+from raftmq_client.core.group_requests import (
+    Identity,
+    commit_request,
+    heartbeat_request,
+    join_request,
+    leave_request,
+    read_commit,
+    sync_request,
+)
+from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.errors import (
+    BrokerError,
+    ClientError,
+    CorruptAnswerError,
+    TimedOutError,
+    UsageError,
+)
+
+NO_GENERATION: Final = -1
+_COORDINATOR_CODES: Final = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+)
+_FATAL_CODES: Final = frozenset(
+    {
+        ErrorCode.INVALID_GROUP_ID,
+        ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+        ErrorCode.INVALID_SESSION_TIMEOUT,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNSUPPORTED_VERSION,
+    }
+)
+
+
+class MemberState(Enum):
+    """Where a member stands."""
+
+    IDLE = "idle"
+    """Not subscribed, or left."""
+    GIVING_UP = "giving up"
+    """Waits until the consumer has given its partitions up."""
+    UNJOINED = "unjoined"
+    """Wants to join; a JoinGroup is due."""
+    JOINING = "joining"
+    ASSIGNING = "assigning"
+    """Leads the group and waits for metadata of all its topics."""
+    SYNCING = "syncing"
+    LOOKING_UP = "looking up"
+    """Has its partitions, waits for their committed offsets."""
+    STABLE = "stable"
+
+
+@frozen
+class GaveUp:
+    """Event: stop reading these. `is_lost`: others may read them already, commit nothing."""
+
+    partitions: tuple[TopicPartition, ...]
+    is_lost: bool
+
+
+@frozen
+class Assigned:
+    """Event: read these from their committed offsets, where they have one."""
+
+    partitions: tuple[TopicPartition, ...]
+    committed: Mapping[TopicPartition, CommittedOffset]
+
+
+GroupEvent = GaveUp | Assigned
+
+
+@frozen
+class GroupOptions:
+    """How a member behaves. Times in milliseconds, Kafka's defaults."""
+
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 60_000
+    heartbeat_interval_ms: float = 3_000
+    max_poll_interval_ms: float = 300_000
+    request_timeout_ms: float = 30_000
+    backoff_ms: float = 50
+    backoff_max_ms: float = 1_000
+    assignors: tuple[str, ...] = ("range", "roundrobin")
+    instance_id: str | None = None
+
+
+@define(eq=False)
+class Pending:
+    """A commit or a lookup of committed offsets, until it is done."""
+
+    request: Callable[[Identity], Callable[[int], Struct]]
+    read: Callable[[Struct], Any]
+    api: int
+    deadline: float
+    is_done: bool = False
+    result: Any = None
+    error: ClientError | None = None
+    last_error: ClientError | None = None
+    was_sent: bool = False
+
+    def settle(self, result: Any, error: ClientError | None) -> None:
+        """Finish once."""
+        if not self.is_done:
+            self.is_done, self.result, self.error = True, result, error
+
+
+class GroupCore:
+    """One member of one group."""
+
+    def __init__(self, group: str, options: GroupOptions, metadata: MetadataCore) -> None:
+        for name in options.assignors:
+            if name not in ASSIGNORS:
+                known = ", ".join(ASSIGNORS)
+                raise UsageError(f"unknown assignor {name!r}; one of {known}")
+        self.group = group
+        self.options = options
+        self.state = MemberState.IDLE
+        self.member_id = ""
+        self.generation = NO_GENERATION
+        self.protocol = ""
+        self.owned: tuple[TopicPartition, ...] = ()
+        self.events: deque[GroupEvent] = deque()
+        self.error: ClientError | None = None
+        """Why the member can never be in this group; told once."""
+        self._metadata = metadata
+        self._topics: tuple[str, ...] = ()
+        self._coordinator: int | None = None
+        self._is_finding = False
+        self._is_asking = False  # a join, sync, heartbeat or lookup is on its way
+        self._not_before = 0.0
+        self._failures = 0
+        self._heartbeat_at = 0.0
+        self._polled_at = 0.0
+        self._pending: deque[Pending] = deque()
+        self._is_pending_sent = False
+        self._members: dict[str, Subscription] = {}
+        self._counts: dict[str, int] = {}
+        self._is_leader = False
+        self._metadata_version = -1
+        self._wake_at = 0.0
+
+    # What consumers do.
+
+    def subscribe(self, topics: Iterable[str], now: float) -> None:
+        """Be a member that reads these topics."""
+        self._topics = tuple(sorted(set(topics)))
+        self._metadata.want(self._topics)
+        self._polled_at = now
+        self._rejoin(is_lost=False)
+
+    def polled(self, now: float) -> None:
+        """The consumer is alive; without this for `max_poll_interval_ms` the member leaves."""
+        self._polled_at = now
+        if self.state is MemberState.IDLE and self._topics and self.error is None:
+            self.state = MemberState.UNJOINED
+
+    def gave_up(self) -> None:
+        """The consumer stopped reading what it had (answer to `GaveUp`)."""
+        self.owned = ()
+        if self.state is MemberState.GIVING_UP:
+            self.state = MemberState.UNJOINED
+
+    def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], now: float) -> Pending:
+        """Save positions; fenced by the generation the member has when it is sent."""
+        pending = Pending(
+            lambda who: commit_request(who, offsets),
+            read_commit,
+            ApiKey.OFFSET_COMMIT,
+            now + self.options.request_timeout_ms,
+        )
+        self._pending.append(pending)
+        return pending
+
+    def committed(self, partitions: Sequence[TopicPartition], now: float) -> Pending:
+        """Look committed offsets up."""
+        request, read = offset_fetch(self.group, partitions)
+        pending = Pending(
+            lambda _: request,
+            read,
+            ApiKey.OFFSET_FETCH,
+            now + self.options.request_timeout_ms,
+        )
+        self._pending.append(pending)
+        return pending
+
+    def leave(self, finish: Finish) -> Call | None:
+        """Leave the group now, so that others need not wait for the session's end."""
+        was_member = self.member_id != "" and self._coordinator is not None
+        call = self._leave_call(finish) if was_member and not self.options.instance_id else None
+        self._topics = ()
+        self._forget_member()
+        self.state = MemberState.IDLE
+        return call
+
+    @property
+    def _identity(self) -> Identity:
+        instance = self.options.instance_id
+        return Identity(self.group, self.generation, self.member_id, instance)
+
+    # What drivers ask.
+
+    def calls(self, now: float) -> list[Call]:
+        """The requests that are due."""
+        self._wake_at = float("inf")
+        self._expire_pending(now)
+        if self.state is MemberState.IDLE and not self._pending:
+            return []
+        if self.state in (MemberState.STABLE, MemberState.LOOKING_UP):
+            self._check_polls(now)
+        if self._not_before > now:
+            self._wake(self._not_before)
+            return []
+        if self._coordinator is None:
+            return self._find_coordinator()
+        calls: list[Call] = []
+        if self._pending and not self._is_pending_sent:
+            calls.append(self._send_pending(self._pending[0]))
+        if not self._is_asking:
+            calls.extend(self._member_calls(now))
+        return calls
+
+    def deadline(self) -> float:
+        """When `calls` should next be asked."""
+        return self._wake_at
+
+    def _member_calls(self, now: float) -> list[Call]:
+        state = self.state
+        if state is MemberState.STABLE and self._is_leader:
+            self._watch_metadata()
+        if self.state is MemberState.UNJOINED:
+            return [self._join()]
+        if self.state is MemberState.ASSIGNING:
+            return self._assign()
+        if self.state is MemberState.LOOKING_UP:
+            return [self._look_up()]
+        if self.state in (MemberState.STABLE, MemberState.GIVING_UP) and self.member_id:
+            if now >= self._heartbeat_at:
+                return [self._heartbeat(now)]
+            self._wake(self._heartbeat_at)
+        return []
+
+    # Coordinator.
+
+    def _find_coordinator(self) -> list[Call]:
+        if self._is_finding:
+            return []
+        self._is_finding = True
+        request, read = coordinator_lookup(self.group)
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            self._is_finding = False
+            try:
+                if error is not None:
+                    raise error
+                node, host, port = read(response)
+            except ClientError as failure:
+                self._failed(failure, now)
+                return
+            self._failures = 0
+            self._metadata.brokers.setdefault(node, Broker(node, host, port))
+            self._coordinator = node
+
+        timeout = min(self.options.request_timeout_ms, 10_000)
+        return [struct_call(ApiKey.FIND_COORDINATOR, request, finish, timeout_ms=timeout)]
+
+    def _call(
+        self, api: int, request: Any, finish: Finish, timeout_ms: float | None = None
+    ) -> Call:
+        assert self._coordinator is not None
+        return struct_call(
+            api,
+            request,
+            finish,
+            node=coordinator_link(self._coordinator),
+            timeout_ms=timeout_ms or self.options.request_timeout_ms,
+        )
+
+    def _ask(
+        self,
+        api: int,
+        request: Any,
+        answered: Callable[[Struct, float], None],
+        timeout_ms: float | None = None,
+    ) -> Call:
+        """One of the member's own requests; failures are judged in one place."""
+        self._is_asking = True
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            self._is_asking = False
+            if error is None and getattr(response, "error_code", None):
+                name = ApiKey(api).title
+                error = BrokerError(response.error_code, about=f"{name} of group {self.group!r}")
+            if self.state is MemberState.IDLE:
+                return  # left meanwhile
+            if error is not None:
+                self._refused(error, response, now)
+                return
+            self._failures = 0
+            answered(response, now)
+
+        return self._call(api, request, finish, timeout_ms)
+
+    def _refused(self, error: ClientError, response: Any, now: float) -> None:
+        code = error.code if isinstance(error, BrokerError) else None
+        if code is ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id  # KIP-394
+            self.state = MemberState.UNJOINED
+        elif code is ErrorCode.REBALANCE_IN_PROGRESS:
+            if self.state is not MemberState.GIVING_UP:
+                self._rejoin(is_lost=False)
+        elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            if code is ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+            self.generation = NO_GENERATION
+            self._rejoin(is_lost=True)
+        elif code in _FATAL_CODES:
+            self.error = error
+            self._forget_member()
+            self.state = MemberState.IDLE
+            self._topics = ()
+        else:
+            if self.state in (MemberState.JOINING, MemberState.SYNCING):
+                self.state = MemberState.UNJOINED
+            self._failed(error, now)
+
+    def _failed(self, error: ClientError, now: float) -> None:
+        """Try again later; the coordinator is looked up anew unless it merely loads."""
+        if not isinstance(error, BrokerError) or error.code in _COORDINATOR_CODES:
+            self._coordinator = None
+        if self._pending:
+            self._pending[0].last_error = error
+        backoff = self.options.backoff_ms * 2 ** min(self._failures, 8)
+        self._failures += 1
+        self._not_before = now + min(backoff, self.options.backoff_max_ms)
+        self._wake(self._not_before)
+
+    # Joining.
+
+    def _rejoin(self, *, is_lost: bool) -> None:
+        if self.owned:
+            if self.state is not MemberState.GIVING_UP:
+                self.events.append(GaveUp(self.owned, is_lost))
+            self.state = MemberState.GIVING_UP
+        else:
+            self.state = MemberState.UNJOINED
+
+    def _join(self) -> Call:
+        self.state = MemberState.JOINING
+        options = self.options
+        request = join_request(
+            self._identity,
+            options.assignors,
+            encode_subscription(Subscription(self._topics)),
+            session_timeout_ms=options.session_timeout_ms,
+            rebalance_timeout_ms=options.rebalance_timeout_ms,
+        )
+        timeout = max(options.rebalance_timeout_ms, options.session_timeout_ms) + 5_000
+        return self._ask(ApiKey.JOIN_GROUP, request, self._joined, timeout)
+
+    def _joined(self, response: Struct, now: float) -> None:
+        self.member_id = response.member_id
+        self.generation = response.generation_id
+        self.protocol = response.protocol_name or ""
+        self._heartbeat_at = now + self.options.heartbeat_interval_ms
+        self._is_leader = response.leader == response.member_id
+        self._members = {}
+        if self._is_leader:
+            try:
+                self._members = {
+                    item.member_id: decode_subscription(bytes(item.metadata))
+                    for item in response.members
+                }
+            except RemoteProtocolError as error:
+                self.error = CorruptAnswerError(f"a member's subscription: {error}")
+                self._forget_member()
+                self.state = MemberState.IDLE
+                return
+            self._metadata.want(self._all_topics())
+            self._metadata.invalidate()
+            self._metadata_version = self._metadata.version
+        self.state = MemberState.ASSIGNING
+
+    def _assign(self) -> list[Call]:
+        """Send SyncGroup: with everybody's partitions from the leader, empty from the others."""
+        assignments: list[Struct] = []
+        if self._is_leader:
+            if not self._is_metadata_fresh():
+                return []  # it is on its way
+            self._counts = self._known_counts()
+            try:
+                result = assign(self.protocol, self._members, self._counts)
+            except RemoteProtocolError as error:
+                self.error = CorruptAnswerError(str(error))
+                self.state = MemberState.IDLE
+                return []
+            assignments = [
+                Struct(member_id=member, assignment=encode_assignment(partitions))
+                for member, partitions in result.items()
+            ]
+        self.state = MemberState.SYNCING
+
+        request = sync_request(self._identity, self.protocol, assignments)
+        timeout = self.options.rebalance_timeout_ms + 5_000
+        return [self._ask(ApiKey.SYNC_GROUP, request, self._synced, timeout)]
+
+    def _synced(self, response: Struct, now: float) -> None:
+        try:
+            self.owned = decode_assignment(bytes(response.assignment or b""))
+        except RemoteProtocolError as error:
+            self._failed(CorruptAnswerError(str(error)), now)
+            self.state = MemberState.UNJOINED
+            return
+        self._heartbeat_at = now + self.options.heartbeat_interval_ms
+        self._metadata.want(dict.fromkeys(key.topic for key in self.owned))
+        if self.owned:
+            self.state = MemberState.LOOKING_UP
+        else:
+            self.state = MemberState.STABLE
+            self.events.append(Assigned((), {}))
+
+    def _look_up(self) -> Call:
+        request, read = offset_fetch(self.group, self.owned)
+        self._is_asking = True
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            self._is_asking = False
+            if self.state is not MemberState.LOOKING_UP:
+                return
+            try:
+                if error is not None:
+                    raise error
+                found = read(response)
+            except ClientError as failure:
+                self._refused(failure, response, now)
+                return
+            self._failures = 0
+            self.state = MemberState.STABLE
+            self.events.append(Assigned(self.owned, found))
+
+        return self._call(ApiKey.OFFSET_FETCH, request, finish)
+
+    def _all_topics(self) -> list[str]:
+        return sorted({topic for item in self._members.values() for topic in item.topics})
+
+    def _is_metadata_fresh(self) -> bool:
+        metadata = self._metadata
+        return metadata.version != self._metadata_version and all(
+            topic in metadata.topics or topic in metadata.errors for topic in self._all_topics()
+        )
+
+    def _known_counts(self) -> dict[str, int]:
+        counts = {}
+        for topic in self._all_topics():
+            count = self._metadata.partition_count(topic)
+            if count is not None and topic not in self._metadata.errors:
+                counts[topic] = count
+        return counts
+
+    def _watch_metadata(self) -> None:
+        """A topic that appeared or grew calls for a new assignment; its leader starts it."""
+        if self._metadata.version == self._metadata_version:
+            return
+        self._metadata_version = self._metadata.version
+        if self._known_counts() != self._counts:
+            self._rejoin(is_lost=False)
+
+    # Staying, and leaving.
+
+    def _heartbeat(self, now: float) -> Call:
+        self._heartbeat_at = now + self.options.heartbeat_interval_ms
+
+        request = heartbeat_request(self._identity)
+        timeout = min(self.options.session_timeout_ms / 2, self.options.request_timeout_ms)
+        return self._ask(ApiKey.HEARTBEAT, request, lambda _response, _now: None, timeout)
+
+    def _check_polls(self, now: float) -> None:
+        """Leave the group when the consumer stopped polling: others shall read its partitions."""
+        limit = self._polled_at + self.options.max_poll_interval_ms
+        if now < limit:
+            self._wake(limit)
+            return
+        if self.owned:
+            self.events.append(GaveUp(self.owned, True))
+            self.owned = ()
+        self._forget_member()
+        self.state = MemberState.IDLE  # until the next poll
+
+    def _forget_member(self) -> None:
+        self.member_id = ""
+        self.generation = NO_GENERATION
+        self._is_leader = False
+
+    def _leave_call(self, finish: Finish) -> Call:
+        request = leave_request(self._identity)
+        return self._call(ApiKey.LEAVE_GROUP, request, finish, 5_000)
+
+    # Commits and lookups that the consumer asked for, in order.
+
+    def _send_pending(self, pending: Pending) -> Call:
+        self._is_pending_sent = True
+
+        def finish(response: Any, error: ClientError | None, now: float) -> None:
+            self._is_pending_sent = False
+            result = None
+            try:
+                if error is not None:
+                    pending.was_sent = pending.was_sent or call.sent
+                    raise error
+                result = pending.read(response)
+            except ClientError as failure:
+                if failure.retriable:
+                    pending.last_error = failure
+                    self._failed(failure, now)
+                    return
+                error = failure
+            if pending in self._pending:
+                self._pending.remove(pending)
+            pending.settle(result, error)
+            if error is None:
+                self._failures = 0
+            self._wake(now)
+
+        call = self._call(pending.api, pending.request(self._identity), finish)
+        return call
+
+    def _expire_pending(self, now: float) -> None:
+        for pending in [item for item in self._pending if item.deadline <= now]:
+            self._pending.remove(pending)
+            reason = pending.last_error or "no coordinator was reached"
+            sent = pending.was_sent and pending.api == ApiKey.OFFSET_COMMIT
+            pending.settle(None, TimedOutError(f"not done in time: {reason}", sent=sent))
+        for pending in self._pending:
+            self._wake(pending.deadline)
+
+    def _wake(self, at: float) -> None:
+        self._wake_at = min(self._wake_at, at)
+
+
+__all__ = [
+    "Assigned",
+    "CommittedOffset",
+    "GaveUp",
+    "GroupCore",
+    "GroupEvent",
+    "GroupOptions",
+    "MemberState",
+    "Pending",
+]

@@ -1,0 +1,135 @@
+"""Bodies of group requests, by version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from raftmq.protocol import Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.admin import CommittedOffset, by_topic
+from raftmq_client.core.assignors import PROTOCOL_TYPE
+from raftmq_client.errors import BrokerError
+
+
+@frozen
+class Identity:
+    """Who speaks: the fencing fields of every group request."""
+
+    group: str
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+
+    def fields(self, version: int, *, instance_from: int) -> dict[str, Any]:
+        """The fields as most group requests name them."""
+        fields: dict[str, Any] = {
+            "group_id": self.group,
+            "generation_id": self.generation,
+            "member_id": self.member_id,
+        }
+        if version >= instance_from:
+            fields["group_instance_id"] = self.instance_id
+        return fields
+
+
+def join_request(
+    who: Identity,
+    assignors: Sequence[str],
+    metadata: bytes,
+    *,
+    session_timeout_ms: int,
+    rebalance_timeout_ms: int,
+) -> Callable[[int], Struct]:
+    """JoinGroup."""
+    protocols = [Struct(name=name, metadata=metadata) for name in assignors]
+
+    def request(version: int) -> Struct:
+        fields = who.fields(version, instance_from=5)
+        del fields["generation_id"]
+        fields["session_timeout"] = session_timeout_ms
+        fields["protocol_type"] = PROTOCOL_TYPE
+        fields["protocols"] = protocols
+        if version >= 1:
+            fields["rebalance_timeout"] = rebalance_timeout_ms
+        return Struct(**fields)
+
+    return request
+
+
+def sync_request(
+    who: Identity, protocol: str, assignments: Sequence[Struct]
+) -> Callable[[int], Struct]:
+    """SyncGroup; `assignments` is empty but for the leader."""
+
+    def request(version: int) -> Struct:
+        fields = who.fields(version, instance_from=3)
+        fields["assignments"] = list(assignments)
+        if version >= 5:
+            fields["protocol_type"] = PROTOCOL_TYPE
+            fields["protocol_name"] = protocol
+        return Struct(**fields)
+
+    return request
+
+
+def heartbeat_request(who: Identity) -> Callable[[int], Struct]:
+    """Heartbeat."""
+    return lambda version: Struct(**who.fields(version, instance_from=3))
+
+
+def leave_request(who: Identity) -> Callable[[int], Struct]:
+    """LeaveGroup, of one member."""
+
+    def request(version: int) -> Struct:
+        if version >= 3:
+            return Struct(group_id=who.group, members=[Struct(member_id=who.member_id)])
+        return Struct(group_id=who.group, member_id=who.member_id)
+
+    return request
+
+
+def commit_request(
+    who: Identity, offsets: Mapping[TopicPartition, CommittedOffset]
+) -> Callable[[int], Struct]:
+    """OffsetCommit."""
+
+    def request(version: int) -> Struct:
+        fields = who.fields(version, instance_from=7)
+        fields["generation_id_or_member_epoch"] = fields.pop("generation_id")
+        fields["topics"] = [
+            Struct(
+                name=topic,
+                partitions=[_committed(version, key, offsets[key]) for key in keys],
+            )
+            for topic, keys in by_topic(offsets)
+        ]
+        return Struct(**fields)
+
+    return request
+
+
+def read_commit(response: Struct) -> None:
+    """Raise what refused a commit.
+
+    Raises:
+        BrokerError: the first refusal.
+    """
+    for topic in response.topics:
+        for item in topic.partitions:
+            if item.error_code:
+                about = f"commit of {topic.name}-{item.partition_index}"
+                raise BrokerError(item.error_code, about=about)
+
+
+def _committed(version: int, key: TopicPartition, offset: CommittedOffset) -> Struct:
+    fields: dict[str, Any] = {
+        "partition_index": key.partition,
+        "committed_offset": offset.offset,
+        "committed_metadata": offset.metadata,
+    }
+    if version >= 6:
+        fields["committed_leader_epoch"] = offset.leader_epoch
+    return Struct(**fields)
