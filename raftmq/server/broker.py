@@ -1,0 +1,301 @@
+"""What handlers see of the node: identity, metadata, partitions, the ways to the controller.
+
+A plain composition without a life of its own; `raftmq/node.py` builds it. Questions that several
+handlers ask of more than one part (who leads, where does a broker listen) are answered here, so
+that they are answered alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from uuid import UUID
+
+from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.leader_table import LeaderTable
+from raftmq.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmq.cluster.partition import Partition
+from raftmq.cluster.partition_registry import PartitionRegistry
+from raftmq.cluster.topic_configs import broker_value, describe_topic, effective_topic_configs
+from raftmq.config import NodeConfig
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
+from raftmq.server.fetch_sessions import FetchSessions
+from raftmq.server.metadata_cache import MetadataCache
+from raftmq.server.metrics import ServerMetrics
+from raftmq.server.parked import gather
+from raftmq.server.producer_ids import ProducerIdBlocks
+from raftmq.types import NodeId, TopicId
+
+NO_LEADER: Final = CurrentLeader(-1, -1)
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_COMING: Final = (
+    ErrorCode.NONE,
+    ErrorCode.TOPIC_ALREADY_EXISTS,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NOT_CONTROLLER,
+)
+
+
+class Broker:
+    """One node, as its handlers see it."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        cluster_id: str,
+        *,
+        engine: Any,
+        controller: Any,
+        leader_table: LeaderTable,
+        partitions: PartitionRegistry,
+        coordinator: Any,
+        deadlines: Deadlines,
+        clock: Clock,
+        config: NodeConfig,
+        random: Random,
+        metrics: ServerMetrics | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.engine = engine
+        self.controller = controller
+        self.leader_table = leader_table
+        self.partitions = partitions
+        self.coordinator = coordinator
+        self.deadlines = deadlines
+        self.clock = clock
+        self.config = config
+        self.metrics = metrics or ServerMetrics()
+        self.sessions = FetchSessions(clock, random)
+        self.metadata_cache = MetadataCache()
+        self.producer_ids = ProducerIdBlocks(self)
+        self._creating: dict[str, Promise[ErrorCode]] = {}
+        self.client_host = ""
+        """Address of the client whose request is being begun; valid until its handler returns."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest metadata applied on this node."""
+        image: MetadataImage = self.engine.image
+        return image
+
+    # ---- partitions ----
+
+    def find_topic(self, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+        """A topic by name or by id, whichever is given."""
+        if name is not None:
+            return self.image.topics.get(name)
+        return None if topic_id is None else self.image.topic_by_id(TopicId(topic_id))
+
+    def find_partition(
+        self, name: str | None, topic_id: UUID | None, index: int
+    ) -> Partition | ErrorCode:
+        """This node's replica of a partition, or why there is none."""
+        if name is not None:
+            found = self.partitions.by_name(name, index)
+        elif topic_id is not None:
+            found = self.partitions.by_id(TopicId(topic_id), index)
+        else:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if found is not None:
+            return found
+        topic = self.find_topic(name, topic_id)
+        if topic is None:
+            is_named = name is not None
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_named else ErrorCode.UNKNOWN_TOPIC_ID
+        if not 0 <= index < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    # ---- who leads, and where ----
+
+    def leader_of(self, topic_id: TopicId, index: int) -> CurrentLeader:
+        """Who leads a partition, or led it last; never forgotten while a new one is elected, since
+        clients that are told "nobody" may not ask again."""
+        found = self.leader_table.get(topic_id, index)
+        return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
+
+    def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
+        """As `leader_of`, for a topic as a request names it."""
+        topic = self.find_topic(name, topic_id)
+        return NO_LEADER if topic is None else self.leader_of(topic.topic_id, index)
+
+    def endpoint(self, broker: BrokerImage) -> NodeEndpoint | None:
+        """Where a broker listens for clients."""
+        address = broker.endpoint("client")
+        if address is None:
+            return None
+        return NodeEndpoint(broker.node_id, address.host, address.port, broker.rack)
+
+    def endpoints(self, node_ids: Iterable[int]) -> list[NodeEndpoint]:
+        """Where these brokers listen for clients; unknown ones are left out."""
+        brokers = self.image.brokers
+        found = []
+        for node_id in sorted(set(node_ids)):
+            broker = brokers.get(NodeId(node_id))
+            endpoint = None if broker is None else self.endpoint(broker)
+            if endpoint is not None:
+                found.append(endpoint)
+        return found
+
+    def live_endpoints(self) -> list[NodeEndpoint]:
+        """Where the live brokers listen for clients."""
+        found = (self.endpoint(broker) for broker in self.image.live_brokers())
+        return [endpoint for endpoint in found if endpoint is not None]
+
+    @property
+    def controller_id(self) -> int:
+        """The node that clients should send admin requests to; any live one forwards them."""
+        controller = self.engine.controller_id
+        return -1 if controller is None else int(controller)
+
+    def closest_replica(self, partition: Partition, rack: str, offset: int) -> int | None:
+        """An in-sync replica in the consumer's rack that may serve it better than this leader
+        (KIP-392); None when this leader is as close, or nobody is closer."""
+        brokers = self.image.brokers
+        own = brokers.get(self.node_id)
+        if own is not None and own.rack == rack:
+            return None
+        if offset >= partition.readable_end:
+            return None  # at the end the leader has news first; keep the hint for catching up
+        for replica in partition.replica.in_sync_replicas():
+            broker = brokers.get(replica.node_id)
+            if broker is not None and broker.rack == rack and not broker.is_fenced:
+                return int(replica.node_id)
+        return None
+
+    # ---- metadata ----
+
+    @property
+    def metadata_state(self) -> object:
+        """Changes whenever an answer about topics or brokers could change."""
+        image = self.image
+        return (
+            image.structure_version,
+            image.version if image.structure_version < 0 else 0,
+            self.leader_table.version,
+            self.controller_id,
+        )
+
+    def in_sync_nodes(self, topic_id: TopicId, partition: PartitionImage) -> list[int]:
+        """The in-sync replicas that a partition's leader last reported."""
+        row = self.leader_table.get(topic_id, partition.index)
+        return [] if row is None else [int(node_id) for node_id in row.isr]
+
+    def offline_nodes(self, replicas: Iterable[int]) -> list[int]:
+        """Those of these nodes that are not live."""
+        brokers = self.image.brokers
+        offline = []
+        for node_id in replicas:
+            broker = brokers.get(NodeId(node_id))
+            if broker is None or broker.is_fenced:
+                offline.append(int(node_id))
+        return offline
+
+    def metadata_voters(self) -> list[int]:
+        """The nodes that vote on metadata."""
+        return [peer.id for peer in self.config.peers] or [int(self.node_id)]
+
+    def check_topic_name(self, name: str) -> ErrorCode | None:
+        """INVALID_TOPIC_EXCEPTION for a name that no topic can have."""
+        is_legal = _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+        return None if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    def topic_configs(self, topic: str) -> dict[str, str]:
+        """The effective configs of a topic on this node."""
+        return effective_topic_configs(self.image, topic, self.node_id, self.config.defaults)
+
+    def created_topic_configs(self, topic: str) -> list[dict[str, Any]]:
+        """A new topic's configs, as CreateTopics v5+ returns them."""
+        try:
+            entries = describe_topic(self.image, topic, self.node_id, self.config.defaults)
+        except KafkaError:
+            return []  # not known here: validated only, or deleted again
+        return [
+            {
+                "name": entry.name,
+                "value": entry.value,
+                "read_only": entry.is_read_only,
+                "config_source": int(entry.source),
+                "is_sensitive": entry.is_sensitive,
+            }
+            for entry in entries
+        ]
+
+    # ---- the controller ----
+
+    def call_controller(self, call: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+        """Let the controller decide, wherever it is; fails with a KafkaError."""
+        promise: Promise[tuple[Outcome, ...]] = self.controller.call(call)
+        return promise
+
+    def explain(self, error: Exception) -> tuple[ErrorCode, str]:
+        """What a client is told of a call that failed as a whole."""
+        if isinstance(error, KafkaError):
+            return error.code, error.message
+        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller could not be asked"
+
+    @property
+    def may_auto_create(self) -> bool:
+        """True unless `auto.create.topics.enable` is off."""
+        text = broker_value(
+            self.image, self.node_id, self.config.defaults, "auto.create.topics.enable"
+        )
+        return text is None or text.lower() == "true"
+
+    def auto_create(self, names: Iterable[str]) -> Promise[dict[str, ErrorCode]]:
+        """Create missing topics; gives the error of each that a client must be told."""
+        wanted = list(dict.fromkeys(names))
+        fresh = [
+            name
+            for name in wanted
+            if name not in self._creating and self.check_topic_name(name) is None
+        ]
+        if fresh:
+            self._create(fresh)
+        results = [self._creating.get(name, ErrorCode.INVALID_TOPIC_EXCEPTION) for name in wanted]
+        promise: Promise[dict[str, ErrorCode]] = Promise()
+
+        def finish(codes: list[ErrorCode]) -> None:
+            promise.resolve(
+                {
+                    name: code
+                    for name, code in zip(wanted, codes, strict=True)
+                    if code is not ErrorCode.NONE
+                }
+            )
+
+        gather(results, finish)
+        return promise
+
+    def _create(self, names: list[str]) -> None:
+        """One call for all; whoever asks for the same names meanwhile shares its outcome."""
+        promises: dict[str, Promise[ErrorCode]] = {name: Promise() for name in names}
+        self._creating.update(promises)
+        call = CreateTopicsCall(
+            topics=tuple(NewTopic(name=name) for name in names),
+            timeout_ms=self.config.topic_create_wait_ms,
+            is_auto=True,
+        )
+
+        def settled(done: Promise[tuple[Outcome, ...]]) -> None:
+            codes = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
+            if done.error is None:
+                codes.update({one.name: _auto_code(one.code) for one in done.result()})
+            for name, promise in promises.items():
+                del self._creating[name]
+                promise.resolve(codes[name])
+
+        self.call_controller(call).when_done(settled)
+
+
+def _auto_code(code: ErrorCode) -> ErrorCode:
+    """What an auto-creating client is told: that the topic comes, unless it never can."""
+    if code in _COMING:
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    return code

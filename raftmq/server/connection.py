@@ -1,0 +1,235 @@
+"""One client's connection: bytes in, requests begun at once, answers left to the reply queue.
+
+The reader receives small frames through one scratch buffer that all connections share (only between
+two awaits, so nobody else can be in it) and a large frame into a buffer of its own size, where the
+records stay: a Produce is stamped and appended from there without a copy. A request begins in the
+reader's own turn; nothing hops to another task between receive and append.
+
+Never decides anything about a request but its size. What a client does wrong costs this connection.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
+from raftmq.server.log_rate import RateLimitedLog
+from raftmq.server.metrics import ServerMetrics
+from raftmq.server.replies import ReplyQueue, Slot
+
+SCRATCH_BYTES: Final = 32 << 10
+TURN_FRAMES_MAX: Final = 16
+TURN_BYTES_MAX: Final = 1 << 20
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+class Begin(Protocol):
+    """Starts one request; its answer settles the slot, now or later."""
+
+    def __call__(self, frame: memoryview, slot: Slot, connection: Connection) -> None:
+        """Begin the request in `frame` (without its size).
+
+        Raises:
+            RemoteProtocolError: bytes that the protocol forbids; the connection is to be closed.
+        """
+        ...
+
+
+class Shared:
+    """What all connections of a port have in common."""
+
+    __slots__ = ("begin", "limits", "memory", "metrics", "scratch")
+
+    def __init__(self, begin: Begin, limits: Limits, metrics: ServerMetrics) -> None:
+        self.begin = begin
+        self.limits = limits
+        self.metrics = metrics
+        self.memory = RequestMemory(limits.request_memory_bytes_max)
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+
+
+class Connection:
+    """One client, until it hangs up or is hung up on."""
+
+    __slots__ = (
+        "_cancel",
+        "_large",
+        "_shared",
+        "_sock",
+        "_turn_bytes",
+        "_turn_frames",
+        "client_software",
+        "last_active",
+        "on_close",
+        "peer",
+        "replies",
+    )
+
+    def __init__(self, sock: socket.socket, peer: str, shared: Shared) -> None:
+        self._sock = sock
+        self._shared = shared
+        self._cancel = trio.CancelScope()
+        self._large = False  # part of a large frame is here and holds node memory
+        self._turn_bytes = 0
+        self._turn_frames = 0
+        self.peer = peer
+        self.client_software = ""
+        self.last_active = trio.current_time()
+        self.on_close: dict[int, Callable[[], None]] = {}
+        self.replies = ReplyQueue(
+            sock, shared.limits, shared.memory, shared.metrics, self._cancel.cancel
+        )
+
+    async def serve(self) -> None:
+        """Serve until either side ends it; closes the socket."""
+        try:
+            with self._cancel:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.replies.drain)
+                    await self._read_requests()
+                    nursery.cancel_scope.cancel()
+        except* RemoteProtocolError as group:
+            self._shared.metrics.protocol_errors += 1
+            _log.warning("connection closed: bad request", peer=self.peer, why=_first(group))
+        except* (OSError, trio.ClosedResourceError):
+            pass  # the client is gone: nobody is left to tell
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Hang up: cancel what is parked, give memory back, close the socket."""
+        self._cancel.cancel()
+        self.replies.close()
+        while self.on_close:
+            _, callback = self.on_close.popitem()
+            callback()
+        if self._sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+    def hang_up_if_stalled(self, now: float) -> bool:
+        """Close when idle, or stuck in the middle of a frame or of an answer, for too long."""
+        limits = self._shared.limits
+        quiet_ms = (now - self.last_active) * 1000
+        stalled_since = self.replies.stalled_since
+        if stalled_since is not None:
+            is_over = (now - stalled_since) * 1000 > limits.send_stall_ms
+        elif self._large:
+            is_over = quiet_ms > limits.receive_stall_ms
+        else:
+            is_over = self.replies.is_idle and quiet_ms > limits.connection_idle_ms
+        if is_over:
+            self._cancel.cancel()
+        return is_over
+
+    async def _read_requests(self) -> None:
+        replies = self.replies
+        sock = self._sock
+        scratch = self._shared.scratch
+        pending = b""  # received, not begun: incomplete frames, or complete ones without room
+        while True:
+            if not replies.has_room:
+                await replies.room()
+            if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
+                await trio.lowlevel.checkpoint()
+                self._turn_frames = self._turn_bytes = 0
+            used = self._begin_complete(memoryview(pending))
+            if used:
+                pending = pending[used:]
+                continue
+            size = self._size_of_large(pending)
+            if size:
+                await self._receive_large(size, pending)
+                pending = b""
+                continue
+            start = len(pending)
+            scratch[:start] = pending
+            try:
+                count = sock.recv_into(scratch[start:])
+            except BlockingIOError:
+                self._turn_frames = self._turn_bytes = 0
+                await trio.lowlevel.wait_readable(sock)
+                continue
+            if count == 0:
+                return
+            self._received(count)
+            used = self._begin_complete(scratch[: start + count])
+            pending = bytes(scratch[used : start + count])
+
+    def _begin_complete(self, view: memoryview) -> int:
+        """Begin the complete frames at the front while there is room; how many bytes they took."""
+        position = 0
+        shared = self._shared
+        while len(view) - position >= FRAME_HEAD.size:
+            size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
+            check_frame(size, api_key, shared.limits)
+            end = position + 4 + size
+            if end > len(view):
+                break
+            if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
+                break
+            # A copy of its own: the log and the peers may keep the records for a while.
+            frame = bytearray(view[position + 4 : end])
+            shared.memory.charge(size)
+            self._begin(frame)
+            position = end
+        return position
+
+    def _begin(self, frame: bytearray) -> None:
+        self._turn_frames += 1
+        slot = self.replies.open_slot(len(frame))
+        self._shared.begin(memoryview(frame), slot, self)
+
+    def _size_of_large(self, pending: bytes) -> int:
+        """Size of the frame at the front if it does not fit the scratch buffer, else 0."""
+        if len(pending) < FRAME_HEAD.size:
+            return 0
+        size: int = FRAME_HEAD.unpack_from(pending)[0]
+        return size if size + 4 > SCRATCH_BYTES else 0
+
+    async def _receive_large(self, size: int, pending: bytes) -> None:
+        memory = self._shared.memory
+        sock = self._sock
+        await memory.charge_when_free(size)
+        self._large = True
+        try:
+            frame = bytearray(size)
+            filled = len(pending) - 4
+            frame[:filled] = pending[4:]
+            view = memoryview(frame)
+            while filled < size:
+                try:
+                    count = sock.recv_into(view[filled:])
+                except BlockingIOError:
+                    self._turn_frames = self._turn_bytes = 0
+                    await trio.lowlevel.wait_readable(sock)
+                    continue
+                if count == 0:
+                    raise ConnectionResetError("closed in the middle of a frame")
+                filled += count
+                self._received(count)
+        except BaseException:
+            memory.release(size)
+            raise
+        finally:
+            self._large = False
+        self._begin(frame)
+
+    def _received(self, count: int) -> None:
+        self._shared.metrics.bytes_in += count
+        self._turn_bytes += count
+        self.last_active = trio.current_time()
+
+
+def _first(group: BaseExceptionGroup[RemoteProtocolError]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

@@ -1,0 +1,225 @@
+"""From a frame to the handler of its API and version, and from the handler's answer to bytes.
+
+Versions are judged before bodies: ApiVersions above the known maximum is answered in version 0 so
+that the client can ask again (KIP-511), any other version or API that was not announced ends the
+connection, as in Kafka. Produce and Fetch go through their hand-written codecs, all others through
+the schema's. What a handler raises never reaches the client: a KafkaError that has no place in the
+answer and our own bugs both end the connection, and are logged.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, cast
+
+import structlog
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.promise import Promise
+from raftmq.protocol import (
+    ANNOUNCED,
+    ApiKey,
+    RequestHeader,
+    Struct,
+    decode_request,
+    decode_request_header,
+    encode_response,
+    encode_response_header,
+    encode_unsupported_api_versions,
+)
+from raftmq.protocol.fetch import FetchResponse, decode_fetch_request, encode_fetch_frame
+from raftmq.protocol.produce import (
+    ProduceResponse,
+    decode_produce_request,
+    encode_produce_response,
+)
+from raftmq.server.broker import Broker
+from raftmq.server.connection import Connection
+from raftmq.server.handlers import fetch, produce
+from raftmq.server.limits import FRAME_BYTES_MIN
+from raftmq.server.log_rate import RateLimitedLog
+from raftmq.server.metrics import ApiMetrics
+from raftmq.server.parked import Abandonable
+from raftmq.server.replies import Pieces, Slot
+
+Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
+"""A response body: fields for the schema's encoder, or already encoded."""
+Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
+
+_KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
+_SIZE: Final = struct.Struct(">i")
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+class Dispatcher:
+    """Begins requests: the `Begin` of every connection."""
+
+    def __init__(self, broker: Broker, handlers: Mapping[ApiKey, Handler]) -> None:
+        self._broker = broker
+        self._handlers = dict(handlers)
+        self._elements_max = broker.config.request_elements_max
+        names = {key: key.name.lower() for key in ANNOUNCED}
+        self._metrics: dict[int, ApiMetrics] = {
+            key: broker.metrics.api(name) for key, name in names.items()
+        }
+
+    def begin(self, frame: memoryview, slot: Slot, connection: Connection) -> None:
+        """Begin one request; its answer settles `slot`, now or later.
+
+        Raises:
+            RemoteProtocolError: the connection is to be closed.
+        """
+        started = time.perf_counter()
+        api_key, version, correlation_id = _KEY_VERSION_CORRELATION.unpack_from(frame)
+        span = ANNOUNCED.get(api_key)
+        if span is None:
+            raise RemoteProtocolError(f"API {api_key} is not offered")
+        metrics = self._metrics[api_key]
+        if not span[0] <= version <= span[1]:
+            if api_key == ApiKey.API_VERSIONS:
+                body = encode_unsupported_api_versions(correlation_id)
+                slot.answer((_SIZE.pack(len(body)) + body,))
+                return
+            raise RemoteProtocolError(f"{ApiKey(api_key).title} v{version} is not offered")
+        header, position = decode_request_header(frame)
+        body_view = frame[position:]
+        try:
+            if api_key == ApiKey.PRODUCE:
+                self._begin_produce(header, body_view, slot, started, metrics)
+            elif api_key == ApiKey.FETCH:
+                self._begin_fetch(header, body_view, slot, connection, started, metrics)
+            else:
+                self._begin_other(header, body_view, slot, connection, started, metrics)
+        except RemoteProtocolError:
+            metrics.errors += 1
+            raise
+        except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
+            self._failed(header, error, metrics)
+            raise RemoteProtocolError("the request could not be served") from None
+
+    def _begin_produce(
+        self,
+        header: RequestHeader,
+        body: memoryview,
+        slot: Slot,
+        started: float,
+        metrics: ApiMetrics,
+    ) -> None:
+        version = header.api_version
+        request = decode_produce_request(version, body, elements_max=self._elements_max)
+        result = produce.handle(self._broker, header, request)
+        if request.acks == 0:
+            assert not isinstance(result, Promise), "acks=0 waits for nothing"
+            metrics.observe(time.perf_counter() - started)
+            if any(p.error_code for topic in result.topics for p in topic.partitions):
+                # Without an answer the closed connection is the only way to say so.
+                raise RemoteProtocolError("a produce with acks=0 failed")
+            slot.answer(())
+            return
+
+        def answer(response: ProduceResponse) -> Pieces:
+            head = encode_response_header(ApiKey.PRODUCE, version, header.correlation_id)
+            body = encode_produce_response(version, response)
+            return (_SIZE.pack(len(head) + len(body)) + head + body,)
+
+        self._settle(result, answer, slot, header, started, metrics)
+
+    def _begin_fetch(
+        self,
+        header: RequestHeader,
+        body: memoryview,
+        slot: Slot,
+        connection: Connection,
+        started: float,
+        metrics: ApiMetrics,
+    ) -> None:
+        version = header.api_version
+        request = decode_fetch_request(version, body, elements_max=self._elements_max)
+        result = fetch.handle(self._broker, header, request)
+
+        def answer(response: FetchResponse) -> Pieces:
+            pieces: Any = encode_fetch_frame(version, header.correlation_id, response)
+            return cast(Pieces, pieces)
+
+        self._abandon_with(connection, result)
+        self._settle(result, answer, slot, header, started, metrics)
+
+    def _begin_other(
+        self,
+        header: RequestHeader,
+        body: memoryview,
+        slot: Slot,
+        connection: Connection,
+        started: float,
+        metrics: ApiMetrics,
+    ) -> None:
+        api_key, version = header.api_key, header.api_version
+        handler = self._handlers.get(api_key)  # type: ignore[call-overload]  # an int is its ApiKey
+        if handler is None:
+            raise RemoteProtocolError(f"{ApiKey(api_key).title} is not served here")
+        request = decode_request(api_key, version, body, elements_max=self._elements_max)
+        self._broker.client_host = connection.peer.rpartition(":")[0]
+        result = handler(self._broker, header, request)
+
+        def answer(response: Answer) -> Pieces:
+            head = encode_response_header(api_key, version, header.correlation_id)
+            if not isinstance(response, bytes):
+                response = encode_response(api_key, version, response)
+            return (_SIZE.pack(len(head) + len(response)) + head, response)
+
+        self._abandon_with(connection, result)
+        self._settle(result, answer, slot, header, started, metrics)
+
+    def _abandon_with(self, connection: Connection, result: object) -> None:
+        """When the client hangs up, what is parked for it is dropped at once."""
+        if isinstance(result, Abandonable) and not result.is_done:
+            key = id(result)
+            connection.on_close[key] = result.abandon
+
+            def forget(_done: Promise[Any]) -> None:
+                connection.on_close.pop(key, None)
+
+            result.when_done(forget)
+
+    def _settle(
+        self,
+        result: Any,
+        answer: Callable[[Any], Pieces],
+        slot: Slot,
+        header: RequestHeader,
+        started: float,
+        metrics: ApiMetrics,
+    ) -> None:
+        if not isinstance(result, Promise):
+            slot.answer(answer(result))
+            metrics.observe(time.perf_counter() - started)
+            return
+
+        def settled(promise: Promise[Any]) -> None:
+            try:
+                pieces = answer(promise.result())
+            except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
+                self._failed(header, error, metrics)
+                slot.fail()
+                return
+            slot.answer(pieces)
+            metrics.observe(time.perf_counter() - started)
+
+        result.when_done(settled)
+
+    def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
+        metrics.errors += 1
+        _log.error(
+            "request failed",
+            api=ApiKey(header.api_key).title,
+            version=header.api_version,
+            client_id=header.client_id,
+            why=repr(error),
+            exc_info=error,
+        )
+
+
+assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame has these fields"

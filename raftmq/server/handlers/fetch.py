@@ -1,0 +1,238 @@
+"""Fetch: spans of each wanted partition up to its high watermark; parked until there is enough.
+
+A fetch that finds less than `min_bytes` waits at its partitions and looks again when one of them
+moves, until `max_wait_ms` is over. What it finally answers is read at that moment, once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftmq.cluster.deadlines import Deadline
+from raftmq.cluster.partition import Partition
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader
+from raftmq.protocol.fetch import (
+    DivergingEpoch,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopicResponse,
+)
+from raftmq.server.broker import Broker
+from raftmq.server.fetch_sessions import FetchContext, TopicKey, Wanted
+from raftmq.server.parked import Abandonable
+from raftmq.types import Offset
+
+TOPIC_IDS_FROM: Final = 13
+FOLLOWERS_FROM: Final = 11
+LEADER_HINTS_FROM: Final = 12
+ENDPOINTS_FROM: Final = 16
+MAX_WAIT_MS_MAX: Final = 300_000
+BYTES_MAX: Final = 64 << 20
+"""More than this in one answer serves nobody: the client asks again at once."""
+
+_MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+def handle(
+    broker: Broker, header: RequestHeader, request: FetchRequest
+) -> FetchResponse | Promise[FetchResponse]:
+    """Read what there is; wait when that is too little."""
+    version = header.api_version
+    if request.replica_id >= 0:
+        # Replicas of ours do not come this way; nobody else may claim to be one.
+        return FetchResponse(error_code=ErrorCode.INVALID_REQUEST)
+    try:
+        context = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code)
+    reading = _Reading(broker, version, request, context)
+    reading.read()
+    min_bytes = request.min_bytes
+    if reading.is_urgent or reading.size >= min_bytes or request.max_wait_ms <= 0:
+        return reading.respond()
+    parked = ParkedFetch(reading, min_bytes)
+    parked.park(min(request.max_wait_ms, MAX_WAIT_MS_MAX))
+    return parked
+
+
+class _Reading:
+    """One look at all wanted partitions."""
+
+    __slots__ = (
+        "_broker",
+        "_context",
+        "_request",
+        "_version",
+        "answers",
+        "broker",
+        "is_urgent",
+        "partitions",
+        "size",
+    )
+
+    def __init__(
+        self, broker: Broker, version: int, request: FetchRequest, context: FetchContext
+    ) -> None:
+        self._broker = broker
+        self.broker = broker
+        self._version = version
+        self._request = request
+        self._context = context
+        self.answers: list[tuple[Wanted, FetchPartitionResponse]] = []
+        self.partitions: list[tuple[Partition, int]] = []
+        """Those found here, with the offset wanted."""
+        self.size = 0
+        self.is_urgent = False
+        """An error or a hint that the client must learn at once."""
+
+    def read(self) -> None:
+        """Look at every partition, within the request's limits."""
+        self.answers = []
+        self.partitions = []
+        self.size = 0
+        self.is_urgent = not self._context.wanted
+        left = min(self._request.max_bytes, BYTES_MAX)
+        for wanted in self._context.wanted:
+            answer = self._read_one(wanted, left)
+            self.answers.append((wanted, answer))
+            if answer.records:
+                for span in answer.records:
+                    left -= span.size
+                    self.size += span.size
+
+    def respond(self) -> FetchResponse:
+        """The answer to what was read last."""
+        response = FetchResponse(session_id=self._context.session_id)
+        by_topic: dict[TopicKey, FetchTopicResponse] = {}
+        hinted: list[int] = []
+        by_id = self._version >= TOPIC_IDS_FROM
+        for wanted, answer in self._context.select(self.answers):
+            topic = by_topic.get(wanted.topic)
+            if topic is None:
+                key = wanted.topic
+                if isinstance(key, str):
+                    topic = FetchTopicResponse(key, None, [])
+                else:
+                    topic = FetchTopicResponse(None if by_id else "", key, [])
+                by_topic[key] = topic
+                response.topics.append(topic)
+            topic.partitions.append(answer)
+            if answer.current_leader is not None:
+                hinted.append(answer.current_leader.leader_id)
+        if hinted and self._version >= ENDPOINTS_FROM:
+            response.node_endpoints = self._broker.endpoints(hinted)
+        return response
+
+    def has_news(self, min_bytes: int) -> bool:
+        """After a wake: read again only where that can change the answer."""
+        for partition, offset in self.partitions:
+            if partition.readable_end > offset or not partition.serves_fetches:
+                break
+        else:
+            return False
+        self.read()
+        return self.is_urgent or self.size >= min_bytes
+
+    def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
+        request = wanted.request
+        broker = self._broker
+        key = wanted.topic
+        name, topic_id = (key, None) if isinstance(key, str) else (None, key)
+        found = broker.find_partition(name, topic_id, request.partition)
+        if isinstance(found, ErrorCode):
+            return self._refuse(wanted, found)
+        self.partitions.append((found, request.fetch_offset))
+        is_first = self.size == 0
+        result = found.read(
+            Offset(request.fetch_offset),
+            min(request.partition_max_bytes, left),
+            current_epoch=request.current_leader_epoch,
+            last_fetched_epoch=request.last_fetched_epoch,
+            may_follow=self._version >= FOLLOWERS_FROM,
+            at_least_one=is_first,
+        )
+        if result.code is not ErrorCode.NONE:
+            answer = self._refuse(wanted, result.code)
+            answer.high_watermark = result.high_watermark
+            answer.log_start_offset = result.log_start_offset
+            return answer
+        answer = FetchPartitionResponse(
+            request.partition,
+            ErrorCode.NONE,
+            result.high_watermark,
+            result.high_watermark,
+            result.log_start_offset,
+            [] if self._request.isolation_level == 1 else None,
+            -1,
+            result.spans,
+        )
+        if result.diverging is not None:
+            self.is_urgent = True
+            answer.diverging_epoch = DivergingEpoch(*result.diverging)
+        elif self._request.rack_id and self._version >= FOLLOWERS_FROM and found.is_leader:
+            closest = broker.closest_replica(found, self._request.rack_id, request.fetch_offset)
+            if closest is not None:
+                self.is_urgent = True
+                answer.preferred_read_replica = closest
+                answer.records = ()
+        return answer
+
+    def _refuse(self, wanted: Wanted, code: ErrorCode) -> FetchPartitionResponse:
+        self.is_urgent = True
+        request = wanted.request
+        answer = FetchPartitionResponse(request.partition, code, records=())
+        if code in _MOVED and self._version >= LEADER_HINTS_FROM:
+            key = wanted.topic
+            name, topic_id = (key, None) if isinstance(key, str) else (None, key)
+            answer.current_leader = self._broker.current_leader(name, topic_id, request.partition)
+        return answer
+
+
+class ParkedFetch(Abandonable[FetchResponse]):
+    """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
+
+    __slots__ = ("_deadline", "_min_bytes", "_parked_at", "_reading")
+
+    def __init__(self, reading: _Reading, min_bytes: int) -> None:
+        super().__init__()
+        self._reading = reading
+        self._min_bytes = min_bytes
+        self._parked_at: list[Partition] = []
+        self._deadline: Deadline | None = None
+
+    def park(self, wait_ms: int) -> None:
+        """Wait at every partition."""
+        broker = self._reading.broker
+        self._parked_at = [partition for partition, _ in self._reading.partitions]
+        for partition in self._parked_at:
+            partition.fetches.park(self)
+        self._deadline = broker.deadlines.after(wait_ms, self._expire)
+        broker.metrics.parked_fetches += 1
+
+    def woken(self) -> None:
+        """A partition moved: answer if that is enough."""
+        if not self.is_done and self._reading.has_news(self._min_bytes):
+            self._unpark()
+            self.resolve(self._reading.respond())
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        if not self.is_done:
+            self._unpark()
+            self.resolve(FetchResponse())
+
+    def _expire(self) -> None:
+        self._reading.read()
+        self._unpark()
+        self.resolve(self._reading.respond())
+
+    def _unpark(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for partition in self._parked_at:
+            partition.fetches.unpark(self)
+        self._parked_at = []
+        self._reading.broker.metrics.parked_fetches -= 1

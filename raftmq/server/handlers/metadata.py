@@ -1,0 +1,272 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster: who leads what, and where brokers listen.
+
+Bodies of Metadata are encoded once per state (image, leader table, in-sync sets) and kept, since
+many clients ask for the same topics at the same moment. A leader once known is named until the next
+one is: -1 makes librdkafka stop asking.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+from raftmq.cluster.metadata_image import PartitionImage, TopicImage
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey, RequestHeader, Struct, encode_response
+from raftmq.server.broker import Broker
+from raftmq.server.parked import then
+from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
+
+NO_OPERATIONS: Final = -(1 << 31)
+TOPIC_OPERATIONS: Final = 0x0DF8
+"""Bits of Kafka's AclOperation that make sense on a topic: all of them, without authorization."""
+CLUSTER_OPERATIONS: Final = 0x1F70
+PARTITIONS_PER_PAGE_MAX: Final = 2000
+INTERNAL_TOPICS: Final = frozenset({METADATA_TOPIC})
+
+_TOPIC_IDS_FROM: Final = 10
+_AUTO_FLAG_FROM: Final = 4
+_NULL_IS_ALL_FROM: Final = 1
+_LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+    """Answer Metadata; create missing topics where the client allows it."""
+    version = header.api_version
+    wanted = request.topics
+    if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
+        return _encoded(broker, version, request, None, {})
+    missing = [
+        topic.name
+        for topic in wanted
+        if topic.topic_id is None
+        and topic.name is not None
+        and topic.name not in broker.image.topics
+        and topic.name not in INTERNAL_TOPICS
+    ]
+    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
+    if missing and may_create and broker.may_auto_create:
+        created: Any = broker.auto_create(missing)
+        return then(created, lambda codes: _encoded(broker, version, request, wanted, codes))
+    return _encoded(broker, version, request, wanted, {})
+
+
+def _encoded(
+    broker: Broker,
+    version: int,
+    request: Struct,
+    wanted: list[Struct] | None,
+    codes: dict[str, ErrorCode],
+) -> bytes:
+    names = None if wanted is None else tuple((topic.name, topic.topic_id) for topic in wanted)
+    flags = (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
+    key = (version, names, flags, tuple(sorted(codes.items())))
+    cache = broker.metadata_cache
+    body = cache.get(broker.metadata_state, key)
+    if body is None:
+        body = _encode(broker, version, wanted, flags, codes)
+        cache.put(key, body)
+    return body
+
+
+def _encode(
+    broker: Broker,
+    version: int,
+    wanted: list[Struct] | None,
+    flags: tuple[bool, bool],
+    codes: dict[str, ErrorCode],
+) -> bytes:
+    image = broker.image
+    with_cluster_operations, with_topic_operations = flags
+    operations = TOPIC_OPERATIONS if with_topic_operations else NO_OPERATIONS
+    if wanted is None:
+        topics = [_topic(broker, topic, operations) for topic in image.topics_by_id()]
+    else:
+        topics = []
+        for one in wanted:
+            topics.append(_wanted_topic(broker, version, one, operations, codes))
+    return encode_response(
+        ApiKey.METADATA,
+        version,
+        {
+            "throttle_time": 0,
+            "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints()],
+            "cluster_id": broker.cluster_id,
+            "controller_id": broker.controller_id,
+            "topics": topics,
+            "cluster_authorized_operations": (
+                CLUSTER_OPERATIONS if with_cluster_operations else NO_OPERATIONS
+            ),
+            "error_code": 0,
+        },
+    )
+
+
+def _broker_row(endpoint: Any) -> dict[str, Any]:
+    return {
+        "node_id": endpoint.node_id,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "rack": endpoint.rack,
+    }
+
+
+def _wanted_topic(
+    broker: Broker, version: int, one: Struct, operations: int, codes: dict[str, ErrorCode]
+) -> dict[str, Any]:
+    name, topic_id = one.name, one.topic_id
+    if name is None or topic_id is not None:
+        if version < _TOPIC_IDS_FROM or topic_id is None:
+            return _no_topic(ErrorCode.INVALID_REQUEST, name, topic_id)
+        topic = broker.find_topic(None, topic_id)
+        if topic is None:
+            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
+        return _topic(broker, topic, operations)
+    topic = broker.image.topics.get(name)
+    if topic is not None:
+        return _topic(broker, topic, operations)
+    if name == METADATA_TOPIC:
+        return _metadata_topic(broker, operations)
+    code = codes.get(name)
+    if code is None:
+        code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return _no_topic(code, name, None)
+
+
+def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": False,
+        "partitions": [],
+        "topic_authorized_operations": NO_OPERATIONS,
+    }
+
+
+def _topic(broker: Broker, topic: TopicImage, operations: int) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "partitions": [_partition(broker, topic, partition) for partition in topic.partitions],
+        "topic_authorized_operations": operations,
+    }
+
+
+def _partition(broker: Broker, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+    leader = broker.leader_of(topic.topic_id, partition.index)
+    replicas = partition.replicas
+    return {
+        "error_code": _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE,
+        "partition_index": partition.index,
+        "leader_id": leader.leader_id,
+        "leader_epoch": leader.leader_epoch,
+        "replica_nodes": list(replicas),
+        "isr_nodes": broker.in_sync_nodes(topic.topic_id, partition),
+        "offline_replicas": broker.offline_nodes(replicas),
+    }
+
+
+def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
+    """The metadata log itself, for an operator who asks for it by name; any live node serves it."""
+    voters = broker.metadata_voters()
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": METADATA_TOPIC,
+        "topic_id": METADATA_TOPIC_ID,
+        "is_internal": True,
+        "partitions": [
+            {
+                "error_code": ErrorCode.NONE if broker.controller_id >= 0 else _LEADERLESS,
+                "partition_index": 0,
+                "leader_id": broker.controller_id,
+                "leader_epoch": broker.engine.controller_epoch,
+                "replica_nodes": voters,
+                "isr_nodes": voters,
+                "offline_replicas": broker.offline_nodes(voters),
+            }
+        ],
+        "topic_authorized_operations": operations,
+    }
+
+
+def describe_topic_partitions(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer DescribeTopicPartitions (KIP-966), page by page."""
+    image = broker.image
+    limit = max(1, min(request.response_partition_limit, PARTITIONS_PER_PAGE_MAX))
+    cursor = request.cursor
+    names = sorted({topic.name for topic in request.topics}) or sorted(image.topics)
+    topics: list[dict[str, Any]] = []
+    next_cursor = None
+    for name in names:
+        start = 0
+        if cursor is not None:
+            if name < cursor.topic_name:
+                continue
+            start = cursor.partition_index if name == cursor.topic_name else 0
+        if limit <= 0:
+            next_cursor = {"topic_name": name, "partition_index": start}
+            break
+        topic = image.topics.get(name)
+        if topic is None:
+            code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(_no_topic(code, name, None))
+            continue
+        page = topic.partitions[max(start, 0) : max(start, 0) + limit]
+        limit -= len(page)
+        topics.append(
+            {
+                **_topic(broker, topic, TOPIC_OPERATIONS),
+                "partitions": [
+                    {
+                        **_partition(broker, topic, partition),
+                        "eligible_leader_replicas": [],
+                        "last_known_elr": [],
+                    }
+                    for partition in page
+                ],
+            }
+        )
+        reached = max(start, 0) + len(page)
+        if reached < len(topic.partitions):
+            next_cursor = {"topic_name": name, "partition_index": reached}
+            break
+    return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+
+
+def describe_cluster(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+    """Answer DescribeCluster (KIP-700)."""
+    code, message = ErrorCode.NONE, None
+    endpoint_type = request.endpoint_type if header.api_version >= 1 else 1
+    if endpoint_type != 1:
+        code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        if endpoint_type == 2:
+            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        message = "this is a broker's endpoint"
+    fenced = header.api_version >= 2 and request.include_fenced_brokers
+    rows = []
+    for node_id in sorted(broker.image.brokers):
+        image = broker.image.brokers[node_id]
+        endpoint = broker.endpoint(image)
+        if endpoint is None or (image.is_fenced and not fenced):
+            continue
+        row = _broker_row(endpoint)
+        row["broker_id"] = row.pop("node_id")
+        rows.append({**row, "is_fenced": image.is_fenced})
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "error_message": message,
+        "endpoint_type": endpoint_type,
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.controller_id,
+        "brokers": rows if code is ErrorCode.NONE else [],
+        "cluster_authorized_operations": (
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
+    }

@@ -1,0 +1,117 @@
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords: questions to partitions about positions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raftmq.cluster.partition import MAX_TIMESTAMP, Partition
+from raftmq.cluster.partition_results import DeleteResult, OffsetResult
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader, Struct
+from raftmq.server.broker import Broker
+from raftmq.server.parked import gather
+
+_OFFSET_NOT_AVAILABLE_FROM: Final = 5
+_MAX_TIMESTAMP_FROM: Final = 7
+
+
+def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+    """Answer ListOffsets for every partition."""
+    version = header.api_version
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for part in topic.partitions:
+            result = _list_one(broker, version, topic.name, part)
+            rows.append(
+                {
+                    "partition_index": part.partition_index,
+                    "error_code": _code_for(version, result.code),
+                    "timestamp": result.timestamp,
+                    "offset": result.offset,
+                    "leader_epoch": result.leader_epoch,
+                }
+            )
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"throttle_time": 0, "topics": topics}
+
+
+def _list_one(broker: Broker, version: int, topic: str, part: Struct) -> OffsetResult:
+    if part.timestamp <= MAX_TIMESTAMP and version < _MAX_TIMESTAMP_FROM:
+        return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
+    found = broker.find_partition(topic, None, part.partition_index)
+    if isinstance(found, ErrorCode):
+        return OffsetResult(found)
+    return found.list_offset(part.timestamp, current_epoch=part.current_leader_epoch)
+
+
+def _code_for(version: int, code: ErrorCode) -> ErrorCode:
+    if code is ErrorCode.OFFSET_NOT_AVAILABLE and version < _OFFSET_NOT_AVAILABLE_FROM:
+        return ErrorCode.LEADER_NOT_AVAILABLE  # KIP-207: older clients know no better
+    return code
+
+
+def offset_for_leader_epoch(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer OffsetForLeaderEpoch (KIP-320) for every partition."""
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for part in topic.partitions:
+            found = broker.find_partition(topic.topic, None, part.partition)
+            code, epoch, end = ErrorCode.NONE, -1, -1
+            if isinstance(found, ErrorCode):
+                code = found
+            else:
+                result = found.end_offset_for_epoch(
+                    part.leader_epoch, current_epoch=part.current_leader_epoch
+                )
+                code, epoch, end = result.code, result.leader_epoch, result.end_offset
+            rows.append(
+                {
+                    "error_code": code,
+                    "partition": part.partition,
+                    "leader_epoch": epoch,
+                    "end_offset": end,
+                }
+            )
+        topics.append({"topic": topic.topic, "partitions": rows})
+    return {"throttle_time": 0, "topics": topics}
+
+
+def delete_records(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer DeleteRecords once every partition dropped what it was told to drop."""
+    results: list[DeleteResult | Promise[DeleteResult]] = []
+    timeout_ms = max(request.timeout, 0)
+    for topic in request.topics:
+        for part in topic.partitions:
+            found = broker.find_partition(topic.name, None, part.partition_index)
+            if isinstance(found, Partition):
+                results.append(found.delete_records(part.offset, timeout_ms))
+            else:
+                results.append(DeleteResult(found))
+
+    def respond(values: list[DeleteResult]) -> dict[str, Any]:
+        left = iter(values)
+        return {
+            "throttle_time": 0,
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        _deleted_row(part.partition_index, next(left)) for part in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ],
+        }
+
+    return gather(results, respond)
+
+
+def _deleted_row(index: int, result: DeleteResult) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "low_watermark": result.low_watermark,
+        "error_code": result.code,
+    }

@@ -1,0 +1,87 @@
+"""Produce: append what arrived to each partition, answer when it is as safe as `acks` asks.
+
+Nothing stands between the frame and the partition: records are views of the received buffer, which
+the partition stamps and the log keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftmq.cluster.parked_produces import AppendResult
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader
+from raftmq.protocol.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopicResponse,
+)
+from raftmq.server.broker import Broker
+from raftmq.server.parked import gather
+
+SERVED_FROM: Final = 3
+_LEADER_HINTS_FROM: Final = 10
+_ACKS: Final = (-1, 0, 1)
+_MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+def handle(
+    broker: Broker, header: RequestHeader, request: ProduceRequest
+) -> ProduceResponse | Promise[ProduceResponse]:
+    """Append every partition's batch."""
+    version = header.api_version
+    refusal = ErrorCode.NONE
+    if version < SERVED_FROM:
+        # Announced for librdkafka's sake alone (KAFKA-18659); its records are of an older format.
+        refusal = ErrorCode.UNSUPPORTED_VERSION
+    elif request.acks not in _ACKS:
+        refusal = ErrorCode.INVALID_REQUIRED_ACKS
+    elif request.transactional_id is not None:
+        refusal = ErrorCode.INVALID_TXN_STATE
+    if refusal is not ErrorCode.NONE:
+        refused = AppendResult(refusal)
+        count = sum(len(topic.partitions) for topic in request.topics)
+        return _respond(broker, version, request, [refused] * count)
+    results: list[AppendResult | Promise[AppendResult]] = []
+    acks, timeout_ms = request.acks, max(request.timeout_ms, 0)
+    for topic in request.topics:
+        for part in topic.partitions:
+            found = broker.find_partition(topic.name, topic.topic_id, part.index)
+            if isinstance(found, ErrorCode):
+                results.append(AppendResult(found))
+            else:
+                results.append(found.append(part.records, acks, timeout_ms))
+    return gather(results, lambda values: _respond(broker, version, request, values))
+
+
+def _respond(
+    broker: Broker, version: int, request: ProduceRequest, results: list[AppendResult]
+) -> ProduceResponse:
+    position = 0
+    response = ProduceResponse()
+    hinted: list[int] = []
+    for topic in request.topics:
+        rows = []
+        for part in topic.partitions:
+            result = results[position]
+            position += 1
+            row = ProducePartitionResponse(
+                part.index,
+                result.code,
+                result.base_offset,
+                result.log_append_time_ms,
+                result.log_start_offset,
+                (),
+                result.message,
+            )
+            if result.code in _MOVED and version >= _LEADER_HINTS_FROM:
+                # KIP-951: the client need not ask for metadata first.
+                row.current_leader = broker.current_leader(topic.name, topic.topic_id, part.index)
+                hinted.append(row.current_leader.leader_id)
+            rows.append(row)
+        response.topics.append(ProduceTopicResponse(topic.name, topic.topic_id, rows))
+    if hinted:
+        response.node_endpoints = broker.endpoints(hinted)
+    return response

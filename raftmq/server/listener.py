@@ -1,0 +1,134 @@
+"""The client port: accepts connections, bounds their number, hangs up on stalled ones.
+
+Running out of file descriptors must not end the port nor spin: the loop waits and accepts again.
+A connection above the limit is accepted and closed, so that the client sees an end, not a hang.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+import structlog
+import trio
+
+from raftmq.server.connection import Begin, Connection, Shared
+from raftmq.server.limits import Limits
+from raftmq.server.log_rate import RateLimitedLog
+from raftmq.server.metrics import ServerMetrics
+
+BACKLOG: Final = 1024
+ACCEPT_RETRY_S: Final = 0.1
+SWEEP_S: Final = 1.0
+
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+def open_listen_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen, without a loop, so that a parent may do it before it forks.
+
+    Raises:
+        OSError: the address is taken or not ours.
+    """
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+class ClientPort:
+    """Accepts and keeps client connections."""
+
+    def __init__(self, begin: Begin, limits: Limits, metrics: ServerMetrics) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.shared = Shared(begin, limits, metrics)
+        self.connections: dict[int, Connection] = {}
+        self._next_id = 0
+
+    async def serve(
+        self,
+        listen_sock: socket.socket,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept until cancelled; closes the listening socket and every connection then."""
+        listen_sock.setblocking(False)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                task_status.started()
+                await self._accept_forever(listen_sock, nursery)
+        finally:
+            trio.lowlevel.notify_closing(listen_sock)
+            listen_sock.close()
+
+    def hang_up_all(self) -> None:
+        """End every connection (the node stops)."""
+        for connection in list(self.connections.values()):
+            connection.close()
+
+    async def _accept_forever(self, listen_sock: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                sock, address = listen_sock.accept()
+            except (BlockingIOError, InterruptedError):
+                await trio.lowlevel.wait_readable(listen_sock)
+                continue
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    _log.error("cannot accept connections", why=error.strerror)
+                    await trio.sleep(ACCEPT_RETRY_S)
+                    continue
+                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                continue  # this one client is gone already (ECONNABORTED and its kin)
+            if len(self.connections) >= self.limits.connections_max:
+                self.metrics.connections_refused += 1
+                _log.warning("connection refused: connections_max", peer=_peer_name(address))
+                sock.close()
+                continue
+            nursery.start_soon(self.serve_socket, sock, _peer_name(address))
+
+    async def serve_socket(self, sock: socket.socket, peer: str) -> None:
+        """Serve one connected socket to its end."""
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = Connection(sock, peer, self.shared)
+        self._next_id += 1
+        connection_id = self._next_id
+        self.connections[connection_id] = connection
+        self.metrics.connections += 1
+        self.metrics.connections_accepted += 1
+        try:
+            await connection.serve()
+        finally:
+            del self.connections[connection_id]
+            self.metrics.connections -= 1
+
+    async def _sweep(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_S)
+            now = trio.current_time()
+            for connection in list(self.connections.values()):
+                connection.hang_up_if_stalled(now)
+
+
+def _peer_name(address: object) -> str:
+    if isinstance(address, tuple) and len(address) >= 2:
+        return f"{address[0]}:{address[1]}"
+    return str(address) or "local"

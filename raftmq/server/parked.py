@@ -1,0 +1,64 @@
+"""Promises of answers: several gathered into one, and those that a vanished client takes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from raftmq.promise import Promise
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Abandonable(Promise[T], Generic[T]):
+    """A promise whose asker may go away: then nothing needs to wait any more."""
+
+    __slots__ = ()
+
+    def abandon(self) -> None:
+        """Stop waiting and settle somehow; nobody reads the value."""
+        raise AssertionError("a subclass says what is to be dropped")
+
+
+def gather(results: Sequence[T | Promise[T]], finish: Callable[[list[T]], R]) -> R | Promise[R]:
+    """`finish` of all values in order: at once when all are there, else when the last one comes."""
+    values: list[T | None] = []
+    waiting: list[tuple[int, Promise[T]]] = []
+    for i, result in enumerate(results):
+        if isinstance(result, Promise):
+            if result.is_done:
+                values.append(result.result())
+            else:
+                values.append(None)
+                waiting.append((i, result))
+        else:
+            values.append(result)
+    if not waiting:
+        return finish(values)  # type: ignore[arg-type]  # every value is there
+    promise: Promise[R] = Promise()
+    left = len(waiting)
+
+    def settled_at(i: int) -> Callable[[Promise[T]], None]:
+        def settled(done: Promise[T]) -> None:
+            nonlocal left
+            if promise.is_done:
+                return
+            if done.error is not None:
+                promise.fail(done.error)
+                return
+            values[i] = done.result()
+            left -= 1
+            if left == 0:
+                promise.resolve(finish(values))  # type: ignore[arg-type]
+
+        return settled
+
+    for i, pending in waiting:
+        pending.when_done(settled_at(i))
+    return promise
+
+
+def then(result: T | Promise[T], finish: Callable[[T], R]) -> R | Promise[R]:
+    """`finish` of one value, now or later; an error passes through."""
+    return gather((result,), lambda values: finish(values[0]))

@@ -1,0 +1,392 @@
+"""Answers of one connection, leaving in the order of their requests.
+
+An answer is a list of pieces: bytes, or spans of files that `sendfile` moves without a copy.
+Whoever settles an answer whose turn it is sends it at once, in its own call, as long as the socket
+takes it (a hop to another task costs more than the send). What remains (socket full, bytes not in
+memory, a turn of sendfile used up) is left to the writer task, which sleeps otherwise.
+
+Invariants: slots leave from the front only; bytes of two answers never mix; a failing socket never
+raises into the caller that settled an answer (it may be the Raft engine), it ends the connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
+
+import trio
+
+from raftmq.errors import RaftmqError
+from raftmq.ports import DiskError, File
+from raftmq.server.limits import Limits, RequestMemory
+from raftmq.server.metrics import ServerMetrics
+from raftmq.types import Buffer
+
+SENDFILE_TURN_BYTES_MAX: Final = 1 << 20
+"""A connection yields after so many bytes of spans: a cold or fast one must not own the loop."""
+SPAN_JOIN_BYTES_MAX: Final = 16 << 10
+"""A smaller span is read and joined with the bytes before it: one call beats three."""
+JOIN_BYTES_MAX: Final = 64 << 10
+READ_AHEAD_BYTES: Final = 256 << 10
+
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+
+
+class Span(Protocol):
+    """Bytes of a file that nobody changes any more."""
+
+    @property
+    def file(self) -> File: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+Piece: TypeAlias = Buffer | Span
+Pieces: TypeAlias = Sequence[Piece]
+
+
+class SpanTruncatedError(RaftmqError):
+    """A span's file ended early: the answer under way cannot be completed."""
+
+
+class _Stall(Enum):
+    FULL = "the socket is full"
+    COLD = "the next bytes are not in memory"
+    TURN = "others shall have the loop"
+
+
+class Slot:
+    """The place of one answer in the order; settled once, by `answer`."""
+
+    __slots__ = ("_queue", "charge", "pieces")
+
+    def __init__(self, queue: ReplyQueue, charge: int) -> None:
+        self._queue = queue
+        self.charge = charge
+        self.pieces: Pieces | None = None
+
+    def answer(self, pieces: Pieces) -> None:
+        """Settle; () sends nothing (Produce with acks=0). Never raises for a dead connection."""
+        assert self.pieces is None, "an answer is settled once"
+        self.pieces = pieces
+        self._queue.settled(self)
+
+    def fail(self) -> None:
+        """End the connection: there is no answer to this request."""
+        self._queue.broken()
+
+
+class ReplyQueue:
+    """Ordered answers of one connection."""
+
+    __slots__ = (
+        "_bytes",
+        "_is_closed",
+        "_is_pumping",
+        "_limits",
+        "_memory",
+        "_metrics",
+        "_on_broken",
+        "_outbox",
+        "_outbox_charge",
+        "_reader",
+        "_slots",
+        "_sock",
+        "_span_sent",
+        "_stall",
+        "_writer",
+        "stalled_since",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        memory: RequestMemory,
+        metrics: ServerMetrics,
+        on_broken: Callable[[], None],
+    ) -> None:
+        self._sock = sock
+        self._limits = limits
+        self._memory = memory
+        self._metrics = metrics
+        self._on_broken = on_broken
+        self._slots: deque[Slot] = deque()
+        self._outbox: deque[Piece] = deque()  # the answer under way, its front piece partly sent
+        self._outbox_charge = 0
+        self._span_sent = 0  # of the front span
+        self._bytes = 0  # charged and not yet given back: requests unanswered, answers unsent
+        self._stall: _Stall | None = None  # set: the writer task alone may send
+        self._is_pumping = False
+        self._is_closed = False
+        self._writer: trio.lowlevel.Task | None = None
+        self._reader: trio.lowlevel.Task | None = None
+        self.stalled_since: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """Requests whose answer has not been handed to the socket."""
+        return len(self._slots)
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes charged to this connection."""
+        return self._bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is owed to the client."""
+        return not self._slots and not self._outbox
+
+    @property
+    def has_room(self) -> bool:
+        """True when another request may be read."""
+        limits = self._limits
+        return (
+            len(self._slots) < limits.pipeline_depth_max and self._bytes < limits.pipeline_bytes_max
+        )
+
+    def open_slot(self, charge: int) -> Slot:
+        """Take the next place in the order; `charge` bytes were charged to node memory before."""
+        slot = Slot(self, charge)
+        self._slots.append(slot)
+        self._bytes += charge
+        return slot
+
+    def settled(self, slot: Slot) -> None:
+        """An answer is ready: send it if it is its turn."""
+        pieces = slot.pieces
+        assert pieces is not None
+        size = 0
+        for piece in pieces:
+            if isinstance(piece, (bytes, bytearray, memoryview)):
+                size += len(piece)
+        # The request's bytes are done with; the answer's own are held until the client took them.
+        self._memory.release(slot.charge)
+        if self._is_closed:
+            return
+        self._memory.charge(size)
+        self._bytes += size - slot.charge
+        slot.charge = size
+        if self._slots[0] is slot and self._stall is None and not self._is_pumping:
+            self._pump()
+            if self._stall is None:
+                self._metrics.direct_sends += 1
+
+    def broken(self) -> None:
+        """End the connection."""
+        self._on_broken()
+        self.close()
+
+    async def room(self) -> None:
+        """Wait until another request may be read: a slow client stops its own reader."""
+        while not self.has_room:
+            self._reader = trio.lowlevel.current_task()
+
+            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                self._reader = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def drain(self) -> None:
+        """The writer task: goes on where a direct send could not."""
+        while True:
+            if self._stall is None:
+                self._writer = trio.lowlevel.current_task()
+
+                def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                    self._writer = None
+                    return trio.lowlevel.Abort.SUCCEEDED
+
+                await trio.lowlevel.wait_task_rescheduled(abort)
+            self._metrics.writer_wakes += 1
+            if self._stall is _Stall.FULL:
+                self.stalled_since = trio.current_time()
+                await trio.lowlevel.wait_writable(self._sock)
+                self.stalled_since = None
+            elif self._stall is _Stall.COLD:
+                await self._read_ahead()
+            else:
+                await trio.lowlevel.checkpoint()
+            self._stall = None
+            self._pump()
+
+    def close(self) -> None:
+        """Give all charges back; answers that settle later go nowhere."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._memory.release(self._outbox_charge)
+        for slot in self._slots:
+            if slot.pieces is not None:
+                self._memory.release(slot.charge)
+        self._outbox.clear()
+        self._slots.clear()
+
+    def _pump(self) -> None:
+        self._is_pumping = True
+        try:
+            self._stall = self._send_ready()
+        except (OSError, DiskError, SpanTruncatedError):
+            # The client is gone, or the answer under way cannot be completed: either ends the
+            # connection, and neither is the business of whoever settled this answer.
+            self.broken()
+        finally:
+            self._is_pumping = False
+        if self._stall is not None and self._writer is not None:
+            writer, self._writer = self._writer, None
+            trio.lowlevel.reschedule(writer)
+        if self._reader is not None and self.has_room:
+            reader, self._reader = self._reader, None
+            trio.lowlevel.reschedule(reader)
+
+    def _send_ready(self) -> _Stall | None:
+        turn_bytes = SENDFILE_TURN_BYTES_MAX
+        slots = self._slots
+        outbox = self._outbox
+        while True:
+            if not outbox:
+                if self._outbox_charge:
+                    self._memory.release(self._outbox_charge)
+                    self._bytes -= self._outbox_charge
+                    self._outbox_charge = 0
+                if not slots or slots[0].pieces is None:
+                    return None
+                slot = slots.popleft()
+                assert slot.pieces is not None
+                outbox.extend(slot.pieces)
+                self._outbox_charge = slot.charge
+                continue
+            front = outbox[0]
+            if isinstance(front, (bytes, bytearray, memoryview)):
+                stall = self._send_bytes(front)
+                if stall is not None:
+                    return stall
+                continue
+            if turn_bytes <= 0:
+                return _Stall.TURN
+            sent = self._send_span(front, turn_bytes)
+            if isinstance(sent, _Stall):
+                return sent
+            turn_bytes -= sent
+
+    def _send_bytes(self, data: Buffer) -> _Stall | None:
+        outbox = self._outbox
+        if len(outbox) > 1:
+            joined, count = self._join_front()
+            if count > 1:
+                for _ in range(count):
+                    outbox.popleft()
+                outbox.appendleft(joined)
+                data = joined
+        # Bytes before a span wait in the kernel for it: one packet fewer on the wire.
+        flags = socket.MSG_MORE if len(outbox) > 1 else 0
+        try:
+            sent = self._sock.send(data, flags)
+        except (BlockingIOError, InterruptedError):
+            return _Stall.FULL
+        self._metrics.bytes_out += sent
+        if sent == len(data):
+            outbox.popleft()
+            return None
+        outbox[0] = memoryview(data)[sent:]
+        return _Stall.FULL
+
+    def _join_front(self) -> tuple[bytes, int]:
+        """Small pieces at the front as one, with how many they are."""
+        parts: list[Buffer] = []
+        total = 0
+        for piece in self._outbox:
+            if isinstance(piece, (bytes, bytearray, memoryview)):
+                size = len(piece)
+                if total + size > JOIN_BYTES_MAX:
+                    break
+                parts.append(piece)
+            else:
+                size = piece.size
+                if size > SPAN_JOIN_BYTES_MAX or total + size > JOIN_BYTES_MAX:
+                    break
+                if not is_warm(piece.file, piece.position, size):
+                    break
+                parts.append(_read_span(piece.file, piece.position, size))
+            total += size
+        return (b"".join(parts), len(parts)) if len(parts) > 1 else (b"", len(parts))
+
+    def _send_span(self, span: Span, bytes_max: int) -> int | _Stall:
+        left = span.size - self._span_sent
+        if left == 0:
+            self._outbox.popleft()
+            self._span_sent = 0
+            return 0
+        size = min(left, bytes_max)
+        position = span.position + self._span_sent
+        if not is_warm(span.file, position, size):
+            return _Stall.COLD
+        try:
+            descriptor = span.file.fileno()
+            if descriptor >= 0:
+                sent = os.sendfile(self._sock.fileno(), descriptor, position, size)
+                self._metrics.bytes_sendfile += sent
+            else:
+                sent = self._sock.send(_read_span(span.file, position, min(size, 64 << 10)))
+        except (BlockingIOError, InterruptedError):
+            return _Stall.FULL
+        if sent == 0:
+            raise SpanTruncatedError(f"{span.file.path} ends before {position + size}")
+        self._metrics.bytes_out += sent
+        self._span_sent += sent
+        if self._span_sent == span.size:
+            self._outbox.popleft()
+            self._span_sent = 0
+        return sent
+
+    async def _read_ahead(self) -> None:
+        """Let a worker thread bring the next span's bytes into memory."""
+        self._metrics.read_aheads += 1
+        for piece in self._outbox:
+            if not isinstance(piece, (bytes, bytearray, memoryview)):
+                sent = self._span_sent if piece is self._outbox[0] else 0
+                size = min(piece.size - sent, SENDFILE_TURN_BYTES_MAX)
+                await trio.to_thread.run_sync(_touch, piece.file, piece.position + sent, size)
+                return
+        await trio.lowlevel.checkpoint()
+
+
+def is_warm(file: File, position: int, size: int) -> bool:
+    """True when the last of these bytes is in memory; a cold sendfile would block the loop."""
+    descriptor = file.fileno()
+    if not _NOWAIT or descriptor < 0 or size == 0:
+        return True
+    try:
+        os.preadv(descriptor, [bytearray(1)], position + size - 1, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return True  # this file system cannot tell; it is in memory as tmpfs, or we wait
+        raise
+    return True
+
+
+def _read_span(file: File, position: int, size: int) -> bytes:
+    data = file.pread(size, position)
+    if len(data) != size:
+        raise SpanTruncatedError(f"{file.path} ends before {position + size}")
+    return data
+
+
+def _touch(file: File, position: int, size: int) -> None:
+    end = position + size
+    while position < end:
+        data = file.pread(min(READ_AHEAD_BYTES, end - position), position)
+        if not data:
+            return  # the send that follows reports the short file
+        position += len(data)
