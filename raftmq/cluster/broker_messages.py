@@ -130,9 +130,10 @@ class CreateTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=1):
 
 
 class DeleteTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=2):
-    """DeleteTopics by name or by id."""
+    """DeleteTopics by name or by id; outcomes come in that order, names first."""
 
-    topics: tuple[str | UUID, ...]
+    names: tuple[str, ...] = ()
+    topic_ids: tuple[UUID, ...] = ()
     timeout_ms: int = 5000
 
 

@@ -1,0 +1,83 @@
+"""Points in time at which something parked gives up waiting.
+
+Synchronous: somebody (a trio task, the simulation) calls `expire` with the time. Cancelling is
+cheap, since nearly every deadline is cancelled: the entry stays in the heap, dead, until its time
+or until dead entries outnumber live ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Final
+
+from raftmq.ports import Clock
+
+_SWEEP_MIN: Final = 1024
+
+
+class Deadline:
+    """One pending callback."""
+
+    __slots__ = ("_deadlines", "at_ms", "callback")
+
+    def __init__(self, deadlines: Deadlines, at_ms: float, callback: Callable[[], None]) -> None:
+        self._deadlines = deadlines
+        self.at_ms = at_ms
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Never call back; harmless when it did already."""
+        if self.callback is not None:
+            self.callback = None
+            self._deadlines.cancelled()
+
+
+class Deadlines:
+    """All deadlines of one node, earliest first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[float, int, Deadline]] = []
+        self._sequence = 0
+        self._dead = 0
+        self.on_earlier: Callable[[], None] | None = None
+        """Called when another deadline is the first one: who sleeps until `next_ms` looks again."""
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._dead
+
+    @property
+    def next_ms(self) -> float | None:
+        """Monotonic time of the first entry, perhaps a dead one; None without any."""
+        return self._heap[0][0] if self._heap else None
+
+    def after(self, delay_ms: float, callback: Callable[[], None]) -> Deadline:
+        """Call `callback` once `delay_ms` from now, unless cancelled."""
+        at_ms = self._clock.monotonic_ms() + delay_ms
+        deadline = Deadline(self, at_ms, callback)
+        self._sequence += 1
+        is_first = not self._heap or at_ms < self._heap[0][0]
+        heapq.heappush(self._heap, (at_ms, self._sequence, deadline))
+        if is_first and self.on_earlier is not None:
+            self.on_earlier()
+        return deadline
+
+    def expire(self, now_ms: float) -> None:
+        """Call back everything due."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, _, deadline = heapq.heappop(self._heap)
+            callback = deadline.callback
+            if callback is None:
+                self._dead -= 1
+                continue
+            deadline.callback = None
+            callback()
+
+    def cancelled(self) -> None:
+        """Count a dead entry; drop all of them once they are the majority."""
+        self._dead += 1
+        if self._dead > _SWEEP_MIN and self._dead * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+            heapq.heapify(self._heap)
+            self._dead = 0

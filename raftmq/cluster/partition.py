@@ -1,0 +1,554 @@
+"""The Kafka meaning of a replica: acknowledgements, parked requests, offsets, epochs, idempotence.
+
+A Raft group agrees on a log; this says what of it clients may see and what they are told. It is the
+state machine of a data partition: the replica tells it what was appended, truncated and committed
+and who leads; handlers append to it and read from it. Synchronous: what takes longer is a Promise.
+
+Invariants: nothing at or above the high watermark is served; a produce with acks=all is
+acknowledged only when the high watermark covers its end and min.insync.replicas voters flushed it;
+when leadership or its term changes every parked produce is failed, its outcome unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+from raftmq.cluster.deadlines import Deadline, Deadlines
+from raftmq.cluster.parked_fetches import ParkedFetches
+from raftmq.cluster.parked_produces import AppendResult, ParkedProduces
+from raftmq.cluster.partition_results import (
+    DeleteResult,
+    EpochEnd,
+    FileSpan,
+    OffsetResult,
+    ReadResult,
+)
+from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.produce_checks import check_produced_batch, prepare
+from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogEntry
+from raftmq.ports import Clock, DiskError
+from raftmq.promise import Promise
+from raftmq.raft.messages import EntryKind
+from raftmq.raft.ready import Role, SoftState
+from raftmq.records import LOG_APPEND_TIME, BatchHeader, check_batches, parse_header
+from raftmq.types import (
+    LeaderEpoch,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+    TopicId,
+    TopicPartition,
+)
+
+ACKS_ALL: Final = -1
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+
+RECHECK_MS: Final = 3
+
+
+class LogPort(Protocol):
+    """What a partition reads of its replica's log."""
+
+    @property
+    def log_start(self) -> LogStart: ...
+    @property
+    def flushed_end_offset(self) -> Offset: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def locate(
+        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+    ) -> Sequence[FileSpan]: ...
+    def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None: ...
+    def epoch_at(self, offset: Offset) -> LeaderEpoch: ...
+    def offset_for_timestamp(
+        self, timestamp_ms: int, end: Offset
+    ) -> tuple[int, Offset, LeaderEpoch] | None: ...
+    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None: ...
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
+    def index_of(self, offset: Offset) -> RaftIndex: ...
+
+
+class ReplicaPort(Protocol):
+    """What a partition needs of its replica (`cluster/replica.py`)."""
+
+    @property
+    def log(self) -> LogPort: ...
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+    @property
+    def leader(self) -> ReplicaId | None: ...
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    @property
+    def log_start_offset(self) -> Offset: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def voters(self) -> Sequence[ReplicaId]: ...
+    def in_sync_replicas(self) -> Sequence[ReplicaId]: ...
+    def flushed_voters(self, end: RaftIndex) -> int: ...
+    def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset: ...
+    def move_log_start(self, target: Offset) -> object: ...
+
+
+class Partition:
+    """One topic partition on this node."""
+
+    def __init__(
+        self,
+        name: TopicPartition,
+        group: RaftGroupId,
+        node_id: NodeId,
+        *,
+        settings: PartitionSettings,
+        deadlines: Deadlines,
+        clock: Clock,
+    ) -> None:
+        """Make the machine; `attach` its replica before anything is asked of it."""
+        self.name = name
+        self.topic_id: TopicId = group.topic_id
+        self.index = group.partition
+        self.group = group
+        self.node_id = node_id
+        self.settings = settings
+        self.fetches = ParkedFetches()
+        self.producers = ProducerStateTable()
+        self._produces = ParkedProduces(deadlines)
+        self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
+        self._deletes: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
+        self._deadlines = deadlines
+        self._clock = clock
+        self._replica: ReplicaPort | None = None
+        self._header: BatchHeader | None = None  # of the batch being appended right now
+        self._recheck: Deadline | None = None
+        self._is_closed = False
+
+    def attach(self, replica: ReplicaPort) -> None:
+        """Take the opened replica and replay what its log says of producers."""
+        assert self._replica is None, "a partition has one replica"
+        self._replica = replica
+        self._replay(replica.log.log_start.offset)
+
+    @property
+    def replica(self) -> ReplicaPort:
+        """The copy behind this partition."""
+        assert self._replica is not None, "attach() comes first"
+        return self._replica
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node leads the partition and knows its high watermark."""
+        return self.replica.is_writable
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The current leader epoch, as far as known here."""
+        return self.replica.leader_epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its log."""
+        return self.replica.log.size_bytes
+
+    def configure(self, settings: PartitionSettings) -> None:
+        """Obey changed topic configs from now on."""
+        self.settings = settings
+
+    def close(self, code: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) -> None:
+        """Answer everything parked; the partition is going away."""
+        self._is_closed = True
+        self._fail_parked(code)
+        self.fetches.wake_all()
+
+    # ---- produce ----
+
+    def append(
+        self, records: memoryview | None, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        """Append one produced batch and say when it is as safe as `acks` asks.
+
+        `records` may be changed in place and is kept: the log and the peers read from it. On the
+        returned result the batch is in the page cache of this leader (acks 0 and 1); a promise
+        settles once it is durable at a majority, with the result or an error code.
+        """
+        replica = self.replica
+        if self._is_closed:
+            return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if not replica.is_writable:
+            return AppendResult(self._no_leader_code())
+        settings = self.settings
+        if acks == ACKS_ALL and settings.min_insync_replicas > 1:
+            in_sync_count = len(replica.in_sync_replicas())
+            if in_sync_count < settings.min_insync_replicas:
+                return AppendResult(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    message=f"{in_sync_count} replicas in sync, min.insync.replicas is "
+                    f"{settings.min_insync_replicas}",
+                )
+        if not records:
+            return AppendResult(ErrorCode.INVALID_RECORD, message="no records")
+        now_ms = self._clock.wall_ms()
+        try:
+            header = check_produced_batch(check_batches(records), settings, now_ms)
+            if header.producer_id >= 0:
+                verdict = self.producers.check(header)
+                if isinstance(verdict, Duplicate):
+                    return self._acknowledge_duplicate(verdict, acks, timeout_ms)
+            batch, header = prepare(records, header, settings, now_ms)
+            self._header = header
+            base_offset = replica.append(batch, header)
+        except KafkaError as error:
+            return AppendResult(error.code, message=error.message)
+        finally:
+            self._header = None
+        stamped_ms = now_ms if settings.timestamp_type == LOG_APPEND_TIME else -1
+        result = AppendResult(
+            ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset, None
+        )
+        end = Offset(base_offset + header.offset_count)
+        return self._acknowledge(result, end, acks, timeout_ms)
+
+    def _acknowledge(
+        self, result: AppendResult, end: Offset, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        if acks == ACKS_ALL:
+            if self.replica.high_watermark >= end and self._is_enough(end):
+                return result
+            timed_out = ErrorCode.REQUEST_TIMED_OUT
+            if self.settings.min_insync_replicas > 1:
+                timed_out = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            return self._produces.park(end, result, timeout_ms, timed_out)
+        if acks == 1 and self.settings.acks1_fsync:
+            promise = self._fsync_produces.park(
+                end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT
+            )
+            self._look_again_soon()
+            return promise
+        return result
+
+    def _acknowledge_duplicate(
+        self, duplicate: Duplicate, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        """Answer a repeated batch as its first copy, and no earlier than that one (KIP-98)."""
+        result = AppendResult(
+            ErrorCode.NONE,
+            duplicate.base_offset,
+            duplicate.timestamp if self.settings.timestamp_type == LOG_APPEND_TIME else -1,
+            self.replica.log_start_offset,
+        )
+        return self._acknowledge(result, duplicate.next_offset, acks, timeout_ms)
+
+    def _is_enough(self, end: Offset) -> bool:
+        """True when min.insync.replicas voters, this leader among them, flushed all below `end`."""
+        wanted = self.settings.min_insync_replicas
+        replica = self.replica
+        voters = len(replica.voters)
+        if wanted <= voters // 2 + 1:
+            return True  # committed: a majority flushed it
+        return replica.flushed_voters(replica.log.index_of(end)) >= wanted
+
+    def _settle_produces(self) -> None:
+        replica = self.replica
+        if len(self._produces):
+            self._produces.acknowledge(replica.high_watermark, self._is_enough)
+        if len(self._fsync_produces):
+            flushed_end = replica.log.flushed_end_offset
+            self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
+
+    # ---- fetch ----
+
+    def read(
+        self,
+        offset: Offset,
+        bytes_max: int,
+        *,
+        current_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+        may_follow: bool = False,
+        at_least_one: bool = True,
+    ) -> ReadResult:
+        """Find what a consumer may read from `offset` on, as spans of whole batches.
+
+        Args:
+            current_epoch: the leader epoch that the asker believes in, -1 for none (KIP-320).
+            last_fetched_epoch: that of the record before `offset`, -1 for unknown (KIP-595).
+            may_follow: a follower may answer (KIP-392).
+            at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
+        """
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader and not (may_follow and self._follows):
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return ReadResult(code)
+        start = replica.log_start_offset
+        end = self.readable_end
+        if last_fetched_epoch >= 0:
+            diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
+            if diverging is not None:
+                return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
+        if not start <= offset <= end:
+            if offset < start or offset > replica.log_end_offset:
+                # A follower that is behind cannot tell whether the leader has this offset.
+                is_unknown = offset > end and not replica.is_leader
+                code = (
+                    ErrorCode.OFFSET_NOT_AVAILABLE if is_unknown else ErrorCode.OFFSET_OUT_OF_RANGE
+                )
+                return ReadResult(code, end, start)
+            if not replica.is_leader:
+                return ReadResult(ErrorCode.OFFSET_NOT_AVAILABLE, end, start)
+            return ReadResult(ErrorCode.NONE, end, start)
+        if offset == end or (bytes_max <= 0 and not at_least_one):
+            return ReadResult(ErrorCode.NONE, end, start)
+        try:
+            spans = tuple(replica.log.locate(offset, bytes_max, end, at_least_one=at_least_one))
+        except KafkaError as error:
+            return ReadResult(error.code, end, start)
+        except DiskError:
+            return ReadResult(ErrorCode.KAFKA_STORAGE_ERROR, end, start)
+        size = 0
+        for span in spans:
+            size += span.size
+        return ReadResult(ErrorCode.NONE, end, start, spans, size)
+
+    @property
+    def readable_end(self) -> Offset:
+        """Where consumers must stop: the high watermark; on a follower also what it has flushed."""
+        replica = self.replica
+        if replica.is_leader:
+            return replica.high_watermark
+        return min(replica.high_watermark, replica.log.flushed_end_offset)
+
+    @property
+    def serves_fetches(self) -> bool:
+        """False when a waiting fetch must learn that it waits at the wrong place."""
+        return not self._is_closed and (self.replica.is_leader or self._follows)
+
+    @property
+    def _follows(self) -> bool:
+        """True when a leader of the current term told this replica how far it has committed."""
+        return self.replica.leader is not None
+
+    def _check_epoch(self, current_epoch: int) -> ErrorCode:
+        if self._is_closed:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if current_epoch < 0:
+            return ErrorCode.NONE
+        known = self.replica.leader_epoch
+        if current_epoch < known:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH if current_epoch > known else ErrorCode.NONE
+
+    def _no_leader_code(self) -> ErrorCode:
+        if self.replica.failure is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
+        # Not cut at the high watermark: a leader that just began may not know yet how far it is
+        # committed, and its log agrees with whatever a consumer was given.
+        found = self.replica.log.end_offset_for_epoch(epoch)
+        if found is None:
+            return None
+        known_epoch, end = found
+        return found if known_epoch < epoch or end < offset else None
+
+    # ---- offsets and epochs ----
+
+    def list_offset(self, timestamp: int, *, current_epoch: int = -1) -> OffsetResult:
+        """The offset for a timestamp, or for one of Kafka's special ones (negative)."""
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader:
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return OffsetResult(code)
+        log = replica.log
+        end = replica.high_watermark
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            start = replica.log_start_offset
+            return OffsetResult(ErrorCode.NONE, start, leader_epoch=self._epoch_at(start))
+        if not replica.is_writable:
+            # KIP-207: a new leader may know a lower high watermark than its predecessor gave out.
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if timestamp == LATEST:
+            return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
+        if timestamp == LATEST_TIERED:
+            return OffsetResult(ErrorCode.NONE)  # nothing is tiered
+        try:
+            if timestamp == MAX_TIMESTAMP:
+                found = log.max_timestamp(end)
+            elif timestamp >= 0:
+                found = log.offset_for_timestamp(timestamp, end)
+            else:
+                return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
+        except KafkaError as error:
+            return OffsetResult(error.code)
+        except DiskError:
+            return OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
+        if found is None:
+            return OffsetResult(ErrorCode.NONE)
+        found_timestamp, offset, epoch = found
+        return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
+
+    def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:
+        """Where the greatest known epoch not above `epoch` ended (KIP-101)."""
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader:
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return EpochEnd(code)
+        if epoch >= replica.leader_epoch and not replica.is_writable:
+            return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
+        found = replica.log.end_offset_for_epoch(LeaderEpoch(epoch))
+        if found is None:
+            return EpochEnd(ErrorCode.NONE)
+        known_epoch, end = found
+        return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
+
+    def _epoch_at(self, offset: Offset) -> LeaderEpoch:
+        replica = self.replica
+        if offset >= replica.log_end_offset:
+            return replica.leader_epoch
+        return replica.log.epoch_at(offset)
+
+    # ---- deletion ----
+
+    def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
+        """Drop everything below `offset` (-1: the high watermark); answered when it is dropped."""
+        replica = self.replica
+        if self._is_closed:
+            return DeleteResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if not replica.is_writable:
+            return DeleteResult(self._no_leader_code())
+        target = replica.high_watermark if offset == -1 else Offset(offset)
+        if not 0 <= target <= replica.high_watermark:
+            return DeleteResult(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if target <= replica.log_start_offset:
+            return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
+        try:
+            replica.move_log_start(target)
+        except KafkaError as error:
+            return DeleteResult(error.code)
+        promise: Promise[DeleteResult] = Promise()
+
+        def expire() -> None:
+            self._deletes = [entry for entry in self._deletes if entry[1] is not promise]
+            promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
+
+        self._deletes.append((target, promise, self._deadlines.after(timeout_ms, expire)))
+        self._look_again_soon()
+        return promise
+
+    def _settle_deletes(self) -> None:
+        start = self.replica.log_start_offset
+        pending, self._deletes = self._deletes, []
+        for target, promise, deadline in pending:
+            if start >= target:
+                deadline.cancel()
+                promise.resolve(DeleteResult(ErrorCode.NONE, start))
+            else:
+                self._deletes.append((target, promise, deadline))
+
+    # ---- the state machine of the replica ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """An entry was written here, on leader and follower alike."""
+        if entry.kind != EntryKind.BATCH:
+            return
+        header = self._header
+        if header is None:
+            header = parse_header(entry.payload)
+        else:  # parsed before it was stamped
+            base_offset = self.replica.log_end_offset - header.offset_count
+            header = header._replace(base_offset=base_offset)
+        self.producers.append(header)
+
+    def truncated(self, _end: RaftIndex) -> None:
+        """Entries are gone: what they said of producers as well."""
+        log_start = self.replica.log.log_start
+        self.producers = ProducerStateTable.decode(log_start.state)
+        self._replay(log_start.offset)
+
+    def committed(self, _high_watermark: Offset, _commit_end: RaftIndex) -> None:
+        """The high watermark moved: acknowledge and wake."""
+        if self._replica is None:
+            return  # the replica is being opened; nothing can be parked yet
+        self._settle_produces()
+        if self._deletes:
+            self._look_again_soon()
+        self.fetches.wake_all()
+        if len(self._produces) and self.settings.min_insync_replicas > 1:
+            self._look_again_soon()
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Another leader, another term, or none: nothing that waits can be promised any more."""
+        if self._replica is None:
+            return
+        if soft.role is not Role.LEADER:
+            self._fail_parked(self._no_leader_code())
+        self.fetches.wake_all()
+
+    def state_at(self, offset: Offset, _index: RaftIndex) -> bytes:
+        """What producers had written exactly below `offset`."""
+        log = self.replica.log
+        table = ProducerStateTable.decode(log.log_start.state)
+        for header in log.headers(log.log_start.offset, offset):
+            if header.next_offset <= offset:
+                table.append(header)
+        return table.encode()
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin anew at a log start; `attach` replays what follows it at opening."""
+        self.producers = ProducerStateTable.decode(log_start.state)
+        if self._replica is not None:
+            self.fetches.wake_all()
+
+    def _replay(self, start: Offset) -> None:
+        log = self.replica.log
+        for header in log.headers(start, self.replica.log_end_offset):
+            if header.base_offset >= self.producers.next_offset:
+                self.producers.append(header)
+
+    def _fail_parked(self, code: ErrorCode) -> None:
+        self._produces.fail_all(code)
+        self._fsync_produces.fail_all(code)
+        pending, self._deletes = self._deletes, []
+        for _, promise, deadline in pending:
+            deadline.cancel()
+            promise.resolve(DeleteResult(code))
+
+    def _look_again_soon(self) -> None:
+        """Look again in a moment at what nothing tells this machine of: flushed ends, log start."""
+        if self._recheck is None:
+            self._recheck = self._deadlines.after(RECHECK_MS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._recheck = None
+        if self._is_closed:
+            return
+        self._settle_produces()
+        self._settle_deletes()
+        replica = self.replica
+        waits_for_copies = self._produces.first_end is not None and (
+            self._produces.first_end <= replica.high_watermark
+        )
+        if waits_for_copies or len(self._fsync_produces) or self._deletes:
+            self._look_again_soon()

@@ -1,0 +1,122 @@
+"""What a batch must satisfy before it is appended, and the few changes a broker makes to it.
+
+Everything here looks at the 61-byte header; records are opened only when the topic's own
+compression differs from the producer's, since then the batch must be built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.codec import OUTPUT_MAX
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.records import (
+    LOG_APPEND_TIME,
+    NO_TIMESTAMP,
+    BatchHeader,
+    NewRecord,
+    build_batch,
+    check_produced,
+    parse_header,
+    read_records,
+    set_log_append_time,
+)
+
+
+def check_produced_batch(
+    headers: Sequence[BatchHeader], settings: PartitionSettings, now_ms: int
+) -> BatchHeader:
+    """Check the batches of one produced partition; there must be exactly one (KIP-98).
+
+    Raises:
+        KafkaError: INVALID_RECORD, INVALID_TXN_STATE, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE or
+            INVALID_TIMESTAMP.
+    """
+    if len(headers) != 1:
+        raise KafkaError(
+            f"exactly one batch per partition, not {len(headers)}", code=ErrorCode.INVALID_RECORD
+        )
+    header = headers[0]
+    check_produced(header)
+    if header.is_transactional:
+        raise KafkaError("transactions are not enabled", code=ErrorCode.INVALID_TXN_STATE)
+    if header.size > settings.max_message_bytes:
+        raise KafkaError(
+            f"a batch of {header.size} bytes is above max.message.bytes "
+            f"{settings.max_message_bytes}",
+            code=ErrorCode.MESSAGE_TOO_LARGE,
+        )
+    if header.size > settings.segment_bytes:
+        raise KafkaError(
+            f"a batch of {header.size} bytes is above segment.bytes {settings.segment_bytes}",
+            code=ErrorCode.RECORD_LIST_TOO_LARGE,
+        )
+    if settings.timestamp_type != LOG_APPEND_TIME:
+        _check_timestamps(header, settings, now_ms)
+    return header
+
+
+def _check_timestamps(header: BatchHeader, settings: PartitionSettings, now_ms: int) -> None:
+    earliest, latest = header.base_timestamp, header.max_timestamp
+    if latest != NO_TIMESTAMP and latest - now_ms > settings.timestamp_after_ms_max:
+        raise KafkaError(
+            f"timestamp {latest} is more than message.timestamp.after.max.ms "
+            f"{settings.timestamp_after_ms_max} ahead of {now_ms}",
+            code=ErrorCode.INVALID_TIMESTAMP,
+        )
+    if earliest != NO_TIMESTAMP and now_ms - earliest > settings.timestamp_before_ms_max:
+        raise KafkaError(
+            f"timestamp {earliest} is more than message.timestamp.before.max.ms "
+            f"{settings.timestamp_before_ms_max} behind {now_ms}",
+            code=ErrorCode.INVALID_TIMESTAMP,
+        )
+
+
+def prepare(
+    batch: memoryview, header: BatchHeader, settings: PartitionSettings, now_ms: int
+) -> tuple[bytearray | memoryview, BatchHeader]:
+    """Give a checked batch the topic's compression and timestamp type; usually it has them.
+
+    Raises:
+        KafkaError: CORRUPT_MESSAGE when its records cannot be read; MESSAGE_TOO_LARGE when they are
+            too large under the topic's compression.
+    """
+    result: bytearray | memoryview = batch
+    wanted = settings.compression
+    if wanted is not None and wanted is not header.codec:
+        result = _recompress(batch, header, settings)
+    elif batch.readonly:
+        result = bytearray(batch)
+    if settings.timestamp_type == LOG_APPEND_TIME:
+        set_log_append_time(result, now_ms)
+    if result is not batch or settings.timestamp_type == LOG_APPEND_TIME:
+        header = parse_header(result)
+    return result, header
+
+
+def _recompress(batch: memoryview, header: BatchHeader, settings: PartitionSettings) -> bytearray:
+    assert settings.compression is not None
+    output_max = min(16 * settings.max_message_bytes, OUTPUT_MAX)
+    records = [
+        NewRecord(record.key, record.value, record.timestamp, record.headers)
+        for record in read_records(batch, output_max=output_max)
+    ]
+    if len(records) != header.record_count:
+        raise KafkaError(
+            "the batch does not hold as many records as it says", code=ErrorCode.INVALID_RECORD
+        )
+    rebuilt = build_batch(
+        records,
+        codec=settings.compression,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+    )
+    if len(rebuilt) > settings.max_message_bytes:
+        raise KafkaError(
+            f"{len(rebuilt)} bytes under the topic's compression, above max.message.bytes",
+            code=ErrorCode.MESSAGE_TOO_LARGE,
+        )
+    return rebuilt
