@@ -285,11 +285,13 @@ def _load(api: ApiKey, version: int, direction: Direction) -> Schema:
     """Import one kio module and read its top class."""
     _import_kio_without_hypothesis()
     module = importlib.import_module(f"kio.schema.{api.name.lower()}.v{version}.{direction}")
-    for candidate in vars(module).values():
-        kind = getattr(candidate, "__type__", None)
-        if isinstance(kind, Enum) and kind.name == direction and isinstance(candidate, type):
-            return _schema(candidate, "")
-    raise AssertionError(f"kio has no {direction} class in {module.__name__}")
+    entity = next(
+        candidate
+        for candidate in vars(module).values()
+        if isinstance(candidate, type)
+        and getattr(getattr(candidate, "__type__", None), "name", None) == direction
+    )
+    return _schema(entity, "")
 
 
 def _import_kio_without_hypothesis() -> None:

@@ -290,11 +290,11 @@ def explain(schema: Schema, message: Any) -> str | None:
 
 
 def _faults(schema: Schema, message: Any, where: str) -> Iterator[str]:
-    try:
-        bag = attributes(message)
-    except TypeError as error:
-        yield f"{where or 'message'}: {error}"
-        return
+    known = isinstance(message, Struct | Mapping)
+    if not known:
+        kind = type(message).__name__
+        yield f"{where or 'message'}: expected a Struct or a mapping, got {kind}"
+    bag = attributes(message) if known else {}
     for field in schema.all_fields:
         if field.name not in bag:
             continue
