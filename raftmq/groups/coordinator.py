@@ -1,0 +1,378 @@
+"""The group coordinator of one node: what handlers ask of groups, and what time does to them.
+
+A synchronous shell: each request becomes a step of `group.py` on a group that `owned_groups.py` has
+claimed and loaded, or a command to the metadata group. Answers are promises of plain values.
+
+Invariants: an assignment or a committed offset is answered only after it was applied; OffsetFetch
+waits for a read barrier, so it shows every commit that was answered before it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+from immutables import Map
+
+from raftmq.cluster.group_commands import (
+    CommitOffsets,
+    CommittedOffset,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    GroupCommand,
+)
+from raftmq.cluster.group_image import OffsetMap
+from raftmq.errors import ErrorCode
+from raftmq.groups.descriptions import (
+    FetchedOffsets,
+    GroupDescription,
+    GroupListing,
+    LeaveResult,
+    OffsetsDeleted,
+    describe_live,
+    describe_saved,
+)
+from raftmq.groups.group import Group
+from raftmq.groups.group_config import GroupConfig
+from raftmq.groups.membership import JoinRequest, JoinResult, Phase, SyncResult
+from raftmq.groups.offsets import expired_offsets, topics_in_use
+from raftmq.groups.owned_groups import (
+    BARRIER_INTERVAL_MS,
+    COMMAND_TIMEOUT_MS,
+    CommandSink,
+    OwnedGroups,
+    candidate,
+)
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.types import NodeId, TopicPartition
+
+__all__ = ["CommandSink", "Coordinator", "candidate"]
+
+T = TypeVar("T")
+
+_EXPIRIES_AT_ONCE: Final = 100
+_NO_OFFSETS: Final[OffsetMap] = Map()
+
+
+class Coordinator(OwnedGroups):
+    """All groups that this node coordinates."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: CommandSink,
+        clock: Clock,
+        config: GroupConfig | None = None,
+        *,
+        random: Random,
+        retention_now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(node_id, engine, clock, config or GroupConfig())
+        self._random = random
+        self._retention_now_ms = retention_now_ms or clock.wall_ms
+        self._next_retention_ms = clock.monotonic_ms() + self.config.retention_check_ms
+
+    # ---- members ----
+
+    def join(self, name: str, request: JoinRequest) -> Promise[JoinResult]:
+        """A consumer joins; kept when the members of the next generation are known."""
+
+        def refuse(error: ErrorCode) -> JoinResult:
+            return JoinResult(error, request.member_id)
+
+        def act(group: Group) -> Promise[JoinResult]:
+            now_ms = self._clock.monotonic_ms()
+            promise = group.join(request, self._new_member_id(request), now_ms)
+            self._note_session(group)
+            self._perform(group)
+            return promise
+
+        if not name:
+            return Promise.resolved(refuse(ErrorCode.INVALID_GROUP_ID))
+        low, high = self.config.session_timeout_ms_min, self.config.session_timeout_ms_max
+        if not low <= request.session_timeout_ms <= high:
+            return Promise.resolved(refuse(ErrorCode.INVALID_SESSION_TIMEOUT))
+        missing = ErrorCode.UNKNOWN_MEMBER_ID if request.member_id else None
+        return self._serve(name, act, refuse, missing)
+
+    def _new_member_id(self, request: JoinRequest) -> str:
+        bits = self._random.getrandbits(128)
+        return f"{request.instance_id or request.client_id or 'consumer'}-{bits:032x}"
+
+    def sync(
+        self,
+        name: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        assignments: Sequence[tuple[str, bytes]],
+        *,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+    ) -> Promise[SyncResult]:
+        """A member asks for its assignment; kept once the generation is applied."""
+
+        def act(group: Group) -> Promise[SyncResult]:
+            promise = group.sync(
+                generation,
+                member_id,
+                instance_id,
+                assignments,
+                self._clock.monotonic_ms(),
+                protocol_type=protocol_type,
+                protocol=protocol,
+            )
+            self._perform(group)
+            return promise
+
+        if not name:
+            return Promise.resolved(SyncResult(ErrorCode.INVALID_GROUP_ID))
+        return self._serve(name, act, SyncResult, ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def heartbeat(
+        self, name: str, generation: int, member_id: str, instance_id: str | None
+    ) -> Promise[ErrorCode]:
+        """A member is alive."""
+
+        def act(group: Group) -> Promise[ErrorCode]:
+            now_ms = self._clock.monotonic_ms()
+            return Promise.resolved(group.heartbeat(generation, member_id, instance_id, now_ms))
+
+        if not name:
+            return Promise.resolved(ErrorCode.INVALID_GROUP_ID)
+        return self._serve(name, act, _same, ErrorCode.UNKNOWN_MEMBER_ID)
+
+    def leave(self, name: str, members: Sequence[tuple[str, str | None]]) -> Promise[LeaveResult]:
+        """Members go: each a member id, or an instance id with an empty member id."""
+
+        def act(group: Group) -> Promise[LeaveResult]:
+            now_ms = self._clock.monotonic_ms()
+            errors = tuple(group.leave(*member, now_ms) for member in members)
+            self._perform(group)
+            return Promise.resolved(LeaveResult(ErrorCode.NONE, errors))
+
+        def refuse(error: ErrorCode) -> LeaveResult:
+            if error is ErrorCode.UNKNOWN_MEMBER_ID:
+                return LeaveResult(ErrorCode.NONE, (error,) * len(members))
+            return LeaveResult(error)
+
+        if not name:
+            return Promise.resolved(LeaveResult(ErrorCode.INVALID_GROUP_ID))
+        return self._serve(name, act, refuse, ErrorCode.UNKNOWN_MEMBER_ID)
+
+    # ---- offsets ----
+
+    def commit(
+        self,
+        name: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        offsets: Sequence[CommittedOffset],
+    ) -> Promise[tuple[ErrorCode, ...]]:
+        """Save positions; kept, one code each, once they are applied."""
+        limit = self.config.offset_metadata_bytes_max
+        codes = [
+            ErrorCode.OFFSET_METADATA_TOO_LARGE
+            if len(entry.metadata.encode()) > limit
+            else ErrorCode.NONE
+            for entry in offsets
+        ]
+        fitting = [entry for entry, code in zip(offsets, codes, strict=True) if not code]
+
+        def result(error: ErrorCode) -> tuple[ErrorCode, ...]:
+            return tuple(code or error for code in codes)
+
+        def act(group: Group) -> Promise[tuple[ErrorCode, ...]]:
+            now_ms = self._clock.monotonic_ms()
+            error = group.check_commit(generation, member_id, instance_id, now_ms)
+            if error is not ErrorCode.NONE or not fitting:
+                return Promise.resolved(result(error))
+            timestamp_ms = self._clock.wall_ms()
+            command = CommitOffsets(
+                group=name,
+                coordinator_epoch=group.coordinator_epoch,
+                generation=generation,
+                member_id=member_id,
+                instance_id=instance_id,
+                offsets=tuple(
+                    msgspec.structs.replace(entry, timestamp_ms=timestamp_ms) for entry in fitting
+                ),
+            )
+            group.quiet_since_ms = now_ms
+            return self._finish(group, command, result)
+
+        missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 or member_id else None
+        return self._serve(name, act, result, missing)
+
+    def _finish(
+        self, group: Group, command: GroupCommand, result: Callable[[ErrorCode], T]
+    ) -> Promise[T]:
+        """Propose a command on whose outcome one client waits."""
+        answer: Promise[T] = Promise()
+
+        def done(outcome: Promise[ErrorCode]) -> None:
+            error = outcome.result()
+            if error is ErrorCode.NOT_COORDINATOR:
+                self._drop(group, error)
+            answer.resolve(result(error))
+
+        self._propose(group, command).when_done(done)
+        return answer
+
+    def fetch_offsets(self, name: str) -> Promise[FetchedOffsets]:
+        """All committed offsets of a group, as of some moment after the call."""
+        if not self._is_mine(name):
+            return Promise.resolved(FetchedOffsets(ErrorCode.NOT_COORDINATOR, _NO_OFFSETS))
+        answer: Promise[FetchedOffsets] = Promise()
+        asked_at_ms = self._clock.monotonic_ms()
+
+        def done(barrier: Promise[None]) -> None:
+            # Whoever holds the claim, the image is as new as the question; so no claim is needed.
+            # Without a barrier NOT_COORDINATOR is what every client's OffsetFetch retries.
+            if barrier.error is not None:
+                answer.resolve(FetchedOffsets(ErrorCode.NOT_COORDINATOR, _NO_OFFSETS))
+                return
+            self._confirm(asked_at_ms)
+            state = self._engine.image.groups.get(name)
+            offsets = _NO_OFFSETS if state is None else state.offsets
+            answer.resolve(FetchedOffsets(ErrorCode.NONE, offsets))
+
+        self._engine.read_barrier(timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
+        return answer
+
+    def delete_offsets(
+        self, name: str, partitions: Sequence[TopicPartition]
+    ) -> Promise[OffsetsDeleted]:
+        """Forget positions in topics that no member reads."""
+
+        def act(group: Group) -> Promise[OffsetsDeleted]:
+            in_use: frozenset[str] | None = frozenset()
+            if group.members:
+                subscriptions = [m.metadata(group.protocol) for m in group.members.values()]
+                in_use = topics_in_use(group.protocol_type, subscriptions)
+            if in_use is None:
+                return Promise.resolved(OffsetsDeleted(ErrorCode.NON_EMPTY_GROUP))
+            codes = [
+                ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if at.topic in in_use else ErrorCode.NONE
+                for at in partitions
+            ]
+            free = [at for at, code in zip(partitions, codes, strict=True) if not code]
+            if not free:
+                return Promise.resolved(OffsetsDeleted(ErrorCode.NONE, tuple(codes)))
+            command = DeleteOffsets(
+                group=name,
+                coordinator_epoch=group.coordinator_epoch,
+                partitions=tuple((at.topic, at.partition) for at in free),
+            )
+            return self._finish(group, command, lambda error: OffsetsDeleted(error, tuple(codes)))
+
+        if not name:
+            return Promise.resolved(OffsetsDeleted(ErrorCode.INVALID_GROUP_ID))
+        return self._serve(name, act, OffsetsDeleted, ErrorCode.GROUP_ID_NOT_FOUND)
+
+    # ---- operators ----
+
+    def describe(self, name: str) -> Promise[GroupDescription]:
+        """One group; GROUP_ID_NOT_FOUND with the phase Dead when there is none."""
+        group = self._current(name)
+        if group is not None and self._is_confirmed():
+            return Promise.resolved(describe_live(group))
+        if not self._is_mine(name):
+            return Promise.resolved(GroupDescription(ErrorCode.NOT_COORDINATOR, name))
+        answer: Promise[GroupDescription] = Promise()
+
+        def done(barrier: Promise[None]) -> None:
+            state = self._engine.image.groups.get(name)
+            if barrier.error is not None:
+                answer.resolve(GroupDescription(ErrorCode.COORDINATOR_NOT_AVAILABLE, name))
+            elif state is None:
+                answer.resolve(GroupDescription(ErrorCode.GROUP_ID_NOT_FOUND, name))
+            else:
+                answer.resolve(describe_saved(state))
+
+        self._engine.read_barrier(timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
+        return answer
+
+    def list_groups(self) -> list[GroupListing]:
+        """The groups of this node: those it coordinates or would claim, by name."""
+        listings: list[GroupListing] = []
+        image = self._engine.image.groups
+        for name in image.names():
+            if not self._is_mine(name):
+                continue
+            group = self._groups.get(name)
+            state = image.groups[name]
+            if group is not None:
+                listings.append(GroupListing(name, group.protocol_type, group.phase))
+            else:
+                phase = Phase.STABLE if state.members else Phase.EMPTY
+                listings.append(GroupListing(name, state.protocol_type, phase))
+        return listings
+
+    def delete(self, name: str) -> Promise[ErrorCode]:
+        """Forget an empty group with its offsets."""
+
+        def act(group: Group) -> Promise[ErrorCode]:
+            if not group.is_quiet:
+                return Promise.resolved(ErrorCode.NON_EMPTY_GROUP)
+            command = DeleteGroup(group=name, coordinator_epoch=group.coordinator_epoch)
+            return self._finish(group, command, _same)
+
+        if not name:
+            return Promise.resolved(ErrorCode.INVALID_GROUP_ID)
+        return self._serve(name, act, _same, ErrorCode.GROUP_ID_NOT_FOUND)
+
+    # ---- time ----
+
+    def tick(self, now_ms: float) -> None:
+        """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so."""
+        super().tick(now_ms)
+        if now_ms >= self._next_retention_ms:
+            self._expire(now_ms)
+
+    def _expire(self, now_ms: float) -> None:
+        """Drop what nobody uses any more, a limited number of groups at a time."""
+        image = self._engine.image.groups
+        retention_now_ms = self._retention_now_ms()
+        begun = 0
+        for name in image.names():
+            if begun >= _EXPIRIES_AT_ONCE:
+                self._next_retention_ms = now_ms + BARRIER_INTERVAL_MS
+                return
+            state = image.groups[name]
+            expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
+            is_unused = not state.members and len(expired) == len(state.offsets)
+            if not (expired or is_unused) or not self._is_mine(name):
+                continue
+            begun += 1
+            self._serve(name, partial(self._expire_group, now_ms), _same, ErrorCode.NONE)
+        self._next_retention_ms = now_ms + self.config.retention_check_ms
+
+    def _expire_group(self, checked_at_ms: float, group: Group) -> Promise[ErrorCode]:
+        state = self._engine.image.groups.get(group.name)
+        retention_now_ms = self._retention_now_ms()
+        expired = (
+            ()
+            if state is None
+            else expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
+        )
+        is_idle = group.is_quiet and (
+            checked_at_ms - group.quiet_since_ms >= self.config.retention_check_ms
+        )
+        if state is None or (not expired and (state.offsets or not is_idle)):
+            return Promise.resolved(ErrorCode.NONE)
+        if not group.is_quiet and not state.members:
+            return Promise.resolved(ErrorCode.NONE)  # its first members are just joining
+        command = ExpireOffsets(
+            group=group.name, coordinator_epoch=group.coordinator_epoch, expired=expired
+        )
+        return self._finish(group, command, _same)
+
+
+def _same(error: ErrorCode) -> ErrorCode:
+    return error

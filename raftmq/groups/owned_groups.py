@@ -1,0 +1,339 @@
+"""Which groups this node coordinates: claiming, loading, proposing, and giving up in doubt.
+
+Owns the table of loaded groups and the way to the metadata group. It claims a group with an applied
+command before it is served, proposes what the state machine wants stored, and answers only what was
+applied. After any doubt (a command failed, or its outcome is unknown) it forgets the group: the
+next claim's epoch fences whatever is still on its way, and the group is loaded anew from the image.
+
+Invariants: at most one coordinator's commands are accepted per group (the coordinator epoch, judged
+at apply); without an applied barrier for half the shortest session it says NOT_COORDINATOR and lets
+no session expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from raftmq.cluster.commands import Rejection
+from raftmq.cluster.group_commands import (
+    ClaimGroup,
+    Generation,
+    GroupCommand,
+    ReleaseGroup,
+    ReplaceMember,
+)
+from raftmq.cluster.group_image import GroupsImage, holder
+from raftmq.errors import ErrorCode
+from raftmq.groups.group import Group
+from raftmq.groups.group_config import GroupConfig
+from raftmq.groups.membership import Phase
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.types import NodeId
+
+T = TypeVar("T")
+
+COMMAND_TIMEOUT_MS: Final = 10_000.0
+BARRIER_INTERVAL_MS: Final = 1_000.0
+
+
+class ClusterImage(Protocol):
+    """The part of the metadata image that a coordinator reads."""
+
+    @property
+    def groups(self) -> GroupsImage:
+        """All groups."""
+        ...
+
+    def live_epoch(self, node_id: NodeId) -> int | None:
+        """The broker epoch of a registered, unfenced broker."""
+        ...
+
+    def live_brokers(self) -> Sequence[Any]:
+        """Brokers that are not fenced; each has a `node_id`."""
+        ...
+
+
+class CommandSink(Protocol):
+    """The metadata engine, as far as groups need it."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """The newest applied state on this node."""
+        ...
+
+    def propose(self, command: Any, *, timeout_ms: float | None = None) -> Promise[Any]:
+        """Get a command applied; kept once this node's image shows it. Failed: unknown."""
+        ...
+
+    def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
+        """Kept once this node has applied all that was committed before the call."""
+        ...
+
+
+def candidate(group: str, node_ids: Iterable[NodeId]) -> NodeId | None:
+    """Who should claim a group that nobody holds: the same answer on every node (rendezvous)."""
+
+    def score(node_id: NodeId) -> bytes:
+        return blake2b(f"{node_id}/{group}".encode(), digest_size=8).digest()
+
+    return max(node_ids, key=lambda node_id: (score(node_id), node_id), default=None)
+
+
+class OwnedGroups:
+    """See the module."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: CommandSink,
+        clock: Clock,
+        config: GroupConfig,
+    ) -> None:
+        self.node_id = node_id
+        self.config = config
+        self._engine = engine
+        self._clock = clock
+        self._groups: dict[str, Group] = {}
+        self._claims: dict[str, list[Callable[[ErrorCode], None]]] = {}
+        self._confirmed_at_ms = -1e18
+        self._was_confirmed = False
+        self._barrier_asked_at_ms: float | None = None
+        self._session_ms_min = self.config.session_timeout_ms_min
+        self._is_draining = False
+
+    # ---- where a group lives ----
+
+    def find(self, name: str) -> NodeId | None:
+        """The node that coordinates the group, or should claim it; None without live brokers."""
+        image = self._engine.image
+        current = holder(image.groups.get(name), image.live_epoch)
+        if current is not None:
+            return current
+        return candidate(name, (broker.node_id for broker in image.live_brokers()))
+
+    def _is_mine(self, name: str) -> bool:
+        return not self._is_draining and self.find(name) == self.node_id
+
+    def _serve(
+        self,
+        name: str,
+        act: Callable[[Group], Promise[T]],
+        refuse: Callable[[ErrorCode], T],
+        missing: ErrorCode | None,
+    ) -> Promise[T]:
+        """Run `act` on the group, claimed first if need be.
+
+        `missing` answers for a group that does not exist; None makes one.
+        """
+        if len(name.encode()) > self.config.group_id_bytes_max:
+            return Promise.resolved(refuse(ErrorCode.INVALID_GROUP_ID))
+        group = self._current(name)
+        if group is not None:
+            if not self._is_confirmed():
+                return Promise.resolved(refuse(ErrorCode.NOT_COORDINATOR))
+            return act(group)
+        if not self._is_mine(name):
+            return Promise.resolved(refuse(ErrorCode.NOT_COORDINATOR))
+        is_unknown = self._engine.image.groups.get(name) is None and name not in self._claims
+        if missing is not None and is_unknown:
+            return Promise.resolved(refuse(missing))
+        promise: Promise[T] = Promise()
+
+        def claimed(error: ErrorCode) -> None:
+            loaded = self._groups.get(name)
+            if loaded is None:
+                promise.resolve(refuse(error or ErrorCode.NOT_COORDINATOR))
+            else:
+                act(loaded).when_done(partial(_forward, promise))
+
+        waiting = self._claims.get(name)
+        if waiting is not None:
+            waiting.append(claimed)
+        else:
+            self._claims[name] = [claimed]
+            self._claim(name)
+        return promise
+
+    def _current(self, name: str) -> Group | None:
+        """The loaded group, unless the image shows that the claim is no longer ours."""
+        group = self._groups.get(name)
+        if group is None:
+            return None
+        state = self._engine.image.groups.get(name)
+        if (
+            state is None
+            or state.coordinator != self.node_id
+            or state.coordinator_epoch != group.coordinator_epoch
+        ):
+            self._drop(group, ErrorCode.NOT_COORDINATOR)
+            return None
+        return group
+
+    def _claim(self, name: str) -> None:
+        epoch = self._engine.image.live_epoch(self.node_id)
+        if epoch is None:
+            self._claim_ended(name, ErrorCode.NOT_COORDINATOR)
+            return
+        command = ClaimGroup(group=name, node_id=self.node_id, broker_epoch=epoch)
+        proposed_at_ms = self._clock.monotonic_ms()
+
+        def done(promise: Promise[Any]) -> None:
+            error = _error_of(promise)
+            if error is ErrorCode.NONE:
+                error = self._load(name, promise.result().coordinator_epoch, proposed_at_ms)
+            elif error is not ErrorCode.NOT_COORDINATOR:
+                error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            self._claim_ended(name, error)
+
+        self._engine.propose(command, timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
+
+    def _load(self, name: str, coordinator_epoch: int, proposed_at_ms: float) -> ErrorCode:
+        state = self._engine.image.groups.get(name)
+        if state is None or state.coordinator_epoch != coordinator_epoch or self._is_draining:
+            return ErrorCode.NOT_COORDINATOR  # taken over between the claim and now
+        assert name not in self._groups, "one claim at a time"
+        assert state.coordinator == self.node_id, "the epoch is ours"
+        self._confirm(proposed_at_ms)
+        group = Group.load(state, self.config, self._clock.monotonic_ms())
+        self._groups[name] = group
+        self._note_session(group)
+        return ErrorCode.NONE
+
+    def _claim_ended(self, name: str, error: ErrorCode) -> None:
+        for waiting in self._claims.pop(name):
+            waiting(error)
+
+    def _drop(self, group: Group, error: ErrorCode) -> None:
+        """Forget a group; the next request claims it anew or is sent elsewhere."""
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
+        if group.phase is not Phase.DEAD:
+            group.give_up(error)
+        self._perform(group)
+
+    # ---- doubt ----
+
+    def _is_confirmed(self) -> bool:
+        age_ms = self._clock.monotonic_ms() - self._confirmed_at_ms
+        return age_ms <= self._session_ms_min / 2
+
+    def _confirm(self, as_of_ms: float) -> None:
+        """All that was committed before `as_of_ms` is applied here, so our claims stood then."""
+        self._confirmed_at_ms = max(self._confirmed_at_ms, as_of_ms)
+
+    def _note_session(self, group: Group) -> None:
+        shortest = group.session_timeout_ms_min
+        if shortest is not None:
+            self._session_ms_min = min(self._session_ms_min, shortest)
+
+    def _ask_barrier(self, now_ms: float) -> None:
+        interval_ms = min(BARRIER_INTERVAL_MS, self._session_ms_min / 8)
+        if self._barrier_asked_at_ms is not None or now_ms - self._confirmed_at_ms < interval_ms:
+            return
+        self._barrier_asked_at_ms = now_ms
+
+        def done(promise: Promise[None]) -> None:
+            self._barrier_asked_at_ms = None
+            if promise.error is None:
+                self._confirm(now_ms)
+
+        self._engine.read_barrier(timeout_ms=self._session_ms_min / 2).when_done(done)
+
+    # ---- performing ----
+
+    def _perform(self, group: Group) -> None:
+        """Propose and answer what the state machine left to do."""
+        work = group.take_work()
+        for command in work.commands:
+            if isinstance(command, Generation):
+                command = msgspec.structs.replace(command, timestamp_ms=self._clock.wall_ms())
+            self._propose(group, command).when_done(partial(self._stored, group, command))
+        for promise, result in work.answers:
+            promise.resolve(result)
+
+    def _propose(self, group: Group, command: GroupCommand) -> Promise[Any]:
+        """Propose a command of this group; when its fate is not plain the group is forgotten."""
+        proposed_at_ms = self._clock.monotonic_ms()
+        outcome: Promise[Any] = Promise()
+
+        def done(promise: Promise[Any]) -> None:
+            error = _error_of(promise)
+            if error is ErrorCode.NONE:
+                self._confirm(proposed_at_ms)
+            outcome.resolve(error)
+
+        self._engine.propose(command, timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
+        return outcome
+
+    def _stored(self, group: Group, command: GroupCommand, outcome: Promise[ErrorCode]) -> None:
+        if self._groups.get(group.name) is not group:
+            return
+        error = outcome.result()
+        if error is not ErrorCode.NONE:
+            is_taken = error is ErrorCode.NOT_COORDINATOR
+            self._drop(group, error if is_taken else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        now_ms = self._clock.monotonic_ms()
+        if isinstance(command, Generation):
+            group.generation_applied(command, now_ms)
+        elif isinstance(command, ReplaceMember):
+            group.member_replaced(command)
+        self._perform(group)
+
+    # ---- time ----
+
+    def tick(self, now_ms: float) -> None:
+        """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so."""
+        for name in list(self._groups):
+            self._current(name)
+        if self._groups:
+            self._ask_barrier(now_ms)
+        is_confirmed = self._is_confirmed()
+        if is_confirmed:
+            for group in list(self._groups.values()):
+                if not self._was_confirmed:
+                    # Members may have tried to reach us in vain: nobody is late yet.
+                    for member in group.members.values():
+                        member.deadline_ms = max(
+                            member.deadline_ms, now_ms + member.request.session_timeout_ms
+                        )
+                group.tick(now_ms)
+                self._perform(group)
+        self._was_confirmed = is_confirmed
+        sessions = [group.session_timeout_ms_min for group in self._groups.values()]
+        self._session_ms_min = min(
+            (session for session in sessions if session is not None),
+            default=self.config.session_timeout_ms_min,
+        )
+
+    def drain(self) -> list[Promise[Any]]:
+        """Give every claim back, for a clean stop; kept once others may claim."""
+        self._is_draining = True
+        for group in list(self._groups.values()):
+            self._drop(group, ErrorCode.NOT_COORDINATOR)
+        image = self._engine.image.groups
+        promises: list[Promise[Any]] = []
+        for name in image.names():
+            state = image.groups[name]
+            if state.coordinator == self.node_id:
+                release = ReleaseGroup(group=name, coordinator_epoch=state.coordinator_epoch)
+                promises.append(self._engine.propose(release, timeout_ms=COMMAND_TIMEOUT_MS))
+        return promises
+
+
+def _error_of(promise: Promise[Any]) -> ErrorCode:
+    """What became of a proposed command; not applied and unknown are alike to us."""
+    if promise.error is not None:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    result = promise.result()
+    return result.code if isinstance(result, Rejection) else ErrorCode.NONE
+
+
+def _forward(target: Promise[T], source: Promise[T]) -> None:
+    target.resolve(source.result())
