@@ -1,0 +1,434 @@
+"""Peer messages to bytes and back.
+
+A frame carries one message of one group, or the heartbeats and heartbeat replies of many groups
+between two nodes. Batches are not copied: `encode` returns a list of buffers to be sent one after
+the other, `decode` returns views into the frame, which nobody may change afterwards. The shell adds
+length and checksum (`adapters/peer_links.py`).
+
+Invariants: every count and size is checked against the bytes at hand before anything is built of
+them; whatever the peer may not send raises `RemoteProtocolError`; nothing else is ever raised.
+
+    frame   version u8 | form u8 | head size u32 | head | batches
+    message (form 1)    tag u8 | topic id 16s | partition i32 | creation epoch i64
+                        | sender: node i32, storage u64 | to: node i32, storage u64
+                        | term i64 | body
+    beats   (form 2)    sender node i32 | to node i32 | count u32 | count * beat
+    beat    tag u8 | topic id 16s | partition i32 | creation epoch i64 | sender storage u64
+            | to storage u64 | term i64 | round i64 | commit or matched end i64 | clock ms i64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from raftmq.cluster.peer_messages import (
+    PeerMessage,
+    RepairReply,
+    RepairRequest,
+    TailReply,
+    TailRequest,
+    WrongReplica,
+)
+from raftmq.errors import RemoteProtocolError
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    HeartbeatReply,
+    InstallLogStart,
+    PreVoteReply,
+    PreVoteRequest,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from raftmq.types import (
+    Buffer,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+    StorageId,
+    Term,
+    TopicId,
+)
+
+FORMAT_VERSION: Final = 1
+FORM_MESSAGE: Final = 1
+FORM_BEATS: Final = 2
+
+_PREFIX: Final = struct.Struct(">BBI")
+_HEAD: Final = struct.Struct(">B16siqiQiQq")
+_BEATS: Final = struct.Struct(">iiI")
+_BEAT: Final = struct.Struct(">B16siqQQqqqq")
+_VOTE: Final = struct.Struct(">qq?")
+_GRANTED: Final = struct.Struct(">?")
+_APPEND: Final = struct.Struct(">qqqI")
+_ENTRY: Final = struct.Struct(">qqqBI")  # start, end, term, kind, payload size
+_APPEND_REPLY: Final = struct.Struct(">??qqqqq")
+_BEAT_REPLY: Final = struct.Struct(">qqq")
+_INSTALL: Final = struct.Struct(">qqII")
+_RANGE: Final = struct.Struct(">qq")
+_BATCHES: Final = struct.Struct(">qI")
+_SIZE: Final = struct.Struct(">I")
+_INDEX: Final = struct.Struct(">q")
+
+_TAGS: Final[dict[type, int]] = {
+    PreVoteRequest: 1,
+    PreVoteReply: 2,
+    VoteRequest: 3,
+    VoteReply: 4,
+    AppendRequest: 5,
+    AppendReply: 6,
+    Heartbeat: 7,
+    HeartbeatReply: 8,
+    InstallLogStart: 9,
+    TimeoutNow: 10,
+    WrongReplica: 11,
+    RepairRequest: 12,
+    RepairReply: 13,
+    TailRequest: 14,
+    TailReply: 15,
+}
+_KINDS: Final = {int(kind): kind for kind in EntryKind}
+
+
+def encode(group: RaftGroupId, message: PeerMessage) -> list[Buffer]:
+    """Frame one message; the buffers are to be sent in order and not changed until then."""
+    body, batches = _body(message)
+    sender, to = message.sender, message.to
+    head = _HEAD.pack(
+        _TAGS[type(message)],
+        group.topic_id.bytes,
+        group.partition,
+        group.creation_epoch,
+        sender.node_id,
+        sender.storage_id,
+        to.node_id,
+        to.storage_id,
+        message.term,
+    )
+    return [
+        b"".join((_PREFIX.pack(FORMAT_VERSION, FORM_MESSAGE, len(head) + len(body)), head, body)),
+        *batches,
+    ]
+
+
+def encode_beats(
+    sender: NodeId, to: NodeId, beats: Sequence[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]
+) -> list[Buffer]:
+    """Frame the heartbeats and heartbeat replies of many groups between two nodes."""
+    size = _BEATS.size + len(beats) * _BEAT.size
+    frame = bytearray(_PREFIX.size + size)
+    _PREFIX.pack_into(frame, 0, FORMAT_VERSION, FORM_BEATS, size)
+    _BEATS.pack_into(frame, _PREFIX.size, sender, to, len(beats))
+    position = _PREFIX.size + _BEATS.size
+    for group, beat in beats:
+        is_request = type(beat) is Heartbeat
+        _BEAT.pack_into(
+            frame,
+            position,
+            7 if is_request else 8,
+            group.topic_id.bytes,
+            group.partition,
+            group.creation_epoch,
+            beat.sender.storage_id,
+            beat.to.storage_id,
+            beat.term,
+            beat.round,
+            beat.commit_end if isinstance(beat, Heartbeat) else beat.matched_end,
+            0 if isinstance(beat, Heartbeat) else beat.clock_ms,
+        )
+        position += _BEAT.size
+    return [frame]
+
+
+def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]]:
+    """Read a frame; payloads are views into it.
+
+    Raises:
+        RemoteProtocolError: not a frame of this format, or impossible values in it.
+    """
+    view = memoryview(frame)
+    try:
+        version, form, head_size = _PREFIX.unpack_from(view, 0)
+        if version != FORMAT_VERSION:
+            raise RemoteProtocolError(f"peer message format {version}, known is {FORMAT_VERSION}")
+        if head_size > len(view) - _PREFIX.size:
+            raise RemoteProtocolError("peer message head is longer than its frame")
+        head = view[_PREFIX.size : _PREFIX.size + head_size]
+        rest = view[_PREFIX.size + head_size :]
+        if form == FORM_MESSAGE:
+            return [_decode_message(head, rest)]
+        if form == FORM_BEATS:
+            return _decode_beats(head, rest)
+    except struct.error as error:
+        raise RemoteProtocolError(f"truncated peer message: {error}") from error
+    raise RemoteProtocolError(f"unknown form {form} of a peer message")
+
+
+def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
+    """The fields of one kind of message, and the batches that follow the head."""
+    match message:
+        case AppendRequest():
+            return _append_body(message)
+        case AppendReply():
+            body = _APPEND_REPLY.pack(
+                message.accepted,
+                message.is_promise,
+                message.flushed_end,
+                message.refused_prev_end,
+                message.hint_end,
+                message.hint_term,
+                message.clock_ms,
+            )
+        case Heartbeat():
+            body = _RANGE.pack(message.commit_end, message.round)
+        case HeartbeatReply():
+            body = _BEAT_REPLY.pack(message.round, message.matched_end, message.clock_ms)
+        case PreVoteRequest():
+            body = _VOTE.pack(message.last_term, message.log_end, False)
+        case VoteRequest():
+            body = _VOTE.pack(message.last_term, message.log_end, message.is_transfer)
+        case PreVoteReply() | VoteReply():
+            body = _GRANTED.pack(message.granted)
+        case InstallLogStart():
+            sizes = len(message.configuration), len(message.payload)
+            fixed = _INSTALL.pack(message.log_start, message.previous_term, *sizes)
+            body = b"".join((fixed, message.configuration, message.payload))
+        case TimeoutNow() | WrongReplica():
+            body = b""
+        case RepairRequest():
+            body = _RANGE.pack(message.start, message.end)
+        case RepairReply():
+            sizes = b"".join(_SIZE.pack(len(batch)) for batch in message.batches)
+            return _BATCHES.pack(message.start, len(message.batches)) + sizes, message.batches
+        case TailRequest():
+            body = _INDEX.pack(message.floor)
+        case TailReply():
+            body = _RANGE.pack(message.floor, message.log_end)
+    return body, ()
+
+
+def _append_body(message: AppendRequest) -> tuple[bytes, tuple[Buffer, ...]]:
+    entries = message.entries
+    pieces = [
+        _APPEND.pack(message.prev_end, message.prev_term, message.commit_end, len(entries)),
+    ]
+    pieces += [
+        _ENTRY.pack(entry.start, entry.end, entry.term, entry.kind, len(entry.payload))
+        for entry in entries
+    ]
+    return b"".join(pieces), tuple(entry.payload for entry in entries)
+
+
+def _decode_message(head: memoryview, rest: memoryview) -> tuple[RaftGroupId, PeerMessage]:
+    tag, topic_id, partition, epoch, *ids, term = _HEAD.unpack_from(head, 0)
+    group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+    sender = ReplicaId(NodeId(ids[0]), StorageId(ids[1]))
+    to = ReplicaId(NodeId(ids[2]), StorageId(ids[3]))
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise RemoteProtocolError(f"unknown peer message {tag}")
+    _check_position(term)
+    message, used = reader(term, sender, to, head[_HEAD.size :], rest)
+    if used != len(rest):
+        raise RemoteProtocolError("bytes after a peer message")
+    return group, message
+
+
+def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId, PeerMessage]]:
+    sender_node, to_node, count = _BEATS.unpack_from(head, 0)
+    if len(rest) or count * _BEAT.size != len(head) - _BEATS.size:
+        raise RemoteProtocolError("heartbeats do not fill their frame")
+    sender_node, to_node = NodeId(sender_node), NodeId(to_node)
+    beats: list[tuple[RaftGroupId, PeerMessage]] = []
+    for fields in _BEAT.iter_unpack(head[_BEATS.size :]):
+        tag, topic_id, partition, epoch, storage, to_storage, term, number, end, clock = fields
+        _check_position(term, number, end)
+        group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+        sender = ReplicaId(sender_node, storage)
+        to = ReplicaId(to_node, to_storage)
+        if tag == 7:
+            beats.append((group, Heartbeat(term, sender, to, end, number)))
+        elif tag == 8:
+            beats.append((group, HeartbeatReply(term, sender, to, number, end, clock)))
+        else:
+            raise RemoteProtocolError(f"message {tag} among heartbeats")
+    return beats
+
+
+def _check_position(*values: int) -> None:
+    for value in values:
+        if value < 0:
+            raise RemoteProtocolError(f"negative position or term {value}")
+
+
+def _take(rest: memoryview, position: int, size: int) -> memoryview:
+    if size > len(rest) - position:
+        raise RemoteProtocolError("payload is longer than its frame")
+    return rest[position : position + size]
+
+
+def _read_append(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, rest: memoryview
+) -> tuple[PeerMessage, int]:
+    prev_end, prev_term, commit_end, count = _APPEND.unpack_from(body, 0)
+    _check_position(prev_end, prev_term, commit_end)
+    if count * _ENTRY.size != len(body) - _APPEND.size:
+        raise RemoteProtocolError("entries do not fill their head")
+    entries = []
+    position, end, entry_term = 0, prev_end, prev_term
+    for start, entry_end, of_term, kind, size in _ENTRY.iter_unpack(body[_APPEND.size :]):
+        payload = _take(rest, position, size)
+        position += size
+        if start < end or entry_end <= start or of_term < entry_term or of_term > term:
+            raise RemoteProtocolError(f"entry [{start}, {entry_end}) of {of_term} out of order")
+        known = _KINDS.get(kind)
+        if known is None:
+            raise RemoteProtocolError(f"unknown kind of entry {kind}")
+        if known is not EntryKind.BATCH and entry_end != start + 1:
+            raise RemoteProtocolError("a bare entry takes one position")
+        entries.append(Entry(start, entry_end, of_term, known, payload))
+        end, entry_term = entry_end, of_term
+    request = AppendRequest(term, sender, to, prev_end, prev_term, commit_end, tuple(entries))
+    return request, position
+
+
+def _read_append_reply(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    accepted, is_promise, *ends, clock = _APPEND_REPLY.unpack(body)
+    _check_position(*ends)
+    flushed_end, refused, hint_end, hint_term = ends
+    reply = AppendReply(
+        term, sender, to, accepted, flushed_end, refused, hint_end, hint_term, is_promise, clock
+    )
+    return reply, 0
+
+
+def _read_vote_request(tag: int) -> Callable[..., tuple[PeerMessage, int]]:
+    def read(
+        term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+    ) -> tuple[PeerMessage, int]:
+        last_term, log_end, is_transfer = _VOTE.unpack(body)
+        _check_position(last_term, log_end)
+        if tag == _TAGS[PreVoteRequest]:
+            return PreVoteRequest(term, sender, to, last_term, log_end), 0
+        return VoteRequest(term, sender, to, last_term, log_end, is_transfer), 0
+
+    return read
+
+
+def _read_vote_reply(kind: type[PreVoteReply | VoteReply]) -> Callable[..., Any]:
+    def read(
+        term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+    ) -> tuple[PeerMessage, int]:
+        (granted,) = _GRANTED.unpack(body)
+        return kind(term, sender, to, granted), 0
+
+    return read
+
+
+def _read_heartbeat(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    commit_end, round_number = _RANGE.unpack(body)
+    _check_position(commit_end, round_number)
+    return Heartbeat(term, sender, to, commit_end, round_number), 0
+
+
+def _read_heartbeat_reply(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    round_number, matched_end, clock = _BEAT_REPLY.unpack(body)
+    _check_position(round_number, matched_end)
+    return HeartbeatReply(term, sender, to, round_number, matched_end, clock), 0
+
+
+def _read_install(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    log_start, previous_term, configuration_size, size = _INSTALL.unpack_from(body, 0)
+    _check_position(log_start, previous_term)
+    rest = body[_INSTALL.size :]
+    if len(rest) != configuration_size + size:
+        raise RemoteProtocolError("log start does not fill its message")
+    configuration = bytes(rest[:configuration_size])
+    payload = rest[configuration_size:]
+    install = InstallLogStart(term, sender, to, log_start, previous_term, payload, configuration)
+    return install, 0
+
+
+def _read_empty(kind: type[TimeoutNow | WrongReplica]) -> Callable[..., Any]:
+    def read(
+        term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+    ) -> tuple[PeerMessage, int]:
+        if len(body):
+            raise RemoteProtocolError("bytes in an empty message")
+        return kind(term, sender, to), 0
+
+    return read
+
+
+def _read_repair_request(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    start, end = _RANGE.unpack(body)
+    _check_position(start, end - start)
+    return RepairRequest(term, sender, to, Offset(start), Offset(end)), 0
+
+
+def _read_repair_reply(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, rest: memoryview
+) -> tuple[PeerMessage, int]:
+    start, count = _BATCHES.unpack_from(body, 0)
+    _check_position(start)
+    if count * _SIZE.size != len(body) - _BATCHES.size:
+        raise RemoteProtocolError("batch sizes do not fill their head")
+    batches = []
+    position = 0
+    for (size,) in _SIZE.iter_unpack(body[_BATCHES.size :]):
+        batches.append(_take(rest, position, size))
+        position += size
+    return RepairReply(term, sender, to, Offset(start), tuple(batches)), position
+
+
+def _read_tail(kind: type[TailRequest | TailReply]) -> Callable[..., Any]:
+    def read(
+        term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+    ) -> tuple[PeerMessage, int]:
+        if kind is TailRequest:
+            (floor,) = _INDEX.unpack(body)
+            _check_position(floor)
+            return TailRequest(term, sender, to, RaftIndex(floor)), 0
+        floor, log_end = _RANGE.unpack(body)
+        _check_position(floor, log_end)
+        return TailReply(term, sender, to, RaftIndex(floor), RaftIndex(log_end)), 0
+
+    return read
+
+
+_READERS: Final[dict[int, Callable[..., tuple[PeerMessage, int]]]] = {
+    1: _read_vote_request(1),
+    2: _read_vote_reply(PreVoteReply),
+    3: _read_vote_request(3),
+    4: _read_vote_reply(VoteReply),
+    5: _read_append,
+    6: _read_append_reply,
+    7: _read_heartbeat,
+    8: _read_heartbeat_reply,
+    9: _read_install,
+    10: _read_empty(TimeoutNow),
+    11: _read_empty(WrongReplica),
+    12: _read_repair_request,
+    13: _read_repair_reply,
+    14: _read_tail(TailRequest),
+    15: _read_tail(TailReply),
+}

@@ -1,0 +1,74 @@
+"""What replicas of a group say to each other beyond Raft: who they are, and repair of damage.
+
+Plain values beside `raft/messages.py`; the Raft core never sees them. They carry sender and target
+as every peer message does, so that a message for another storage of the same node is told apart.
+None of them is a promise: losing, repeating or delaying one costs time, never data.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import frozen
+
+from raftmq.raft.messages import Message
+from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
+
+
+@frozen(slots=True)
+class WrongReplica:
+    """Your message named another storage of this node; `sender` is who really runs here.
+
+    `term` repeats the term of the message that went astray, so that a leader ignores late ones.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+
+
+@frozen(slots=True)
+class RepairRequest:
+    """Send me the batches in `[start, end)`; my copy of them is damaged."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    start: Offset
+    end: Offset
+
+
+@frozen(slots=True)
+class RepairReply:
+    """Whole, verified batches from `start` on; they may end before the asked range does."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    start: Offset
+    batches: tuple[Buffer, ...]
+
+
+@frozen(slots=True)
+class TailRequest:
+    """Do you hold the log up to `floor`? I cut a torn tail that ended there (see `recovery.py`)."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    floor: RaftIndex
+
+
+@frozen(slots=True)
+class TailReply:
+    """My log ends at `log_end`; repeats the `floor` asked for."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    floor: RaftIndex
+    log_end: RaftIndex
+
+
+EngineMessage: TypeAlias = WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply
+PeerMessage: TypeAlias = Message | EngineMessage

@@ -1,0 +1,119 @@
+"""Opening a replica: who it is after a restart, and what it may still promise.
+
+A voter is a node with its storage. Where the journal says that something was promised for this
+group and the folder is empty or unreadable, or where the journal itself was lost, the promises are
+forgotten; this replica then takes a fresh identity and, being named by no configuration, neither
+votes nor counts until the leader admits it (see `readmission.py`). Where bytes are damaged it keeps
+its end, and its word.
+
+Invariant: the same identity never votes or acknowledges with less than it promised before.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from raftmq.cluster.replica import Peers, Replica, ReplicaConfig, StateMachine
+from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogConfig, UnusableLogError
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.shared import Shared
+from raftmq.ports import Buggify, Clock, Disk, Random, never
+from raftmq.raft.membership import Configuration
+from raftmq.types import LeaderEpoch, Offset, RaftGroupId, RaftIndex, ReplicaId, StorageId
+
+
+@frozen(slots=True, kw_only=True)
+class Opening:
+    """What all replicas of a node are opened with."""
+
+    node: ReplicaId
+    disk: Disk
+    journal: HardStateJournal
+    peers: Peers
+    clock: Clock
+    random: Random
+    shared: Shared | None = None
+    buggify: Buggify = field(default=never)
+
+
+def open_replica(
+    opening: Opening,
+    group: RaftGroupId,
+    folder: str,
+    *,
+    initial: Configuration,
+    machine: StateMachine,
+    log_config: LogConfig,
+    config: ReplicaConfig,
+) -> Replica:
+    """Open or create one replica of `group` in `folder`.
+
+    `initial` is the configuration the group was created with; empty for one that joins later. What
+    was lost or damaged is told by `replica.log.recovery` and `replica.log.damaged`.
+
+    Raises:
+        DiskError: the disk failed; nothing was promised.
+    """
+    journal = opening.journal
+    state = journal.get(group)
+    has_promised = state is not None and state.bootstrapped is not None
+    is_empty = not opening.disk.list(folder)
+    is_lost = journal.damaged if not has_promised else is_empty
+    if is_lost and is_empty and not has_promised:
+        is_lost = False  # a new group on a node whose journal was lost before: nothing to forget
+    log: ReplicatedLog | None = None
+    if not is_lost:
+        claimed = RaftIndex(0) if state is None else RaftIndex(state.flushed_end)
+        try:
+            log = _open_log(opening, folder, log_config, claimed, initial)
+        except UnusableLogError:
+            is_lost = True
+            opening.disk.rename(folder, f"{folder}.unusable-{opening.random.getrandbits(32):08x}")
+    identity = opening.node
+    if is_lost:
+        # Named by no configuration, so it cannot vote; the leader learns of it by its answers.
+        identity = ReplicaId(identity.node_id, StorageId(opening.random.getrandbits(63) | 1))
+        journal.put(group, GroupState(bootstrapped=identity.storage_id))
+        log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
+    elif state is not None and state.bootstrapped is not None:
+        identity = ReplicaId(identity.node_id, state.bootstrapped)
+    assert log is not None
+    replica = Replica(
+        group,
+        identity,
+        log,
+        journal,
+        machine=machine,
+        peers=opening.peers,
+        clock=opening.clock,
+        random=opening.random,
+        config=config,
+        initial=initial,
+        buggify=opening.buggify,
+    )
+    if not is_lost:
+        replica.keep_claims()
+    return replica
+
+
+def _open_log(
+    opening: Opening, folder: str, config: LogConfig, claimed: RaftIndex, initial: Configuration
+) -> ReplicatedLog:
+    first = LogStart(
+        offset=Offset(0),
+        index=RaftIndex(0),
+        previous_epoch=LeaderEpoch(0),
+        configuration=initial.encode(),
+        state=b"",
+    )
+    return ReplicatedLog.open(
+        opening.disk,
+        folder,
+        config,
+        claimed_flushed_end=claimed,
+        initial=first,
+        clock=opening.clock,
+        shared=opening.shared,
+    )

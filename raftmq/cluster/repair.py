@@ -1,0 +1,196 @@
+"""Mending what recovery or the scrub found: damaged ranges, and tails that were cut.
+
+Damage. Batches at the same position with the same leader epoch are the same bytes on every replica
+(Log Matching, Raft §5.3), so any peer's verified copy repairs ours, committed or not. Until then a
+follower is suspended: it keeps its log's end, does not campaign and acknowledges nothing.
+
+A cut tail. Recovery cut a whole-looking but broken batch beyond the recorded flushed end. It was
+almost certainly never flushed; if it was, someone may count on it. So the replica refuses its vote
+to logs that end below the cut (its floor) until it matched a leader of a later term, or until every
+other voter has said that its log ends below the floor too: then there is nothing to wait for.
+
+Invariants: nothing is installed unchecked; at most one request for damage is under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
+from raftmq.errors import CorruptBatchError, StorageError
+from raftmq.log.model import DamagedError
+from raftmq.ports import DiskError, DiskFullError
+from raftmq.raft.ready import Role
+from raftmq.records import check_batch, parse_header
+from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId
+
+if TYPE_CHECKING:
+    from raftmq.cluster.replica import Replica
+
+
+class Repairer:
+    """The part of a replica that mends its log."""
+
+    def __init__(self, replica: Replica, bytes_max: int) -> None:
+        self._replica = replica
+        self._bytes_max = bytes_max
+        self._asked = 0
+        self._gathered: list[Buffer] = []
+        self._range: tuple[Offset, Offset] | None = None
+        self._cut_floor = RaftIndex(0)
+        self._tails: dict[ReplicaId, RaftIndex] = {}
+
+    # ---- damage ----
+
+    def look(self) -> None:
+        """Damage may have been found or mended: suspend or resume."""
+        replica = self._replica
+        is_damaged = bool(replica.log.damaged)
+        core = replica.core
+        # A leader goes on: what it commits from now on does not rest on the damaged range.
+        core.suspended = is_damaged and core.role is not Role.LEADER
+        claimed_end = replica.log.recovery.claimed_end if is_damaged else RaftIndex(0)
+        core.claimed_end_floor = max(self._cut_floor, claimed_end)
+
+    def tick(self) -> None:
+        """Ask for what is missing; called about once per election timeout."""
+        self.look()
+        if self._replica.log.damaged:
+            self._ask()
+        self.settle()
+        if self._cut_floor:
+            self._ask_tails()
+
+    def _ask(self) -> None:
+        replica = self._replica
+        wanted = replica.log.damaged[0]
+        if wanted != self._range:
+            self._range = wanted
+            self._gathered.clear()
+        peers = [r for r in replica.voters if r != replica.self_id]
+        if not peers:
+            return
+        start = self._next_offset()
+        to = peers[self._asked % len(peers)]
+        self._asked += 1
+        replica.send(RepairRequest(replica.core.term, replica.self_id, to, start, wanted[1]))
+
+    def _next_offset(self) -> Offset:
+        assert self._range is not None, "no repair is under way"
+        if not self._gathered:
+            return self._range[0]
+        return Offset(parse_header(self._gathered[-1]).next_offset)
+
+    def answer(self, request: RepairRequest) -> None:
+        """Send a peer what this replica holds, verified, of a range."""
+        replica = self._replica
+        log = replica.log
+        end = min(request.end, log.log_end_offset)
+        if request.start >= end or request.start < log.log_start_offset:
+            return
+        try:
+            spans = log.locate(request.start, self._bytes_max, end)
+            data = b"".join(span.file.pread(span.size, span.position) for span in spans)
+            batches = _split(memoryview(data))
+        except DamagedError:
+            self.look()
+            return
+        except (DiskError, StorageError, CorruptBatchError):
+            return  # another peer will be asked
+        if batches:
+            replica.send(
+                RepairReply(
+                    replica.core.term, replica.self_id, request.sender, request.start, batches
+                )
+            )
+
+    def take(self, reply: RepairReply) -> None:
+        """Check a peer's batches; once the whole range is there, repair it durably."""
+        replica = self._replica
+        if self._range is None or self._range not in replica.log.damaged:
+            return
+        expected = self._next_offset()
+        for batch in reply.batches:
+            try:
+                header = check_batch(batch)
+            except CorruptBatchError:
+                return
+            if header.next_offset <= expected:
+                continue
+            if header.base_offset >= self._range[1]:
+                break
+            epoch = replica.log.epoch_at(Offset(header.base_offset))
+            if header.base_offset < expected or header.leader_epoch != epoch:
+                return  # another history than ours: Raft will truncate it, or the peer's
+            self._gathered.append(batch)
+            expected = Offset(header.next_offset)
+        if expected < self._range[1]:
+            if reply.batches:
+                self._ask()
+            return
+        try:
+            replica.log.repair(self._range[0], self._gathered)
+        except DiskFullError:
+            return
+        except DiskError as error:
+            replica.fail(f"repair failed: {error}")
+            return
+        self._range = None
+        self._gathered = []
+        self.look()
+        if replica.log.damaged:
+            self._ask()
+
+    # ---- a cut tail ----
+
+    def set_cut_floor(self, floor: RaftIndex) -> None:
+        """Recovery cut a tail that claimed to end at `floor`."""
+        self._cut_floor = floor
+        self.look()
+
+    def settle(self) -> None:
+        """Lift the floor once this log holds again whatever it may have promised."""
+        if self._cut_floor and self._replica.core.is_claim_restored:
+            self._lift()
+
+    def _ask_tails(self) -> None:
+        replica = self._replica
+        for voter in replica.voters:
+            if voter != replica.self_id:
+                replica.send(
+                    TailRequest(replica.core.term, replica.self_id, voter, self._cut_floor)
+                )
+
+    def take_tail(self, reply: TailReply) -> None:
+        """A voter says where its log ends."""
+        replica = self._replica
+        if not self._cut_floor or reply.floor != self._cut_floor:
+            return
+        self._tails[reply.sender] = reply.log_end
+        others = [voter for voter in replica.voters if voter != replica.self_id]
+        if all(self._lacks(voter) for voter in others):
+            self._lift()
+
+    def _lacks(self, voter: ReplicaId) -> bool:
+        log_end = self._tails.get(voter)
+        return log_end is not None and log_end < self._cut_floor
+
+    def _lift(self) -> None:
+        self._cut_floor = RaftIndex(0)
+        self._tails.clear()
+        replica = self._replica
+        replica.put_state(attrs.evolve(replica.state, cut_floor=0))
+        self.look()
+
+
+def _split(data: memoryview) -> tuple[Buffer, ...]:
+    """Whole batches at the front of `data`."""
+    batches: list[Buffer] = []
+    position = 0
+    while position < len(data):
+        size = parse_header(data, position).size
+        batches.append(data[position : position + size])
+        position += size
+    return tuple(batches)
