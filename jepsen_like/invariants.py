@@ -1,0 +1,171 @@
+"""What must hold at every moment of a run, checked as it happens.
+
+    SingleLeaderPerTerm           at most one replica leads a term (Raft §5.2)
+    OneControllerPerEpoch         the same of the metadata group
+    LogMatching                   same position and term: same log up to there (§5.3)
+    LeaderCompleteness            a leader holds everything committed before (§5.4)
+    MonotonicHighWatermark        within a replica it never falls; what is below never changes
+    CommittedIsDurableAtMajority  what is committed is flushed at a majority of the voters
+    AckedRecordsSurvive           what a client was promised stays where it was
+    LinearizableBarrier           a read barrier covers all that was acknowledged before it
+
+Logs are compared by a chain of digests, one per entry, so that one comparison covers a whole
+prefix. The truth is what the first replica to commit a position held there. Observes only; never
+steers the run. A breach raises `InvariantViolation` on the spot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from attrs import define, field
+
+from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId
+
+
+class InvariantViolation(Exception):  # a verdict on the product, not an error of ours
+    """An invariant was broken."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"{name}: {detail}")
+        self.name = name
+        self.detail = detail
+
+
+GENESIS = b"\0" * 8
+
+
+def chain(previous: bytes, entry: bytes) -> bytes:
+    """The digest of a log that goes on with `entry`."""
+    return blake2b(entry, digest_size=8, key=previous).digest()
+
+
+@define(slots=True)
+class DurableView:
+    """How far one identity's log is flushed, and its digest there."""
+
+    flushed_end: Callable[[], int]
+    digest_at: Callable[[int], bytes | None]
+
+
+@define(slots=True)
+class GroupTruth:
+    """What is known for certain of one group."""
+
+    group: RaftGroupId
+    leaders: dict[int, ReplicaId] = field(factory=dict)
+    seen: dict[tuple[int, int], bytes] = field(factory=dict)
+    committed: dict[int, bytes] = field(factory=lambda: {0: GENESIS})
+    commit_end: int = 0
+    acked_end: int = 0
+    views: dict[ReplicaId, DurableView] = field(factory=dict)
+
+
+class Invariants:
+    """All invariants of one run."""
+
+    def __init__(self) -> None:
+        self.groups: dict[RaftGroupId, GroupTruth] = {}
+        self.leader_changes = 0
+
+    def truth(self, group: RaftGroupId) -> GroupTruth:
+        """What is known of a group."""
+        found = self.groups.get(group)
+        if found is None:
+            found = self.groups[group] = GroupTruth(group)
+        return found
+
+    def leads(self, group: RaftGroupId, replica: ReplicaId, term: int) -> None:
+        """A replica says that it leads a term."""
+        truth = self.truth(group)
+        other = truth.leaders.setdefault(term, replica)
+        if other != replica:
+            is_metadata = group == METADATA_GROUP
+            raise InvariantViolation(
+                "OneControllerPerEpoch" if is_metadata else "SingleLeaderPerTerm",
+                f"{group}: {other} and {replica} both lead term {term}",
+            )
+        self.leader_changes += 1
+
+    def holds_committed(
+        self, group: RaftGroupId, replica: ReplicaId, digest_at: Callable[[int], bytes | None]
+    ) -> None:
+        """A new leader must hold everything committed so far."""
+        truth = self.truth(group)
+        end = truth.commit_end
+        if digest_at(end) != truth.committed[end]:
+            raise InvariantViolation(
+                "LeaderCompleteness", f"{group}: leader {replica} lacks what is committed at {end}"
+            )
+
+    def appended(
+        self, group: RaftGroupId, replica: ReplicaId, end: int, term: int, digest: bytes
+    ) -> None:
+        """A replica's log now has an entry of `term` that ends at `end`."""
+        known = self.truth(group).seen.setdefault((end, term), digest)
+        if known != digest:
+            raise InvariantViolation(
+                "LogMatching", f"{group}: {replica} differs before {end} of term {term}"
+            )
+
+    def committed(
+        self,
+        group: RaftGroupId,
+        replica: ReplicaId,
+        end: int,
+        digest: bytes | None,
+        voters: tuple[ReplicaId, ...],
+    ) -> None:
+        """A replica takes everything below `end` for committed."""
+        truth = self.truth(group)
+        known = truth.committed.get(end)
+        if known is not None and digest is not None and known != digest:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{group}: {replica} committed other entries at {end}"
+            )
+        if end <= truth.commit_end:
+            return
+        if digest is None:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{group}: {replica} committed {end} and lacks it"
+            )
+        durable = [v for v in voters if self._is_durable(truth, v, end, digest)]
+        if len(durable) < len(voters) // 2 + 1:
+            raise InvariantViolation(
+                "CommittedIsDurableAtMajority",
+                f"{group}: {end} is committed and flushed only at {[str(v) for v in durable]}",
+            )
+        truth.committed[end] = digest
+        truth.commit_end = end
+
+    def knows_committed(self, group: RaftGroupId, ends: list[tuple[int, bytes]]) -> None:
+        """The entries below a commit, so that later commits at their ends can be compared."""
+        committed = self.truth(group).committed
+        for end, digest in ends:
+            if committed.setdefault(end, digest) != digest:
+                raise InvariantViolation(
+                    "MonotonicHighWatermark", f"{group}: committed entries changed at {end}"
+                )
+
+    def starts_at(self, group: RaftGroupId, replica: ReplicaId, end: int, digest: bytes) -> None:
+        """A replica's log begins at `end` with this state."""
+        known = self.truth(group).committed.get(end)
+        if known is None or known != digest:
+            raise InvariantViolation(
+                "LogMatching", f"{group}: {replica} begins at {end} with another state"
+            )
+
+    def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:
+        """A read barrier begun when `acked_end` was acknowledged lets readers see up to `index`."""
+        if index < acked_end:
+            raise InvariantViolation(
+                "LinearizableBarrier", f"{group}: a read at {index} misses up to {acked_end}"
+            )
+
+    def _is_durable(self, truth: GroupTruth, voter: ReplicaId, end: int, digest: bytes) -> bool:
+        view = truth.views.get(voter)
+        if view is None or view.flushed_end() < end:
+            return False
+        held = view.digest_at(end)
+        return held is None or held == digest  # None: below its log start, so committed before

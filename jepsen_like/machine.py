@@ -1,0 +1,138 @@
+"""The simulation's state machine: a chain of digests over the log, which tells the invariants.
+
+Stands where a partition stands in the product. Its state at a log start is the digest of everything
+before, so that a replica which begins there can be compared with those that read it all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
+from raftmq.cluster.replica import Replica
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogEntry
+from raftmq.raft.ready import Role, SoftState
+from raftmq.types import Offset, RaftGroupId, RaftIndex, ReplicaId
+
+
+class SimMachine:
+    """One replica's machine."""
+
+    def __init__(
+        self,
+        group: RaftGroupId,
+        invariants: Invariants,
+        on_committed: Callable[[SimMachine], None],
+        on_role: Callable[[SimMachine, SoftState], None],
+    ) -> None:
+        self.group = group
+        self.replica: Replica | None = None
+        self.commit_end = 0
+        self.truncations = 0
+        self._invariants = invariants
+        self._on_committed = on_committed
+        self._on_role = on_role
+        self._ends: list[int] = [0]
+        self._digests: list[bytes] = [GENESIS]
+
+    def attach(self, replica: Replica) -> None:
+        """Read what the recovered log holds."""
+        self.replica = replica
+        log = replica.log
+        position = log.log_start.index
+        while position < log.end_index and not log.damaged:
+            entries = log.entries(position, 1 << 20)
+            assert entries, "a recovered log can be read"
+            for entry in entries:
+                self._add(entry)
+                position = entry.end
+        self._invariants.truth(self.group).views[replica.self_id] = DurableView(
+            lambda: log.flushed_end, self.digest_at
+        )
+
+    @property
+    def identity(self) -> ReplicaId:
+        """Whose machine it is."""
+        assert self.replica is not None
+        return self.replica.self_id
+
+    @property
+    def end(self) -> int:
+        """Where the chain ends."""
+        return self._ends[-1]
+
+    def digest_at(self, end: int) -> bytes | None:
+        """The digest of the log below `end`; None where this log has no entry's end."""
+        position = bisect_left(self._ends, end)
+        if position < len(self._ends) and self._ends[position] == end:
+            return self._digests[position]
+        return None
+
+    # ---- StateMachine ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """Note an entry."""
+        self._add(entry)
+        self._invariants.appended(
+            self.group, self.identity, entry.end, entry.leader_epoch, self._digests[-1]
+        )
+
+    def truncated(self, end: RaftIndex) -> None:
+        """Forget a suffix."""
+        self.truncations += 1
+        if end < self.commit_end:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{self.group}: truncated to {end} below the watermark"
+            )
+        while self._ends[-1] > end:
+            self._ends.pop()
+            self._digests.pop()
+
+    def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
+        """The high watermark moved."""
+        replica = self.replica
+        assert replica is not None
+        if commit_end < self.commit_end:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{self.group}: {self.identity} fell to {commit_end}"
+            )
+        first = bisect_left(self._ends, self.commit_end)
+        last = bisect_left(self._ends, commit_end)
+        self.commit_end = commit_end
+        self._invariants.committed(
+            self.group, self.identity, commit_end, self.digest_at(commit_end), replica.voters
+        )
+        self._invariants.knows_committed(
+            self.group,
+            list(zip(self._ends[first : last + 1], self._digests[first : last + 1], strict=True)),
+        )
+        self._on_committed(self)
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Leaders are watched."""
+        if self.replica is not None and soft.role is Role.LEADER:
+            self._invariants.leads(self.group, self.identity, soft.term)
+            self._invariants.holds_committed(self.group, self.identity, self.digest_at)
+        self._on_role(self, soft)
+
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
+        """The digest below `index`."""
+        digest = self.digest_at(index)
+        assert digest is not None, "a log starts at an entry"
+        return digest
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin at a log start."""
+        digest = log_start.state or GENESIS
+        self._ends = [log_start.index]
+        self._digests = [digest]
+        if self.replica is not None:
+            self._invariants.starts_at(self.group, self.identity, log_start.index, digest)
+
+    def _add(self, entry: LogEntry) -> None:
+        assert entry.start >= self._ends[-1], "entries overlap"
+        head = b"%d %d %d %d " % (entry.start, entry.end, entry.leader_epoch, entry.kind)
+        self._digests.append(chain(self._digests[-1], head + bytes(entry.payload)))
+        self._ends.append(entry.end)

@@ -1,0 +1,296 @@
+"""A simulated node: the product's journal, logs and replicas on a forgetful disk.
+
+Owns what survives a crash (the disk, the storage id) and what does not (all the rest). The product's
+code runs here unchanged. Everything that reaches a node passes `run`, which turns a power loss in
+the middle of an operation into a crash and lets any other exception end the run as an anomaly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from raftmq.log.hard_state import HardStateJournal
+
+from jepsen_like.disk import SimCrash, SimDisk
+from jepsen_like.machine import SimMachine
+from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.replica import Replica, ReplicaConfig
+from raftmq.errors import KafkaError
+from raftmq.log.flush import FlushJob
+from raftmq.log.model import LogConfig
+from raftmq.log.shared import Shared
+from raftmq.ports import DiskError
+from raftmq.raft.membership import Configuration
+from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId, ReplicaId, StorageId
+
+if TYPE_CHECKING:
+    from jepsen_like.world import World
+
+
+class SimClock:
+    """A node's clocks: the monotonic one is the world's, the other is off by a constant."""
+
+    def __init__(self, world: World, skew_ms: float) -> None:
+        self._world = world
+        self._skew_ms = skew_ms
+
+    def monotonic_ms(self) -> float:
+        """Virtual time."""
+        return self._world.now_ms
+
+    def wall_ms(self) -> int:
+        """Virtual time of day, skewed."""
+        return int(1_700_000_000_000 + self._world.now_ms + self._skew_ms)
+
+
+class SimNode:
+    """One node of the world."""
+
+    def __init__(self, world: World, node_id: int, random: Random) -> None:
+        self.world = world
+        self.node_id = NodeId(node_id)
+        self.disk = SimDisk(random)
+        self.storage_id = StorageId(random.getrandbits(63) | 1)
+        self.incarnation = 0
+        self.is_up = False
+        self.paused_until_ms = 0.0
+        self.is_slow = False
+        self.multiraft: MultiRaft | None = None
+        self.journal: HardStateJournal | None = None
+        self.machines: dict[RaftGroupId, SimMachine] = {}
+        self._random = random
+        skew = world.options.clock_skew_ms
+        self.clock = SimClock(world, random.uniform(-skew, skew))
+
+    @property
+    def replicas(self) -> dict[RaftGroupId, Replica]:
+        """What runs here now; empty when down."""
+        return {} if self.multiraft is None else self.multiraft.replicas
+
+    # ---- life ----
+
+    def start(self) -> None:
+        """Boot from what the disk holds."""
+        assert not self.is_up
+        self.incarnation += 1
+        self.is_up = True
+        self.paused_until_ms = 0.0
+        self.world.note("start", self.node_id, self.incarnation)
+        self.run(self._boot)
+        if self.is_up:
+            self._schedule_tick()
+
+    def _boot(self) -> None:
+        world = self.world
+        self.disk.make_directories("data")
+        self.journal = HardStateJournal.open(self.disk, "data/state.journal")
+        multiraft = MultiRaft(
+            self.node_id,
+            self.journal,
+            send=self._send,
+            request_flush=self._request_flush,
+            on_journal_failed=lambda _error: self.crash(),
+        )
+        opening = Opening(
+            node=ReplicaId(self.node_id, self.storage_id),
+            disk=self.disk,
+            journal=self.journal,
+            peers=multiraft,
+            clock=self.clock,
+            random=self._random,
+            shared=Shared.make(self.disk),
+            buggify=world.buggify,
+        )
+        self.multiraft = multiraft
+        self.machines = {}
+        with multiraft.batch():
+            for number, group in enumerate(world.groups):
+                machine = SimMachine(
+                    group, world.invariants, world.on_committed, world.on_role_changed
+                )
+                replica = open_replica(
+                    opening,
+                    group,
+                    f"data/group-{number}",
+                    initial=world.initial,
+                    machine=machine,
+                    log_config=LogConfig(
+                        segment_bytes=world.options.segment_bytes, index_interval_bytes=256
+                    ),
+                    config=self._config(group),
+                )
+                machine.attach(replica)
+                self.machines[group] = machine
+                multiraft.register(replica)
+
+    def _config(self, group: RaftGroupId) -> ReplicaConfig:
+        options = self.world.options
+        return ReplicaConfig(
+            election_ticks=options.election_ticks,
+            heartbeat_ticks=options.heartbeat_ticks,
+            append_bytes_max=options.append_bytes_max,
+            inflight_messages_max=8,
+            pre_vote=options.pre_vote,
+            check_quorum=options.check_quorum,
+            announce_commit=group == METADATA_GROUP,
+            replica_lag_time_max_ms=1_000,
+            disk_full_backoff_ms=100,
+        )
+
+    def crash(self) -> None:
+        """Lose power: unsynced bytes are kept, lost or torn."""
+        if not self.is_up:
+            return
+        self.world.note("crash", self.node_id)
+        self.world.summary.crashes += 1
+        self._stop()
+        self.disk.crash(self._random)
+
+    def _stop(self) -> None:
+        self.is_up = False
+        self.incarnation += 1
+        self.world.forget(self)
+        self.multiraft = None
+        self.journal = None
+
+    def wipe(self) -> None:
+        """Lose the disk as well; the node comes back as another storage."""
+        self.crash()
+        self.world.note("wipe", self.node_id)
+        self.world.summary.wipes += 1
+        self.disk = SimDisk(self._random)
+        self.storage_id = StorageId(self._random.getrandbits(63) | 1)
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Let something happen to this node; a power loss in the middle of it is a crash."""
+        try:
+            action()
+        except SimCrash:
+            self.crash()
+
+    # ---- inputs ----
+
+    def later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Do something on this node's loop, unless it dies before; a paused node does it late."""
+        incarnation = self.incarnation
+
+        def fire() -> None:
+            if self.incarnation != incarnation or not self.is_up:
+                return
+            if self.world.now_ms < self.paused_until_ms:
+                self.world.schedule(self.paused_until_ms - self.world.now_ms, fire)
+                return
+            self.run(action)
+
+        self.world.schedule(delay_ms, fire)
+
+    def deliver(self, sender: int, frame: bytes) -> None:
+        """A frame arrived."""
+        self.later(0.0, lambda: self._take(sender, frame))
+
+    def _take(self, sender: int, frame: bytes) -> None:
+        assert self.multiraft is not None
+        self.multiraft.deliver(NodeId(sender), memoryview(frame))
+
+    def _schedule_tick(self) -> None:
+        tick_ms = self.world.options.tick_ms
+        self.later(self._random.uniform(0.9, 1.1) * tick_ms, self._tick)
+
+    def _tick(self) -> None:
+        assert self.multiraft is not None
+        self._schedule_tick()
+        self.multiraft.tick()
+        self._restart_if_failed()
+
+    def _restart_if_failed(self) -> None:
+        """What an operator's supervisor does about a replica whose disk failed."""
+        failures = [r.failure for r in self.replicas.values() if r.failure is not None]
+        if failures:
+            self.world.note("failed", self.node_id, failures[0])
+            self.crash()
+            self.world.schedule(50.0, self.world.restart(self))
+
+    # ---- outputs ----
+
+    def _send(self, node_id: NodeId, frame: Sequence[Buffer], *, is_heartbeat: bool) -> bool:
+        return self.world.network.send(self.node_id, node_id, frame)
+
+    def _request_flush(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
+        low, high = self.world.options.fsync_ms
+        delay_ms = self._random.uniform(low, high)
+        if self.is_slow:
+            delay_ms += self._random.uniform(0.0, self.world.options.slow_fsync_ms)
+        # A flush takes what is written when it begins, at least; where in its time the device
+        # really does it is not known.
+        begin_ms = delay_ms * self._random.choice((0.0, 0.5, 1.0))
+        error: list[DiskError | None] = [None]
+
+        def sync() -> None:
+            try:
+                job.run()
+            except DiskError as failure:
+                error[0] = failure
+            self.later(delay_ms - begin_ms, lambda: done(error[0]))
+
+        if begin_ms:
+            self._in_thread(begin_ms, sync)
+        else:
+            sync()
+
+    def _in_thread(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """As `later`, but a flusher thread's system call goes on while the process is paused."""
+        incarnation = self.incarnation
+
+        def fire() -> None:
+            if self.incarnation == incarnation and self.is_up:
+                self.run(action)
+
+        self.world.schedule(delay_ms, fire)
+
+    # ---- what clients may ask ----
+
+    def leads(self, group: RaftGroupId) -> Replica | None:
+        """The replica here, if it believes that it leads and is awake."""
+        replica = self.replicas.get(group)
+        if replica is None or not replica.is_leader or self.world.now_ms < self.paused_until_ms:
+            return None
+        return replica
+
+    def move_log_start(self, group: RaftGroupId, share: float) -> bool:
+        """Ask the leader here to drop a share of what is committed."""
+        replica = self.leads(group)
+        if replica is None or not replica.is_writable:
+            return False
+        start, end = replica.log_start_offset, replica.high_watermark
+        target = start + int((end - start) * share)
+        if target <= start:
+            return False
+        moved: list[bool] = []
+
+        def move() -> None:
+            try:
+                replica.move_log_start(type(start)(target))
+            except KafkaError:
+                return
+            moved.append(True)
+
+        self.run(move)
+        return bool(moved)
+
+    def transfer(self, group: RaftGroupId, node_id: NodeId) -> None:
+        """Ask the leader here to hand leadership over."""
+        replica = self.leads(group)
+        if replica is None:
+            return
+        try:
+            replica.transfer_leadership(node_id)
+        except KafkaError:
+            return  # that one cannot lead now
+
+
+def original_configuration(nodes: Sequence[SimNode]) -> Configuration:
+    """All nodes as voters, under their first storage."""
+    return Configuration(tuple(ReplicaId(node.node_id, node.storage_id) for node in nodes))
