@@ -185,7 +185,11 @@ class Connection:
     def _begin(self, frame: bytearray) -> None:
         self._turn_frames += 1
         slot = self.replies.open_slot(len(frame))
-        self._shared.begin(memoryview(frame), slot, self)
+        try:
+            self._shared.begin(memoryview(frame), slot, self)
+        except RemoteProtocolError:
+            slot.fail()
+            raise
 
     def _size_of_large(self, pending: bytes) -> int:
         """Size of the frame at the front if it does not fit the scratch buffer, else 0."""

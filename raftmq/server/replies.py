@@ -81,6 +81,8 @@ class Slot:
     def fail(self) -> None:
         """End the connection: there is no answer to this request."""
         self._queue.broken()
+        if self.pieces is None:
+            self.answer(())  # goes nowhere; gives the request's bytes back
 
 
 class ReplyQueue:
