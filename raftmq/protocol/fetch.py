@@ -74,6 +74,7 @@ _pack_q = struct.Struct(">q").pack
 _pack_ihi = struct.Struct(">ihi").pack
 _pack_ihqq = struct.Struct(">ihqq").pack
 _pack_ihqqq = struct.Struct(">ihqqq").pack
+_pack_ihqqqbi = struct.Struct(">ihqqqbi").pack
 _pack_qq = struct.Struct(">qq").pack
 _pack_qqb = struct.Struct(">qqB").pack
 
@@ -117,6 +118,7 @@ def pieces_size(pieces: Sequence[Piece]) -> int:
 
 def _encode_flexible_response(version: int, response: FetchResponse) -> list[Piece]:
     pieces: list[Piece] = []
+    write = pieces.append
     out = bytearray(_pack_ihi(response.throttle_time_ms, response.error_code, response.session_id))
     out += varint(len(response.topics) + 1)
     for topic in response.topics:
@@ -126,27 +128,25 @@ def _encode_flexible_response(version: int, response: FetchResponse) -> list[Pie
             out += compact_string(_named(topic.name))
         out += varint(len(topic.partitions) + 1)
         for part in topic.partitions:
-            out += _pack_ihqqq(
+            aborted = part.aborted_transactions
+            # One pack for what is usual: nothing aborted.
+            out += _pack_ihqqqbi(
                 part.partition,
                 part.error_code,
                 part.high_watermark,
                 part.last_stable_offset,
                 part.log_start_offset,
+                0,
+                part.preferred_read_replica,
             )
-            aborted = part.aborted_transactions
-            if aborted is None:
-                out += b"\x00"
-            else:
-                out += varint(len(aborted) + 1)
-                for transaction in aborted:
-                    out += _pack_qqb(transaction.producer_id, transaction.first_offset, 0)
-            out += _pack_i(part.preferred_read_replica)
+            if aborted is not None:
+                _insert_aborted(out, aborted)
             records = part.records
             if records:
                 out += varint(pieces_size(records) + 1)
-                pieces.append(bytes(out))
+                write(bytes(out))
                 pieces += records
-                out = bytearray()
+                out.clear()
             else:
                 out += b"\x00" if records is None else b"\x01"
             if part.current_leader is None and part.diverging_epoch is None:
@@ -160,6 +160,16 @@ def _encode_flexible_response(version: int, response: FetchResponse) -> list[Pie
         out += b"\x00"
     pieces.append(bytes(out))
     return pieces
+
+
+def _insert_aborted(out: bytearray, aborted: Sequence[AbortedTransaction]) -> None:
+    """Replace the null list of aborted transactions, which stands before the last four bytes."""
+    preferred = out[-4:]
+    del out[-5:]
+    out += varint(len(aborted) + 1)
+    for transaction in aborted:
+        out += _pack_qqb(transaction.producer_id, transaction.first_offset, 0)
+    out += preferred
 
 
 def _partition_tags(part: FetchPartitionResponse) -> bytes:
