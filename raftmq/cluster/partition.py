@@ -166,6 +166,12 @@ class Partition:
         """Bytes of its log."""
         return self.replica.log.size_bytes
 
+    @property
+    def lag(self) -> int:
+        """Records that are committed and not yet here."""
+        replica = self.replica
+        return max(0, replica.high_watermark - replica.log_end_offset)
+
     def configure(self, settings: PartitionSettings) -> None:
         """Obey changed topic configs from now on."""
         self.settings = settings

@@ -8,8 +8,8 @@ that they are answered alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
@@ -29,9 +29,10 @@ from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
-from raftmq.types import NodeId, TopicId
+from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, TopicId, TopicPartition
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
+ELECTION_POLL_MS: Final = 20
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _COMING: Final = (
     ErrorCode.NONE,
@@ -39,6 +40,37 @@ _COMING: Final = (
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.NOT_CONTROLLER,
 )
+
+
+class ControllerPort(Protocol):
+    """The way to the controller, wherever it is."""
+
+    def call(self, request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+        """Get an admin call decided; fails with a KafkaError when it may not have been."""
+        ...
+
+
+class QuorumReplica(Protocol):
+    """What DescribeQuorum asks of the metadata group's replica."""
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    @property
+    def voters(self) -> tuple[ReplicaId, ...]: ...
+    @property
+    def learners(self) -> tuple[ReplicaId, ...]: ...
+    def follower_end_offset(self, replica: ReplicaId) -> Offset | None: ...
+
+
+HandOver: TypeAlias = Callable[[NodeId, TopicPartition], bool]
+"""hand_over(leader, partition): ask that node to hand the partition to its preferred leader; False
+when it cannot be asked."""
 
 
 class Broker:
@@ -50,7 +82,7 @@ class Broker:
         cluster_id: str,
         *,
         engine: Any,
-        controller: Any,
+        controller: ControllerPort,
         leader_table: LeaderTable,
         partitions: PartitionRegistry,
         coordinator: Any,
@@ -58,6 +90,8 @@ class Broker:
         clock: Clock,
         config: NodeConfig,
         random: Random,
+        metadata_replica: QuorumReplica | None = None,
+        hand_over: HandOver | None = None,
         metrics: ServerMetrics | None = None,
     ) -> None:
         self.node_id = node_id
@@ -70,6 +104,8 @@ class Broker:
         self.deadlines = deadlines
         self.clock = clock
         self.config = config
+        self.metadata_replica = metadata_replica
+        self._hand_over = hand_over
         self.metrics = metrics or ServerMetrics()
         self.sessions = FetchSessions(clock, random)
         self.metadata_cache = MetadataCache()
@@ -231,8 +267,7 @@ class Broker:
 
     def call_controller(self, call: AdminRequest) -> Promise[tuple[Outcome, ...]]:
         """Let the controller decide, wherever it is; fails with a KafkaError."""
-        promise: Promise[tuple[Outcome, ...]] = self.controller.call(call)
-        return promise
+        return self.controller.call(call)
 
     def explain(self, error: Exception) -> tuple[ErrorCode, str]:
         """What a client is told of a call that failed as a whole."""
@@ -292,6 +327,67 @@ class Broker:
                 promise.resolve(codes[name])
 
         self.call_controller(call).when_done(settled)
+
+    def elect_preferred(
+        self, name: TopicPartition, timeout_ms: int
+    ) -> ErrorCode | Promise[ErrorCode]:
+        """Hand a partition to its preferred leader; answered when that one leads."""
+        topic = self.image.topics.get(name.topic)
+        found = self.image.partition(name)
+        if topic is None or found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        preferred = found.preferred_leader
+        leader = self.leader_of(topic.topic_id, name.partition)
+        if leader.leader_id == preferred:
+            return ErrorCode.ELECTION_NOT_NEEDED
+        if self.offline_nodes([preferred]):
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        if leader.leader_id < 0 or self._hand_over is None:
+            return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        if not self._hand_over(NodeId(leader.leader_id), name):
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        promise: Promise[ErrorCode] = Promise()
+        give_up_ms = self.clock.monotonic_ms() + timeout_ms
+
+        def look() -> None:
+            now_leads = self.leader_of(topic.topic_id, name.partition).leader_id == preferred
+            if now_leads:
+                promise.resolve(ErrorCode.NONE)
+            elif self.clock.monotonic_ms() >= give_up_ms:
+                promise.resolve(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+            else:
+                self.deadlines.after(ELECTION_POLL_MS, look)
+
+        look()
+        return promise
+
+    def quorum_state(self) -> dict[str, Any] | None:
+        """The metadata group as DescribeQuorum tells it; a follower knows no other's log end."""
+        replica = self.metadata_replica
+        if replica is None:
+            return None
+        now_ms = self.clock.wall_ms() if replica.is_leader else -1
+
+        def row(member: ReplicaId) -> dict[str, Any]:
+            is_own = member.node_id == self.node_id
+            end = replica.log_end_offset if is_own else replica.follower_end_offset(member)
+            return {
+                "replica_id": member.node_id,
+                "replica_directory_id": UUID(int=member.storage_id),
+                "log_end_offset": -1 if end is None else end,
+                "last_fetch_timestamp": -1 if end is None else now_ms,
+                "last_caught_up_timestamp": now_ms if end == replica.log_end_offset else -1,
+            }
+
+        return {
+            "error_code": ErrorCode.NONE,
+            "error_message": None,
+            "leader_id": self.controller_id,
+            "leader_epoch": replica.leader_epoch,
+            "high_watermark": replica.high_watermark,
+            "current_voters": [row(member) for member in replica.voters],
+            "observers": [row(member) for member in replica.learners],
+        }
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from raftmq.protocol import ApiKey
-from raftmq.server.handlers import api_versions, metadata, offsets, producers, topics
+from raftmq.server.handlers import (
+    api_versions,
+    cluster,
+    configs,
+    groups,
+    metadata,
+    offsets,
+    producers,
+    topics,
+)
 
 HANDLERS: Final[dict[ApiKey, Callable[..., Any]]] = {
     ApiKey.API_VERSIONS: api_versions.handle,
@@ -19,6 +28,14 @@ HANDLERS: Final[dict[ApiKey, Callable[..., Any]]] = {
     ApiKey.CREATE_TOPICS: topics.create_topics,
     ApiKey.DELETE_TOPICS: topics.delete_topics,
     ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+    ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs.alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
+    ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+    ApiKey.ELECT_LEADERS: cluster.elect_leaders,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
     ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
     ApiKey.DESCRIBE_PRODUCERS: producers.describe_producers,
+    **groups.HANDLERS,
 }

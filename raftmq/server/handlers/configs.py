@@ -1,0 +1,190 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, for topics and brokers.
+
+What a value means, where it comes from and whether it may be set is `cluster/topic_configs.py`'s
+and the controller's matter; here are only Kafka's shapes and its rules about resources.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raftmq.cluster.broker_messages import (
+    AlterConfigsCall,
+    ConfigOperation,
+    ConfigResource,
+    Outcome,
+)
+from raftmq.cluster.topic_configs import ConfigEntry, describe_broker, describe_topic
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader, Struct
+from raftmq.server.broker import Broker
+from raftmq.server.parked import then
+
+TOPIC: Final = 2
+BROKER: Final = 4
+SET: Final = 0
+DELETE: Final = 1
+TIMEOUT_MS: Final = 5_000
+
+
+def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer DescribeConfigs."""
+    results = []
+    for resource in request.resources:
+        code, message, entries = ErrorCode.NONE, None, []
+        try:
+            entries = _entries(broker, resource)
+        except KafkaError as error:
+            code, message = error.code, error.message
+        results.append(
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+                "configs": [
+                    _config_row(
+                        entry,
+                        with_synonyms=request.include_synonyms,
+                        with_documentation=request.include_documentation,
+                    )
+                    for entry in entries
+                ],
+            }
+        )
+    return {"throttle_time": 0, "results": results}
+
+
+def _entries(broker: Broker, resource: Struct) -> list[ConfigEntry]:
+    keys = resource.configuration_keys or None
+    name = resource.resource_name
+    static = broker.config.defaults
+    if resource.resource_type == TOPIC:
+        if broker.check_topic_name(name) is not None:
+            raise KafkaError(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
+        return describe_topic(broker.image, name, broker.node_id, static, keys)
+    if resource.resource_type == BROKER:
+        if not name:
+            return describe_broker(broker.image, None, static, keys)
+        if name != str(broker.node_id):
+            # Each broker knows its own file alone; clients ask the broker that they mean.
+            raise KafkaError(
+                f"Unexpected broker id, expected {broker.node_id} or empty string, "
+                f"but received {name}",
+                code=ErrorCode.INVALID_REQUEST,
+            )
+        return describe_broker(broker.image, broker.node_id, static, keys)
+    raise KafkaError(
+        f"resource type {resource.resource_type} has no configs here",
+        code=ErrorCode.INVALID_REQUEST,
+    )
+
+
+def _config_row(
+    entry: ConfigEntry, *, with_synonyms: bool, with_documentation: bool
+) -> dict[str, Any]:
+    synonyms = []
+    if with_synonyms:
+        synonyms = [
+            {
+                "name": synonym.name,
+                "value": None if entry.is_sensitive else synonym.value,
+                "source": int(synonym.source),
+            }
+            for synonym in entry.synonyms
+        ]
+    return {
+        "name": entry.name,
+        "value": None if entry.is_sensitive else entry.value,
+        "read_only": entry.is_read_only,
+        "config_source": int(entry.source),
+        "is_sensitive": entry.is_sensitive,
+        "synonyms": synonyms,
+        "config_type": int(entry.type),
+        "documentation": entry.documentation if with_documentation else None,
+    }
+
+
+def alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer AlterConfigs: what is not named is reset."""
+    return _alter(broker, request, replaces_all=True)
+
+
+def incremental_alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer IncrementalAlterConfigs (KIP-339)."""
+    return _alter(broker, request, replaces_all=False)
+
+
+def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Any:
+    refused: dict[tuple[int, str], Outcome] = {}
+    resources: dict[tuple[int, str], ConfigResource] = {}
+    for resource in request.resources:
+        key = (resource.resource_type, resource.resource_name)
+        code, message = _refusal(broker, resource)
+        if key in resources or key in refused:
+            resources.pop(key, None)
+            code, message = ErrorCode.INVALID_REQUEST, "named twice in one request"
+        if code is not ErrorCode.NONE:
+            refused[key] = Outcome(name=key[1], resource_type=key[0], code=code, message=message)
+            continue
+        resources[key] = ConfigResource(
+            resource_type=key[0],
+            resource_name=key[1],
+            operations=tuple(
+                ConfigOperation(one.name, SET if replaces_all else one.config_operation, one.value)
+                for one in resource.configs
+            ),
+            replaces_all=replaces_all,
+        )
+
+    def respond(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+        told = {(one.resource_type, one.name): one for one in outcomes}
+        told.update(refused)
+        rows = []
+        for key in (*resources, *refused):
+            one = told.get(key)
+            rows.append(
+                {
+                    "error_code": ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.code,
+                    "error_message": None if one is None else one.message,
+                    "resource_type": key[0],
+                    "resource_name": key[1],
+                }
+            )
+        return {"throttle_time": 0, "responses": rows}
+
+    if not resources:
+        return respond(())
+    call = AlterConfigsCall(
+        resources=tuple(resources.values()),
+        timeout_ms=TIMEOUT_MS,
+        validate_only=bool(request.validate_only),
+    )
+    promise: Promise[tuple[Outcome, ...]] = Promise()
+
+    def settled(done: Promise[tuple[Outcome, ...]]) -> None:
+        if done.error is None:
+            promise.resolve(done.result())
+            return
+        code, message = broker.explain(done.error)
+        promise.resolve(
+            tuple(
+                Outcome(name=name, resource_type=kind, code=code, message=message)
+                for kind, name in resources
+            )
+        )
+
+    broker.call_controller(call).when_done(settled)
+    return then(promise, respond)
+
+
+def _refusal(broker: Broker, resource: Struct) -> tuple[ErrorCode, str | None]:
+    kind, name = resource.resource_type, resource.resource_name
+    if kind == TOPIC:
+        return broker.check_topic_name(name) or ErrorCode.NONE, None
+    if kind == BROKER:
+        if name and not name.isdigit():
+            return ErrorCode.INVALID_REQUEST, f"{name!r} is no broker id"
+        return ErrorCode.NONE, None
+    return ErrorCode.INVALID_REQUEST, f"resource type {kind} has no configs here"
