@@ -57,8 +57,22 @@ class LeaderUpdate(msgspec.Struct, frozen=True, array_like=True, tag=6):
     rows: bytes
 
 
+class MoveLeadership(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """To the leader of a partition: hand it to that node (ElectLeaders, balancing)."""
+
+    topic_id: TopicId
+    partition: int
+    to: NodeId
+
+
 Request: TypeAlias = (
-    ForwardCommands | BarrierRequest | JoinRequest | BrokerHeartbeat | AdminCall | LeaderUpdate
+    ForwardCommands
+    | BarrierRequest
+    | JoinRequest
+    | BrokerHeartbeat
+    | AdminCall
+    | LeaderUpdate
+    | MoveLeadership
 )
 
 

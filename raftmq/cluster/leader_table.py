@@ -33,7 +33,7 @@ class LeaderRow:
     partition: int
     leader_epoch: LeaderEpoch
     revision: int
-    leader: NodeId
+    leader_id: NodeId
     isr: tuple[NodeId, ...]
     voters: tuple[NodeId, ...]
 
@@ -48,7 +48,7 @@ class _Wire(msgspec.Struct, array_like=True):
     partition: int
     leader_epoch: int
     revision: int
-    leader: int
+    leader_id: int
     isr: tuple[int, ...]
     voters: tuple[int, ...]
 
@@ -132,14 +132,14 @@ def _age(row: LeaderRow) -> tuple[int, int]:
 
 
 def _facts(row: LeaderRow) -> tuple[object, ...]:
-    return row.leader_epoch, row.leader, row.isr, row.voters
+    return row.leader_epoch, row.leader_id, row.isr, row.voters
 
 
 def encode_rows(rows: Iterable[LeaderRow]) -> bytes:
     """Bytes of a push."""
     return msgspec.msgpack.encode(
         [
-            _Wire(r.topic_id, r.partition, r.leader_epoch, r.revision, r.leader, r.isr, r.voters)
+            _Wire(r.topic_id, r.partition, r.leader_epoch, r.revision, r.leader_id, r.isr, r.voters)
             for r in rows
         ]
     )
@@ -161,7 +161,7 @@ def decode_rows(data: Buffer) -> list[LeaderRow]:
             wire.partition,
             LeaderEpoch(wire.leader_epoch),
             wire.revision,
-            NodeId(wire.leader),
+            NodeId(wire.leader_id),
             tuple(NodeId(n) for n in wire.isr),
             tuple(NodeId(n) for n in wire.voters),
         )

@@ -59,8 +59,19 @@ class MetadataEngine(Protocol):
         broker_epoch: int = -1,
         expected_version: int = -1,
         timeout_ms: float | None = None,
+        may_resend: bool = True,
     ) -> Promise[Any]:
-        """Get a command applied; the promise gives its result once this node's image shows it."""
+        """Get a command applied; the promise gives its result once this node's image shows it.
+
+        It fails with the code of a `Rejection`, with CommandNotAppliedError (certainly not applied)
+        or with REQUEST_TIMED_OUT (unknown). `may_resend` False: it makes sense from the present
+        controller only.
+        """
+        ...
+
+    @property
+    def last_contact_ms(self) -> float:
+        """When a majority last proved to be there, on the monotonic clock."""
         ...
 
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:

@@ -23,10 +23,14 @@ Replicas = tuple[NodeId, ...]
 
 @frozen(slots=True)
 class Candidate:
-    """A broker that may take replicas. A broker without a rack is a rack of its own."""
+    """A broker that may take replicas. A broker without a rack is a rack of its own.
+
+    A fenced one is no preferred leader while another replica could be.
+    """
 
     node_id: NodeId
     rack: str | None = None
+    is_fenced: bool = False
 
 
 def place(
@@ -77,7 +81,7 @@ def _quotas(
     of_topic: Sequence[Replicas],
     elsewhere: Sequence[Replicas],
 ) -> dict[NodeId, int]:
-    """How many replicas each broker gets: the least loaded takes the next, within its rack's limit."""
+    """How many replicas each broker gets: the least loaded takes the next, if its rack may."""
     here, there = _replica_counts(of_topic), _replica_counts(elsewhere)
     racks = {_rack(broker): 0 for broker in brokers}
     rack_max = partitions if len(racks) >= replication_factor else partitions * len(brokers)
@@ -148,7 +152,9 @@ def _leaders(
     for replicas in elsewhere:
         if replicas[0] in other:
             other[replicas[0]] += 1
+    fenced = [broker.node_id for broker in brokers if broker.is_fenced]
     leaders = []
+    members = [[n for n in nodes if n not in fenced] or nodes for nodes in members]
     for nodes in members:
         leader = min(nodes, key=lambda node: (count[node], other[node], node))
         count[leader] += 1

@@ -114,7 +114,7 @@ class RaftMetadataEngine:
         self._forwarder = forwarder
         self._clock = clock
         self._config = config or EngineConfig()
-        self._wake = wake
+        self.wake = wake
         self._replica: MetadataReplica | None = None
         self._callbacks: list[ImageCallback] = []
         self._role_callbacks: list[Callable[[], None]] = []
@@ -177,12 +177,7 @@ class RaftMetadataEngine:
         timeout_ms: float | None = None,
         may_resend: bool = True,
     ) -> Promise[Any]:
-        """Get a command applied.
-
-        `may_resend` False: it makes sense from the present controller only.
-        The promise fails with the code of a `Rejection`, with CommandNotAppliedError (certainly not
-        applied) or REQUEST_TIMED_OUT (unknown).
-        """
+        """Get a command applied; see the port."""
         self._sequence += 1
         envelope = Envelope(
             version=COMMAND_VERSION,
@@ -288,7 +283,7 @@ class RaftMetadataEngine:
 
         assert self._replica is not None
         self._replica.read_barrier().when_done(settled)
-        self._wake()
+        self.wake()
         return reply
 
     # ---- the machine's listener: no call into the replica from here ----
@@ -345,20 +340,20 @@ class RaftMetadataEngine:
     def role_changed(self, soft: SoftState) -> None:
         """Another leader or term: see to it at the next drain, outside the replica."""
         self._role_moved = True
-        self._wake()
+        self.wake()
 
     # ---- work ----
 
     def _has_work(self) -> None:
         """Do what is due now, or soon when the replica is at work."""
         if self._inside:
-            self._wake()
+            self.wake()
         else:
             self.drain()
 
     def _has_work_later(self) -> None:
         if self._queue or self._next_barrier or self._sent_sequence < self._sequence:
-            self._wake()
+            self.wake()
 
     # ---- sending ----
 
@@ -463,7 +458,7 @@ class RaftMetadataEngine:
         del self._queue[: len(records)]
         self._queue_bytes -= sum(len(record.value or b"") for record in records)
         self._in_flight_end = Offset(base + len(records))
-        self._wake()
+        self.wake()
 
     def _leads(self) -> bool:
         return self._replica is not None and self._replica.is_leader
@@ -502,7 +497,7 @@ class RaftMetadataEngine:
             index = self._replica.read_barrier()
             barrier.asked_ms = self._clock.monotonic_ms()
             index.when_done(lambda promise: self._barrier_index(barrier, promise))
-            self._wake()
+            self.wake()
             return
         controller = self.controller_id
         if controller is None or controller == self._self_id:
@@ -572,7 +567,7 @@ class RaftMetadataEngine:
         except (NotLeaderError, StorageError):
             return  # the next leader, or the next tick, does it
         self._snapshot_target = target
-        self._wake()
+        self.wake()
 
 
 def _settle(promise: Promise[Any], result: Result) -> None:

@@ -1,0 +1,374 @@
+"""All of the control plane of one node, composed: engine, controller, lifecycle, leader table.
+
+Owns the one way in for other nodes' requests (`receive`) and the ways out for this node's handlers
+(`call`, `move_leadership`). Requests to this node itself take no wire. Sans-IO: the node drives
+`tick` and `drain`, and hands over a `Forwarder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from attrs import define
+
+from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle, read_reply
+from raftmq.cluster.broker_messages import (
+    AdminCall,
+    AdminRequest,
+    BarrierRequest,
+    BrokerHeartbeat,
+    ForwardCommands,
+    JoinRequest,
+    LeaderUpdate,
+    MoveLeadership,
+    Outcomes,
+    Reply,
+    decode_admin,
+    decode_outcomes,
+    decode_request,
+    encode,
+    encode_admin,
+    encode_outcomes,
+    reply_error,
+)
+from raftmq.cluster.commands import ConfirmRemoved
+from raftmq.cluster.controller import Controller, ControllerConfig
+from raftmq.cluster.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.cluster.metadata_engine import Forwarder, MetadataReplica
+from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
+from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
+
+CALL_RETRY_MS: Final = 50.0
+CALL_GRACE_MS: Final = 2_000.0
+
+
+class GroupReplica(MetadataReplica, Protocol):
+    """The metadata replica, with what joining needs of it."""
+
+    @property
+    def configuration(self) -> Configuration: ...
+    def change_membership(self, configuration: Configuration) -> object: ...
+
+
+MoveLocally = Callable[[TopicId, int, NodeId], bool]
+"""Hand the leadership of a partition led here to a node; False when this node does not lead it."""
+
+
+@define(eq=False)
+class _Outstanding:
+    """An admin call on its way to the controller, whoever that is by then."""
+
+    request: AdminRequest
+    promise: Promise[Outcomes]
+    deadline_ms: float
+    retry_at_ms: float = 0.0
+    is_sent: bool = False
+    is_unknown: bool = False
+
+
+class _Loopback:
+    """The node's forwarder, with itself reached without a wire."""
+
+    def __init__(
+        self, node_id: NodeId, remote: Forwarder, serve: Callable[[NodeId, Buffer], Promise[bytes]]
+    ) -> None:
+        self._node_id = node_id
+        self._remote = remote
+        self._serve = serve
+
+    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+        """Send one request; never blocks."""
+        if node_id == self._node_id:
+            return self._serve(node_id, payload)
+        return self._remote.send(node_id, payload)
+
+
+class ControlPlane:
+    """The control plane of one node."""
+
+    def __init__(
+        self,
+        info: BrokerInfo,
+        engine: RaftMetadataEngine,
+        forwarder: Forwarder,
+        *,
+        clock: Clock,
+        random: Random,
+        config: ControllerConfig,
+        heartbeat_ms: float,
+        bootstrap: Iterable[NodeId],
+        move_locally: MoveLocally,
+    ) -> None:
+        """Compose; `attach` the metadata replica before the first tick.
+
+        Args:
+            info: what this node registers as.
+            engine: the same that was given the machine.
+            forwarder: requests to other nodes.
+            clock: time.
+            random: for topic ids.
+            config: of the controller.
+            heartbeat_ms: between two heartbeats to the controller.
+            bootstrap: nodes to ask for the controller before any is known.
+            move_locally: hands over the leadership of a partition that this node leads.
+        """
+        self.node_id = info.replica_id.node_id
+        self.self_id = info.replica_id
+        self.engine = engine
+        self.leaders = LeaderTable()
+        self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
+        self._clock = clock
+        self._move_locally = move_locally
+        self._replica: GroupReplica | None = None
+        self._outstanding: list[_Outstanding] = []
+        self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
+        self._removed: list[tuple[TopicId, int]] = []
+        self._is_confirming = False
+        self.controller = Controller(
+            self.node_id, engine, self.leaders, clock=clock, random=random, config=config
+        )
+        self.lifecycle = BrokerLifecycle(
+            info,
+            engine,
+            self._forwarder,
+            clock=clock,
+            heartbeat_ms=heartbeat_ms,
+            bootstrap=tuple(bootstrap),
+            is_member=self._is_member,
+        )
+        self.leaders.on_change(self._leader_changed)
+
+    def attach(self, replica: GroupReplica) -> None:
+        """Take the metadata replica."""
+        self._replica = replica
+        self.engine.attach(replica)
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Let time pass; every Raft tick will do."""
+        self.engine.tick()
+        self.controller.tick()
+        self.lifecycle.tick()
+        self._retry_calls()
+        self._confirm_removed()
+        self._flush_pushes()
+
+    def drain(self) -> None:
+        """Do what replicas' callbacks left to be done outside of them; after every round of
+        their drains."""
+        self.engine.drain()
+        self._flush_pushes()
+
+    def receive(self, sender: NodeId, payload: Buffer) -> Promise[bytes]:
+        """Serve another node's request.
+
+        Raises:
+            RemoteProtocolError: close the connection that it came from.
+        """
+        request = decode_request(payload)
+        match request:
+            case ForwardCommands():
+                return _encoded(self.engine.receive_commands(request))
+            case BarrierRequest():
+                answer: Promise[bytes] = Promise()
+                self.engine.receive_barrier(request).when_done(
+                    lambda reply: answer.resolve(encode(reply.result()))
+                )
+                return answer
+            case BrokerHeartbeat():
+                if request.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
+                return _encoded(self.controller.heartbeat(request))
+            case JoinRequest():
+                return _encoded(self._admit(request))
+            case LeaderUpdate():
+                self.leaders.merge(decode_rows(request.rows))
+                return _encoded(Reply(ErrorCode.NONE))
+            case MoveLeadership():
+                is_moving = self._move_locally(request.topic_id, request.partition, request.to)
+                code = ErrorCode.NONE if is_moving else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                return _encoded(Reply(code))
+            case AdminCall():
+                return self._serve_call(decode_admin(request.payload))
+
+    def peer_connected(self, node_id: NodeId) -> None:
+        """A node was reached: tell it who leads what."""
+        rows = self.leaders.rows()
+        if rows and node_id != self.node_id:
+            self._forwarder.send(node_id, encode(LeaderUpdate(encode_rows(rows))))
+
+    # ---- for handlers ----
+
+    def call(self, request: AdminRequest) -> Promise[Outcomes]:
+        """Have the controller decide an admin call, wherever it is."""
+        promise: Promise[Outcomes] = Promise()
+        deadline_ms = self._clock.monotonic_ms() + max(1, request.timeout_ms)
+        self._outstanding.append(_Outstanding(request, promise, deadline_ms))
+        self._retry_calls()
+        return promise
+
+    def move_leadership(self, topic_id: TopicId, partition: int, to: NodeId) -> Promise[ErrorCode]:
+        """Ask a partition's leader to hand over; kept with its answer, not with the outcome."""
+        promise: Promise[ErrorCode] = Promise()
+        row = self.leaders.get(topic_id, partition)
+        if row is None:
+            promise.resolve(ErrorCode.LEADER_NOT_AVAILABLE)
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            promise.resolve(ErrorCode.NETWORK_EXCEPTION if reply is None else reply.code)
+
+        request = MoveLeadership(topic_id, partition, to)
+        self._forwarder.send(row.leader_id, encode(request)).when_done(done)
+        return promise
+
+    # ---- for the node's partitions ----
+
+    def partition_led(
+        self,
+        topic_id: TopicId,
+        partition: int,
+        *,
+        leader_epoch: LeaderEpoch,
+        isr: Iterable[ReplicaId],
+        voters: Iterable[ReplicaId],
+    ) -> None:
+        """This node leads a partition, its election entry is committed; or its ISR or voters
+        changed. Told to all nodes at once (at the next drain)."""
+        self.leaders.led(
+            topic_id,
+            partition,
+            leader=self.node_id,
+            leader_epoch=leader_epoch,
+            isr=sorted(replica.node_id for replica in isr),
+            voters=sorted(replica.node_id for replica in voters),
+        )
+
+    def replica_removed(self, topic_id: TopicId, partition: int) -> None:
+        """The data of a replica is deleted, as a StopReplica ordered."""
+        self._removed.append((topic_id, partition))
+
+    # ---- inside ----
+
+    def _is_member(self) -> bool:
+        if self._replica is None:
+            return False
+        configuration = self._replica.configuration
+        return self.self_id in (*configuration.voters, *configuration.learners)
+
+    def _admit(self, request: JoinRequest) -> Reply:
+        """Take a node into the group as a learner, if its number is not in it yet; a node that is
+        in it under another storage is exchanged by the replica itself."""
+        if not self.engine.is_leader or self._replica is None:
+            controller = self.engine.controller_id
+            code = ErrorCode.NOT_CONTROLLER
+            return Reply(code, NodeId(-1) if controller is None else controller)
+        joiner = ReplicaId(request.node_id, StorageId(request.storage_id))
+        configuration = self._replica.configuration
+        members = (*configuration.voters, *configuration.learners)
+        if any(member.node_id == joiner.node_id for member in members):
+            return Reply(ErrorCode.NONE, self.node_id)
+        learners = tuple(sorted((*configuration.learners, joiner)))
+        try:
+            self._replica.change_membership(Configuration(configuration.voters, learners))
+        except KafkaError as error:
+            return Reply(error.code, self.node_id, message=error.message)
+        self.engine.wake()
+        return Reply(ErrorCode.NONE, self.node_id)
+
+    def _serve_call(self, request: AdminRequest) -> Promise[bytes]:
+        answer: Promise[bytes] = Promise()
+
+        def done(outcomes: Promise[Outcomes]) -> None:
+            error = outcomes.error
+            if error is None:
+                payload = encode_outcomes(outcomes.result())
+                reply = Reply(ErrorCode.NONE, self.node_id, payload=payload)
+            elif isinstance(error, KafkaError):
+                controller = self.engine.controller_id
+                hint = NodeId(-1) if controller is None else controller
+                reply = Reply(error.code, hint, message=error.message)
+            else:
+                raise error
+            answer.resolve(encode(reply))
+
+        self.controller.call(request).when_done(done)
+        return answer
+
+    def _retry_calls(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        controller = self.engine.controller_id
+        outstanding, self._outstanding = self._outstanding, []
+        for call in outstanding:
+            if call.promise.is_done:
+                continue
+            # The controller answers at the deadline itself; it gets a little longer to say so.
+            grace_ms = CALL_GRACE_MS if call.is_sent else 0.0
+            if call.is_unknown or now_ms >= call.deadline_ms + grace_ms:
+                call.promise.fail(RequestTimedOutError("the controller's answer is not known"))
+                continue
+            self._outstanding.append(call)
+            if not call.is_sent and controller is not None and now_ms >= call.retry_at_ms:
+                call.is_sent = True
+                payload = encode(AdminCall(encode_admin(call.request)))
+                reply = self._forwarder.send(controller, payload)
+                if reply.is_done and reply.error is not None:
+                    call.is_sent = False  # it never left
+                    call.retry_at_ms = now_ms + CALL_RETRY_MS
+                else:
+                    reply.when_done(self._call_done(call))
+
+    def _call_done(self, call: _Outstanding) -> Callable[[Promise[bytes]], None]:
+        def done(promise: Promise[bytes]) -> None:
+            if call.promise.is_done:
+                return
+            reply = read_reply(promise)
+            if reply is None:
+                call.is_unknown = True  # it may have been done
+            elif reply.code is ErrorCode.NOT_CONTROLLER:
+                call.is_sent = False  # nothing was done: ask the next one
+                call.retry_at_ms = self._clock.monotonic_ms() + CALL_RETRY_MS
+            elif (error := reply_error(reply)) is not None:
+                call.promise.fail(error)
+            else:
+                call.promise.resolve(decode_outcomes(reply.payload))
+
+        return done
+
+    def _leader_changed(self, row: LeaderRow, is_own: bool) -> None:
+        if is_own:
+            self._pushes[row.key] = row
+
+    def _flush_pushes(self) -> None:
+        if not self._pushes:
+            return
+        rows, self._pushes = list(self._pushes.values()), {}
+        payload = encode(LeaderUpdate(encode_rows(rows)))
+        for node_id in sorted(self.engine.image.brokers):
+            if node_id != self.node_id:
+                self._forwarder.send(node_id, payload)  # lost: told again when it connects
+
+    def _confirm_removed(self) -> None:
+        if not self._removed or self._is_confirming or not self.lifecycle.is_current:
+            return
+        removed, self._removed = self._removed, []
+        self._is_confirming = True
+
+        def done(promise: Promise[object]) -> None:
+            self._is_confirming = False
+            if promise.error is not None:
+                self._removed = removed + self._removed
+
+        command = ConfirmRemoved(node_id=self.node_id, replicas=tuple(removed))
+        self.engine.propose(command, broker_epoch=self.lifecycle.broker_epoch).when_done(done)
+
+
+def _encoded(reply: Reply) -> Promise[bytes]:
+    return Promise.resolved(encode(reply))

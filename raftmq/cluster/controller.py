@@ -1,0 +1,544 @@
+"""The controller: what the leader of the metadata group does besides leading it.
+
+Validates admin calls and turns them into commands, fences brokers it no longer hears and lets them
+back, records which voters leaders report. Acts only while `engine.is_leader`, and only by commands
+that name the state they were computed from or the broker epoch they are about: one that comes too
+late is rejected at apply and computed anew. Admin calls are planned one at a time, in order.
+
+An admin call is answered when every live broker has applied the change (they say so in their
+heartbeats), or at its timeout.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from attrs import define, field, frozen
+
+from raftmq.cluster.broker_messages import (
+    AdminRequest,
+    AlterConfigsCall,
+    BrokerHeartbeat,
+    ConfigResource,
+    CreatePartitionsCall,
+    CreateTopicsCall,
+    DeleteTopicsCall,
+    Outcome,
+    Outcomes,
+    Reply,
+)
+from raftmq.cluster.commands import (
+    AlterConfigs,
+    AnyCommand,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    FenceBroker,
+    ReportVoters,
+    TopicOutcomes,
+    UnfenceBroker,
+    VotersReport,
+)
+from raftmq.cluster.leader_table import LeaderRow, LeaderTable
+from raftmq.cluster.liveness import Liveness
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.topic_configs import broker_value
+from raftmq.cluster.topic_validation import (
+    NO_ID,
+    Settings,
+    plan_configs,
+    plan_partitions,
+    plan_topic,
+)
+from raftmq.errors import ErrorCode, KafkaError, RequestTimedOutError
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.types import NodeId, TopicId
+
+REPLANS_MAX: Final = 10
+TOPICS_PER_CALL_MAX: Final = 1_000
+
+
+@frozen(slots=True)
+class ControllerConfig:
+    """Times of the controller.
+
+    Attributes:
+        session_ms: a broker silent for so long is fenced.
+        create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
+        static: Kafka settings of this node's file.
+        voters_count: voters of the metadata group.
+    """
+
+    session_ms: float = 2_000
+    create_wait_ms: float = 1_000
+    static: Mapping[str, str] = field(factory=dict)
+    voters_count: int = 1
+
+
+@define(eq=False)
+class _Call:
+    request: AdminRequest
+    promise: Promise[Outcomes]
+    deadline_ms: float
+    attempts: int = 0
+
+
+@define(eq=False)
+class _Wait:
+    """An answer held back until live brokers know `version` and the topics have leaders."""
+
+    version: int
+    topic_ids: tuple[TopicId, ...]
+    deadline_ms: float
+    leaders_deadline_ms: float
+    done: Callable[[bool, bool], None]  # (known everywhere, all led)
+
+
+Plan = tuple[AnyCommand | None, Callable[[Any], Outcomes]]
+
+
+class Controller:
+    """Runs on every node, acts on one."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: RaftMetadataEngine,
+        leaders: LeaderTable,
+        *,
+        clock: Clock,
+        random: Random,
+        config: ControllerConfig | None = None,
+    ) -> None:
+        self._node_id = node_id
+        self._engine = engine
+        self._leaders = leaders
+        self._clock = clock
+        self._random = random
+        self.config = config or ControllerConfig()
+        self._settings = Settings(node_id, self.config.static, self.config.voters_count)
+        self._liveness = Liveness(self.config.session_ms)
+        self._epoch = -1  # of the office held, -1: none
+        self._calls: deque[_Call] = deque()
+        self._is_planning = False
+        self._waits: list[_Wait] = []
+        self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
+        self._reports: dict[tuple[TopicId, int], VotersReport] = {}
+        self._is_reporting = False
+        leaders.on_change(self._leader_changed)
+        engine.on_image(self._image_changed)
+
+    @property
+    def is_active(self) -> bool:
+        """True while this node is the controller."""
+        return self._engine.is_leader
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Take or leave office, fence the silent, time out the waiting."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            return
+        live = self._live_epochs()
+        for node_id in self._liveness.expired(live, now_ms):
+            self._set_fenced(node_id, is_fenced=True)
+        self._check_waits()
+        self._report_voters()
+        self._plan_next()
+
+    def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
+        """A broker is alive."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            return self._not_controller()
+        image = self._engine.image
+        broker = image.brokers.get(beat.node_id)
+        if broker is None or broker.epoch != beat.broker_epoch:
+            return Reply(ErrorCode.STALE_BROKER_EPOCH, self._node_id)
+        self._liveness.heard(beat.node_id, beat.broker_epoch, beat.applied_version, now_ms)
+        if beat.is_draining:
+            if not broker.is_fenced:
+                self._set_fenced(beat.node_id, is_fenced=True)
+        elif broker.is_fenced and beat.applied_version >= broker.epoch:
+            self._set_fenced(beat.node_id, is_fenced=False)
+        self._check_waits()
+        return Reply(ErrorCode.NONE, self._node_id, is_fenced=broker.is_fenced)
+
+    def call(self, request: AdminRequest) -> Promise[Outcomes]:
+        """Decide an admin call. The promise fails with NOT_CONTROLLER when nothing was done here,
+        with REQUEST_TIMED_OUT when nobody knows."""
+        promise: Promise[Outcomes] = Promise()
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+            return promise
+        deadline_ms = now_ms + max(1, request.timeout_ms)
+        self._calls.append(_Call(request, promise, deadline_ms))
+        self._plan_next()
+        return promise
+
+    def applied_everywhere(self, version: int, timeout_ms: float) -> Promise[None]:
+        """Kept when every live broker has applied `version`; fails with REQUEST_TIMED_OUT."""
+        promise: Promise[None] = Promise()
+
+        def done(is_known: bool, _is_led: bool) -> None:
+            if is_known:
+                promise.resolve(None)
+            else:
+                promise.fail(RequestTimedOutError("not every broker has applied the change"))
+
+        self._wait(version, (), self._clock.monotonic_ms() + timeout_ms, done)
+        return promise
+
+    # ---- office ----
+
+    def _check_office(self, now_ms: float) -> bool:
+        epoch = self._engine.controller_epoch if self._engine.is_leader else -1
+        if epoch == self._epoch:
+            return epoch >= 0
+        self._epoch = epoch
+        self._changing.clear()
+        self._reports.clear()
+        self._is_reporting = False
+        self._is_planning = False
+        calls, self._calls = self._calls, deque()
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait.done(False, False)
+        for call in calls:
+            if not call.promise.is_done:
+                call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+        if epoch < 0:
+            return False
+        self._liveness.take_office(self._live_epochs(), now_ms)
+        for row in self._leaders.rows():
+            self._leader_changed(row, False)
+        return True
+
+    def _live_epochs(self) -> list[tuple[NodeId, int]]:
+        return [(b.node_id, b.epoch) for b in self._engine.image.live_brokers()]
+
+    def _not_controller(self) -> Reply:
+        controller = self._engine.controller_id
+        return Reply(ErrorCode.NOT_CONTROLLER, NodeId(-1) if controller is None else controller)
+
+    # ---- brokers ----
+
+    def _set_fenced(self, node_id: NodeId, *, is_fenced: bool) -> None:
+        if self._changing.get(node_id) is not None:
+            return
+        self._changing[node_id] = is_fenced
+        epoch = self._engine.image.brokers[node_id].epoch
+        command = (FenceBroker if is_fenced else UnfenceBroker)(node_id=node_id, broker_epoch=epoch)
+        office = self._epoch
+
+        def done(_promise: Promise[Any]) -> None:
+            # Whatever came of it: the next tick or heartbeat looks at the state again.
+            if office == self._epoch:
+                self._changing.pop(node_id, None)
+
+        self._engine.propose(command, may_resend=False).when_done(done)
+
+    def _leader_changed(self, row: LeaderRow, _is_own: bool) -> None:
+        if self._epoch >= 0:
+            partition = self._known_voters(row)
+            if partition is not None:
+                self._reports[row.key] = partition
+        if self._waits:
+            self._check_waits()
+
+    def _known_voters(self, row: LeaderRow) -> VotersReport | None:
+        topic = self._engine.image.topic_by_id(row.topic_id)
+        if topic is None or row.partition >= len(topic.partitions):
+            return None
+        voters = tuple(sorted(row.voters))
+        if topic.partitions[row.partition].voters == voters:
+            return None
+        return VotersReport(row.topic_id, row.partition, row.leader_epoch, voters)
+
+    def _report_voters(self) -> None:
+        if self._is_reporting or not self._reports:
+            return
+        reports, self._reports = tuple(self._reports.values()), {}
+        self._is_reporting = True
+        office = self._epoch
+
+        def done(promise: Promise[Any]) -> None:
+            if office != self._epoch:
+                return
+            self._is_reporting = False
+            if promise.error is not None:
+                self._reports = {(r.topic_id, r.partition): r for r in reports} | self._reports
+
+        self._engine.propose(ReportVoters(reports=reports), may_resend=False).when_done(done)
+
+    # ---- waiting ----
+
+    def _wait(
+        self,
+        version: int,
+        topic_ids: tuple[TopicId, ...],
+        deadline_ms: float,
+        done: Callable[[bool, bool], None],
+    ) -> None:
+        leaders_ms = min(deadline_ms, self._clock.monotonic_ms() + self.config.create_wait_ms)
+        self._waits.append(_Wait(version, topic_ids, deadline_ms, leaders_ms, done))
+        self._check_waits()
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if self._waits and before.structure_version != after.structure_version:
+            self._check_waits()
+
+    def _check_waits(self) -> None:
+        if not self._waits:
+            return
+        now_ms = self._clock.monotonic_ms()
+        known_version = min(
+            (self._liveness.applied_version(*row) for row in self._live_epochs()), default=-1
+        )
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            is_known = known_version >= wait.version
+            is_led = all(self._is_led(topic_id) for topic_id in wait.topic_ids)
+            if is_known and (is_led or now_ms >= wait.leaders_deadline_ms):
+                wait.done(True, is_led)
+            elif now_ms >= wait.deadline_ms:
+                wait.done(is_known, is_led)
+            else:
+                self._waits.append(wait)
+
+    def _is_led(self, topic_id: TopicId) -> bool:
+        topic = self._engine.image.topic_by_id(topic_id)
+        if topic is None:
+            return True  # deleted meanwhile: nothing to wait for
+        return all(
+            self._leaders.get(topic_id, partition.index) is not None
+            for partition in topic.partitions
+        )
+
+    # ---- admin calls ----
+
+    def _plan_next(self) -> None:
+        if self._is_planning or not self._calls:
+            return
+        call = self._calls[0]
+        image = self._engine.image
+        command, outcomes_of = self._plan(image, call.request)
+        if command is None:
+            self._calls.popleft()
+            call.promise.resolve(outcomes_of(None))
+            self._plan_next()
+            return
+        self._is_planning = True
+        office = self._epoch
+        left_ms = max(1.0, call.deadline_ms - self._clock.monotonic_ms())
+
+        def done(promise: Promise[Any]) -> None:
+            if office != self._epoch:
+                return  # left office: the call was failed then
+            self._is_planning = False
+            error = promise.error
+            if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_UPDATE_VERSION:
+                call.attempts += 1
+                if call.attempts < REPLANS_MAX:
+                    self._plan_next()  # the state moved on: judge by the newer one
+                    return
+            self._calls.popleft()
+            if error is not None:
+                call.promise.fail(error)
+            else:
+                self._answer(call, outcomes_of(promise.result()))
+            self._plan_next()
+
+        self._engine.propose(
+            command, expected_version=image.version, timeout_ms=left_ms, may_resend=False
+        ).when_done(done)
+
+    def _answer(self, call: _Call, outcomes: Outcomes) -> None:
+        created: tuple[TopicId, ...] = ()
+        if isinstance(call.request, CreateTopicsCall | CreatePartitionsCall):
+            created = tuple(
+                o.topic_id for o in outcomes if o.code is ErrorCode.NONE and o.topic_id is not None
+            )
+
+        def done(is_known: bool, is_led: bool) -> None:
+            if not call.promise.is_done:
+                call.promise.resolve(
+                    tuple(_settled(outcome, is_known, is_led) for outcome in outcomes)
+                )
+
+        self._wait(self._engine.image.structure_version, created, call.deadline_ms, done)
+
+    def _plan(self, image: MetadataImage, request: AdminRequest) -> Plan:
+        if isinstance(request, CreateTopicsCall):
+            return self._plan_topics(image, request)
+        if isinstance(request, DeleteTopicsCall):
+            return self._plan_deletion(image, request)
+        if isinstance(request, CreatePartitionsCall):
+            return self._plan_partitions(image, request)
+        return self._plan_configs(image, request)
+
+    def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
+        taken = {name.replace(".", "_"): name for name in sorted(image.topics)}
+        others: list[tuple[NodeId, ...]] = []
+        creations = []
+        rows: list[Outcome] = []
+        for wish in request.topics[:TOPICS_PER_CALL_MAX]:
+            existing = image.topics.get(wish.name)
+            if request.is_auto and existing is not None:
+                rows.append(Outcome(name=wish.name, topic_id=existing.topic_id))
+                continue
+            try:
+                creation = plan_topic(
+                    image, taken, others, wish, self._topic_id(image), self._settings
+                )
+            except KafkaError as error:
+                rows.append(_refused(wish.name, error))
+                continue
+            taken[wish.name.replace(".", "_")] = wish.name
+            others += creation.replicas
+            creations.append(creation)
+            rows.append(
+                Outcome(
+                    name=wish.name,
+                    topic_id=creation.topic_id,
+                    partitions=len(creation.replicas),
+                    replication_factor=len(creation.replicas[0]),
+                )
+            )
+        rows += [
+            Outcome(name=wish.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
+            for wish in request.topics[TOPICS_PER_CALL_MAX:]
+        ]
+        if request.validate_only or not creations:
+            kept = rows
+            if request.validate_only:
+                kept = [_unnamed(row) for row in rows]
+            return None, lambda _result: tuple(kept)
+        return CreateTopics(topics=tuple(creations)), lambda result: _merged(rows, result)
+
+    def _plan_deletion(self, image: MetadataImage, request: DeleteTopicsCall) -> Plan:
+        enabled = broker_value(image, self._node_id, self.config.static, "delete.topic.enable")
+        is_enabled = str(enabled).lower() == "true"
+        rows = []
+        topic_ids = []
+        wished = [(name, NO_ID, image.topics.get(name)) for name in request.names]
+        wished += [("", TopicId(i), image.topic_by_id(TopicId(i))) for i in request.topic_ids]
+        for name, topic_id, topic in wished:
+            if topic is not None:
+                code = ErrorCode.NONE if is_enabled else ErrorCode.TOPIC_DELETION_DISABLED
+                rows.append(Outcome(name=topic.name, code=code, topic_id=topic.topic_id))
+                if is_enabled:
+                    topic_ids.append(topic.topic_id)
+            elif name:
+                rows.append(Outcome(name=name, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            else:
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
+                rows.append(Outcome(name="", code=unknown, topic_id=topic_id))
+        if not topic_ids:
+            return None, lambda _result: tuple(rows)
+        command = DeleteTopics(topic_ids=tuple(dict.fromkeys(topic_ids)))
+        return command, lambda result: _merged(rows, result)
+
+    def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
+        additions = []
+        rows = []
+        for wish in request.topics:
+            try:
+                addition = plan_partitions(image, wish, self._settings)
+            except KafkaError as error:
+                rows.append(_refused(wish.name, error))
+                continue
+            additions.append(addition)
+            rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
+        if request.validate_only or not additions:
+            return None, lambda _result: tuple(rows)
+        command = CreatePartitions(additions=tuple(additions))
+        return command, lambda result: _merged(rows, result)
+
+    def _plan_configs(self, image: MetadataImage, request: AlterConfigsCall) -> Plan:
+        changes = []
+        rows = []
+        for resource in request.resources:
+            try:
+                change = plan_configs(image, resource, self._settings)
+            except KafkaError as error:
+                rows.append(_refused_resource(resource, error))
+                continue
+            rows.append(Outcome(name=resource.resource_name, resource_type=resource.resource_type))
+            if change.set or change.delete:
+                changes.append(change)
+        if request.validate_only or not changes:
+            return None, lambda _result: tuple(rows)
+        return AlterConfigs(changes=tuple(changes)), lambda _result: tuple(rows)
+
+    def _topic_id(self, image: MetadataImage) -> TopicId:
+        """A random id, in RFC 4122's form of version 4 as Kafka's are; neither zero nor in use."""
+        while True:
+            topic_id = TopicId(UUID(int=self._random.getrandbits(128), version=4))
+            if topic_id not in image.topic_names:
+                return topic_id
+
+
+def _refused(name: str, error: KafkaError) -> Outcome:
+    return Outcome(name=name, code=error.code, message=error.message)
+
+
+def _refused_resource(resource: ConfigResource, error: KafkaError) -> Outcome:
+    return Outcome(
+        name=resource.resource_name,
+        resource_type=resource.resource_type,
+        code=error.code,
+        message=error.message,
+    )
+
+
+def _unnamed(row: Outcome) -> Outcome:
+    """A validated topic has no id: it was not created."""
+    return Outcome(
+        name=row.name,
+        code=row.code,
+        message=row.message,
+        topic_id=NO_ID,
+        partitions=row.partitions,
+        replication_factor=row.replication_factor,
+    )
+
+
+def _merged(rows: Sequence[Outcome], result: TopicOutcomes) -> Outcomes:
+    """What was planned, with what became of it at apply."""
+    by_id = {outcome.topic_id: outcome for outcome in result.topics}
+    merged = []
+    for row in rows:
+        applied = None if row.topic_id is None else by_id.get(row.topic_id)
+        if row.code is ErrorCode.NONE and applied is not None and applied.code is not row.code:
+            row = Outcome(name=row.name, code=applied.code, message=applied.message)
+        merged.append(row)
+    return tuple(merged)
+
+
+def _settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
+    if outcome.code is not ErrorCode.NONE:
+        return outcome
+    if not is_known:
+        return Outcome(
+            name=outcome.name,
+            resource_type=outcome.resource_type,
+            code=ErrorCode.REQUEST_TIMED_OUT,
+            message="done, but not every live broker has applied it yet",
+            topic_id=outcome.topic_id,
+        )
+    return Outcome(
+        name=outcome.name,
+        resource_type=outcome.resource_type,
+        topic_id=outcome.topic_id,
+        partitions=outcome.partitions,
+        replication_factor=outcome.replication_factor,
+        is_led=is_led,
+    )

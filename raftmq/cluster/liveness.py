@@ -1,0 +1,62 @@
+"""Which brokers the controller hears, on its own monotonic clock.
+
+Owns last-heard times and what each broker said it has applied. Never decides by wall clocks. A new
+controller knows nobody's past, so it gives every live broker a full session before it fences one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import define
+
+from raftmq.types import NodeId
+
+
+@define(slots=True)
+class Heard:
+    """What the controller knows of one broker."""
+
+    broker_epoch: int
+    heard_ms: float
+    applied_version: int = -1
+
+
+class Liveness:
+    """Sessions of brokers, kept by the controller alone."""
+
+    def __init__(self, session_ms: float) -> None:
+        self._session_ms = session_ms
+        self._heard: dict[NodeId, Heard] = {}
+
+    def take_office(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
+        """Begin with (node, broker epoch) of all live brokers, as if each had just been heard."""
+        self._heard = {node_id: Heard(epoch, now_ms) for node_id, epoch in live}
+
+    def heard(
+        self, node_id: NodeId, broker_epoch: int, applied_version: int, now_ms: float
+    ) -> None:
+        """A heartbeat came."""
+        known = self._heard.get(node_id)
+        if known is None or known.broker_epoch != broker_epoch:
+            known = self._heard[node_id] = Heard(broker_epoch, now_ms)
+        known.heard_ms = now_ms
+        known.applied_version = max(known.applied_version, applied_version)
+
+    def expired(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> list[NodeId]:
+        """Of the live brokers, those silent for a whole session."""
+        late = []
+        for node_id, epoch in live:
+            known = self._heard.get(node_id)
+            if known is None or known.broker_epoch != epoch:
+                self._heard[node_id] = Heard(epoch, now_ms)
+            elif now_ms - known.heard_ms >= self._session_ms:
+                late.append(node_id)
+        return late
+
+    def applied_version(self, node_id: NodeId, broker_epoch: int) -> int:
+        """The newest version that this broker said it has applied, -1 when it said nothing."""
+        known = self._heard.get(node_id)
+        if known is None or known.broker_epoch != broker_epoch:
+            return -1
+        return known.applied_version
