@@ -162,8 +162,9 @@ class Progress:
         elif matched_end < self.next_end:
             # Entries got lost, or it restarted and does not know yet what agrees.
             self.become_probe(max(self.match_end, matched_end))
-        elif self._inflight:
-            self.must_ask = True  # all arrived, no answer: a slow disk, or a lost reply
+        elif self._inflight or not self.is_promising:
+            # All arrived, no answer: a slow disk, or a lost reply. Or it may promise again by now.
+            self.must_ask = True
 
     def become_probe(self, next_end: RaftIndex) -> None:
         """Ask at `next_end` before sending more."""
