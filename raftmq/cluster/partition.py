@@ -143,7 +143,7 @@ class Partition:
         """Take the opened replica and replay what its log says of producers."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
-        self._replay(replica.log.log_start.offset)
+        self._replay(replica.log.log_start.base_offset)
 
     @property
     def replica(self) -> ReplicaPort:
@@ -491,7 +491,7 @@ class Partition:
         """Entries are gone: what they said of producers as well."""
         log_start = self.replica.log.log_start
         self.producers = ProducerStateTable.decode(log_start.state)
-        self._replay(log_start.offset)
+        self._replay(log_start.base_offset)
 
     def committed(self, _high_watermark: Offset, _commit_end: RaftIndex) -> None:
         """The high watermark moved: acknowledge and wake."""
@@ -516,7 +516,7 @@ class Partition:
         """What producers had written exactly below `offset`."""
         log = self.replica.log
         table = ProducerStateTable.decode(log.log_start.state)
-        for header in log.headers(log.log_start.offset, offset):
+        for header in log.headers(log.log_start.base_offset, offset):
             if header.next_offset <= offset:
                 table.append(header)
         return table.encode()

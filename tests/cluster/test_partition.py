@@ -1,0 +1,489 @@
+"""What clients are told of one partition: acknowledgements, reads, offsets, epochs, deletions."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.cluster.parked_produces import AppendResult
+from raftmq.cluster.partition import ACKS_ALL
+from raftmq.cluster.partition_results import DeleteResult
+from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.codec import Codec
+from raftmq.errors import ErrorCode, StorageError
+from raftmq.promise import Promise
+from raftmq.records import LOG_APPEND_TIME, NewRecord, build_batch, check_batch, parse_header
+from raftmq.types import Offset
+from tests.cluster.fake_replica import REPLICAS, Bench
+
+TIMEOUT_MS = 1000
+
+
+def batch(count: int = 1, *, timestamp: int = 1_000_000, **kwargs: object) -> memoryview:
+    records = [NewRecord(b"k", b"v%d" % i) for i in range(count)]
+    return memoryview(build_batch(records, timestamp=timestamp, **kwargs))  # type: ignore[arg-type]
+
+
+def append(bench: Bench, records: memoryview | None, acks: int = 1) -> AppendResult:
+    result = bench.partition.append(records, acks, TIMEOUT_MS)
+    assert isinstance(result, AppendResult)
+    return result
+
+
+def park(bench: Bench, records: memoryview) -> Promise[AppendResult]:
+    result = bench.partition.append(records, ACKS_ALL, TIMEOUT_MS)
+    assert isinstance(result, Promise)
+    return result
+
+
+def code_of(bench: Bench, records: memoryview | None, acks: int = 1) -> ErrorCode:
+    return append(bench, records, acks).code
+
+
+# ---- acknowledgement ----
+
+
+def test_acks_1_answers_after_the_append() -> None:
+    bench = Bench()
+    assert append(bench, batch(3)) == AppendResult(ErrorCode.NONE, Offset(0), -1, Offset(0))
+    assert append(bench, batch(2)).base_offset == 3
+    assert bench.replica.log_end_offset == 5
+
+
+def test_acks_all_waits_for_the_high_watermark() -> None:
+    bench = Bench()
+    first, second = park(bench, batch(3)), park(bench, batch(2))
+    bench.replica.commit(3)
+    assert first.result() == AppendResult(ErrorCode.NONE, Offset(0), -1, Offset(0))
+    assert not second.is_done
+    bench.replica.commit(5)
+    assert second.result().base_offset == 3
+    assert len(bench.deadlines) == 0
+
+
+def test_acks_all_waits_for_min_insync_replicas_beyond_the_majority() -> None:
+    bench = Bench(settings=PartitionSettings(min_insync_replicas=3))
+    promise = park(bench, batch())
+    bench.replica.commit(1, count=2)
+    bench.sleep(50)
+    assert not promise.is_done, "two of three flushed it"
+    bench.replica.flush(1, 3)
+    bench.sleep(50)
+    assert promise.result().code is ErrorCode.NONE
+    bench.sleep(2 * TIMEOUT_MS)
+
+
+def test_too_few_in_sync_replicas_refuse_before_the_append() -> None:
+    bench = Bench(settings=PartitionSettings(min_insync_replicas=2))
+    bench.replica.in_sync = REPLICAS[:1]
+    assert code_of(bench, batch(), ACKS_ALL) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert bench.replica.log_end_offset == 0
+    assert code_of(bench, batch(), 1) is ErrorCode.NONE, "acks=1 asks for no one else"
+
+
+@pytest.mark.parametrize(
+    ("min_insync", "code"),
+    [(1, ErrorCode.REQUEST_TIMED_OUT), (2, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)],
+)
+def test_a_timeout_leaves_the_record(min_insync: int, code: ErrorCode) -> None:
+    bench = Bench(settings=PartitionSettings(min_insync_replicas=min_insync))
+    promise = park(bench, batch())
+    bench.sleep(TIMEOUT_MS - 1)
+    assert not promise.is_done
+    bench.sleep(2)
+    assert promise.result().code is code
+    assert bench.replica.log_end_offset == 1
+    later = park(bench, batch())
+    bench.replica.commit(2)
+    assert later.result().base_offset == 1
+
+
+def test_lost_leadership_fails_what_is_parked() -> None:
+    bench = Bench()
+    promise = park(bench, batch())
+    bench.replica.follow()
+    assert promise.result().code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert code_of(bench, batch()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_leader_of_an_uncommitted_term_takes_nothing() -> None:
+    bench = Bench()
+    bench.replica.is_writable = False
+    assert code_of(bench, batch()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_failed_replica_says_so() -> None:
+    bench = Bench()
+    bench.replica.is_writable = bench.replica.is_leader = False
+    bench.replica.failure = "flush failed"
+    assert code_of(bench, batch()) is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_full_disk_refuses_and_changes_nothing() -> None:
+    bench = Bench()
+    bench.replica.refusal = StorageError("disk full")
+    assert code_of(bench, batch(), ACKS_ALL) is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.replica.refusal = None
+    assert append(bench, batch()).base_offset == 0
+
+
+def test_acks_1_may_wait_for_the_leaders_own_fsync() -> None:
+    bench = Bench(settings=PartitionSettings(acks1_fsync=True))
+    promise = bench.partition.append(batch(), 1, TIMEOUT_MS)
+    assert isinstance(promise, Promise)
+    bench.sleep(20)
+    assert not promise.is_done
+    bench.replica.flush(1, 1)
+    bench.sleep(20)
+    assert promise.result().code is ErrorCode.NONE
+
+
+def test_closing_answers_everything() -> None:
+    bench = Bench()
+    promise = park(bench, batch())
+    bench.partition.close()
+    assert promise.result().code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert code_of(bench, batch()) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+# ---- what is refused ----
+
+
+def flipped(records: memoryview) -> memoryview:
+    records[-1] ^= 1
+    return records
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (None, ErrorCode.INVALID_RECORD),
+        (memoryview(bytearray()), ErrorCode.INVALID_RECORD),
+        (memoryview(bytearray(40)), ErrorCode.INVALID_RECORD),
+        (memoryview(bytearray(b"\2" * 40)), ErrorCode.CORRUPT_MESSAGE),
+        (flipped(batch()), ErrorCode.CORRUPT_MESSAGE),
+        (memoryview(bytearray(batch()) + bytearray(batch())), ErrorCode.INVALID_RECORD),
+        (batch(control=True), ErrorCode.INVALID_RECORD),
+        (
+            batch(transactional=True, producer_id=1, producer_epoch=0, base_sequence=0),
+            ErrorCode.INVALID_TXN_STATE,
+        ),
+        (batch(20), ErrorCode.MESSAGE_TOO_LARGE),
+        (batch(timestamp=1_000_000 + HOUR_MS + 1), ErrorCode.INVALID_TIMESTAMP),
+        (batch(timestamp=1_000_000 - HOUR_MS - 1), ErrorCode.INVALID_TIMESTAMP),
+    ],
+    ids=[
+        "null",
+        "empty",
+        "magic 0",
+        "short",
+        "flipped bit",
+        "two batches",
+        "control",
+        "transactional",
+        "too large",
+        "from the future",
+        "from the past",
+    ],
+)
+def test_refused_batches(records: memoryview | None, code: ErrorCode) -> None:
+    settings = PartitionSettings(
+        max_message_bytes=200, timestamp_after_ms_max=HOUR_MS, timestamp_before_ms_max=HOUR_MS
+    )
+    bench = Bench(settings=settings)
+    assert code_of(bench, records) is code
+    assert bench.replica.log_end_offset == 0
+
+
+def test_a_batch_at_the_limit_is_taken() -> None:
+    records = batch(5)
+    bench = Bench(settings=PartitionSettings(max_message_bytes=len(records)))
+    assert code_of(bench, records) is ErrorCode.NONE
+
+
+def test_bytes_are_kept_but_for_base_offset_and_leader_epoch() -> None:
+    bench = Bench()
+    append(bench, batch(3))
+    records = batch(2, codec=Codec.LZ4)
+    sent = bytes(records)
+    append(bench, records)
+    _, stored = bench.replica.log.batches[1]
+    assert stored[16:] == sent[16:]
+    assert parse_header(stored).base_offset == 3
+    assert parse_header(stored).leader_epoch == 5
+    check_batch(stored)
+
+
+def test_log_append_time_is_the_brokers() -> None:
+    bench = Bench(settings=PartitionSettings(timestamp_type=LOG_APPEND_TIME))
+    result = append(bench, batch(timestamp=5))
+    assert result.log_append_time_ms == 1_000_000
+    header = check_batch(bench.replica.log.batches[0][1])
+    assert header.timestamp_type == LOG_APPEND_TIME
+    assert header.max_timestamp == 1_000_000
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_topics_own_compression(codec: Codec) -> None:
+    bench = Bench(settings=PartitionSettings(compression=codec))
+    append(bench, batch(3, codec=Codec.GZIP, producer_id=4, producer_epoch=0, base_sequence=0))
+    header = check_batch(bench.replica.log.batches[0][1])
+    assert header.codec is codec
+    assert (header.producer_id, header.base_sequence, header.record_count) == (4, 0, 3)
+
+
+# ---- idempotence ----
+
+
+def sequenced(sequence: int, count: int = 1, epoch: int = 0) -> memoryview:
+    return batch(count, producer_id=9, producer_epoch=epoch, base_sequence=sequence)
+
+
+def test_a_duplicate_waits_for_its_original() -> None:
+    bench = Bench()
+    original = park(bench, sequenced(0, 2))
+    other = park(bench, sequenced(2))
+    duplicate = park(bench, sequenced(0, 2))
+    assert bench.replica.log_end_offset == 3
+    bench.replica.commit(2)
+    assert original.is_done
+    assert duplicate.result().base_offset == 0
+    assert not other.is_done
+    answered = bench.partition.append(sequenced(0, 2), ACKS_ALL, TIMEOUT_MS)
+    assert isinstance(answered, AppendResult)
+    assert answered.base_offset == 0
+
+
+def test_a_gap_in_the_sequence_is_refused() -> None:
+    bench = Bench()
+    append(bench, sequenced(0))
+    assert code_of(bench, sequenced(2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert code_of(bench, sequenced(0, epoch=1)) is ErrorCode.NONE
+    assert code_of(bench, sequenced(1)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_truncation_forgets_what_it_takes() -> None:
+    bench = Bench()
+    append(bench, sequenced(0))
+    append(bench, sequenced(1))
+    bench.replica.truncate(1)
+    assert append(bench, sequenced(1)).base_offset == 1, "not taken for a duplicate"
+
+
+def test_state_at_a_log_start_is_exact() -> None:
+    bench = Bench()
+    for sequence in range(3):
+        append(bench, sequenced(sequence))
+    bench.replica.commit(3)
+    bench.replica.start_at(2)
+    bench.partition.restore(bench.replica.log.log_start)
+    assert bench.partition.producers.get(9) is not None
+    assert bench.partition.producers.next_offset == 2
+
+
+# ---- reads ----
+
+
+def filled(high_watermark: int = 4, ends: tuple[int, ...] = (2, 2, 2)) -> Bench:
+    """Batches of two records each; the first ones committed."""
+    bench = Bench()
+    for i, count in enumerate(ends):
+        append(bench, batch(count, timestamp=1_000_000 + i))
+    bench.replica.commit(high_watermark)
+    return bench
+
+
+def test_nothing_above_the_high_watermark_is_served() -> None:
+    bench = filled()
+    result = bench.partition.read(Offset(0), 1 << 20)
+    assert result.code is ErrorCode.NONE
+    assert (result.high_watermark, len(result.spans)) == (4, 2)
+    assert result.size == sum(span.size for span in result.spans)
+    assert bench.partition.read(Offset(1), 1 << 20).spans == result.spans, "whole batches"
+
+
+def test_a_batch_above_the_limit_is_served_alone() -> None:
+    bench = filled()
+    assert len(bench.partition.read(Offset(0), 1).spans) == 1
+    assert len(bench.partition.read(Offset(0), 1, at_least_one=False).spans) == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "code"),
+    [
+        (-1, ErrorCode.OFFSET_OUT_OF_RANGE),
+        (1, ErrorCode.OFFSET_OUT_OF_RANGE),
+        (2, ErrorCode.NONE),
+        (4, ErrorCode.NONE),
+        (5, ErrorCode.NONE),
+        (6, ErrorCode.NONE),
+        (7, ErrorCode.OFFSET_OUT_OF_RANGE),
+    ],
+)
+def test_offsets_in_range(offset: int, code: ErrorCode) -> None:
+    """Between high watermark and log end a fetch waits: another leader may have committed it."""
+    bench = filled()
+    bench.replica.start_at(2)
+    result = bench.partition.read(Offset(offset), 1 << 20)
+    assert result.code is code
+    assert result.log_start_offset == 2
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"),
+    [
+        (-1, ErrorCode.NONE),
+        (4, ErrorCode.FENCED_LEADER_EPOCH),
+        (5, ErrorCode.NONE),
+        (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_epoch_fencing(epoch: int, code: ErrorCode) -> None:
+    bench = filled()
+    partition = bench.partition
+    assert partition.read(Offset(0), 1, current_epoch=epoch).code is code
+    assert partition.list_offset(-1, current_epoch=epoch).code is code
+    assert partition.end_offset_for_epoch(5, current_epoch=epoch).code is code
+
+
+def test_followers_serve_what_they_flushed_and_were_told() -> None:
+    bench = filled()
+    bench.replica.follow()
+    partition = bench.partition
+    assert partition.read(Offset(0), 1).code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    result = partition.read(Offset(0), 1 << 20, may_follow=True)
+    assert (result.code, result.high_watermark) == (ErrorCode.NONE, 4)
+    bench.replica.log.flushed_end_offset = Offset(2)
+    assert partition.read(Offset(0), 1 << 20, may_follow=True).high_watermark == 2
+    ahead = partition.read(Offset(3), 1 << 20, may_follow=True)
+    assert ahead.code is ErrorCode.OFFSET_NOT_AVAILABLE
+    bench.replica.leader = None
+    lost = partition.read(Offset(0), 1, may_follow=True)
+    assert lost.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_divergence_is_told() -> None:
+    bench = filled()
+    partition = bench.partition
+    assert partition.read(Offset(2), 1, last_fetched_epoch=5).diverging is None
+    bench.replica.leader_epoch = type(bench.replica.leader_epoch)(8)
+    append(bench, batch(2))
+    bench.replica.commit(8)
+    result = partition.read(Offset(7), 1, last_fetched_epoch=5)
+    assert (result.diverging, result.spans) == ((5, 6), ())
+    assert partition.read(Offset(7), 1, last_fetched_epoch=6).diverging == (5, 6)
+    assert partition.read(Offset(7), 1, last_fetched_epoch=8).diverging is None
+
+
+def test_damaged_bytes_are_not_served() -> None:
+    bench = filled()
+    bench.replica.log.damaged = True
+    assert bench.partition.read(Offset(0), 1).code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def woken(self) -> None:
+        self.wakes += 1
+
+
+def test_waiting_fetches_are_woken() -> None:
+    bench = filled()
+    waiter = Waiter()
+    bench.partition.fetches.park(waiter)
+    append(bench, batch())
+    assert waiter.wakes == 0, "appended is not committed"
+    bench.replica.commit(6)
+    assert waiter.wakes == 1
+    bench.replica.follow()
+    assert waiter.wakes == 2
+    bench.partition.close()
+    assert waiter.wakes == 3
+    bench.partition.fetches.unpark(waiter)
+    assert len(bench.partition.fetches) == 0
+
+
+# ---- offsets and epochs ----
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "expected"),
+    [
+        (-1, (4, -1)),
+        (-2, (0, -1)),
+        (-3, (2, 1_000_001)),
+        (-4, (0, -1)),
+        (-5, (-1, -1)),
+        (0, (0, 1_000_000)),
+        (1_000_001, (2, 1_000_001)),
+        (1_000_002, (-1, -1)),
+    ],
+)
+def test_list_offsets(timestamp: int, expected: tuple[int, int]) -> None:
+    result = filled().partition.list_offset(timestamp)
+    assert result.code is ErrorCode.NONE
+    assert (result.offset, result.timestamp) == expected
+
+
+@pytest.mark.parametrize("timestamp", [-1, -3, 5])
+def test_a_new_leader_does_not_know_its_end_yet(timestamp: int) -> None:
+    bench = filled()
+    bench.replica.is_writable = False
+    partition = bench.partition
+    assert partition.list_offset(timestamp).code is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert partition.list_offset(-2).offset == 0
+    assert partition.end_offset_for_epoch(5).code is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert partition.end_offset_for_epoch(4).code is ErrorCode.NONE
+    assert len(partition.read(Offset(0), 1).spans) == 1, "the old high watermark holds"
+
+
+def test_end_offset_for_epoch_is_cut_at_the_high_watermark() -> None:
+    partition = filled().partition
+    found = partition.end_offset_for_epoch(5)
+    assert (found.leader_epoch, found.end_offset) == (5, 4)
+    assert partition.end_offset_for_epoch(4).end_offset == -1
+
+
+# ---- deletion ----
+
+
+def test_delete_records_answers_when_the_log_start_moved() -> None:
+    bench = filled()
+    promise = bench.partition.delete_records(3, TIMEOUT_MS)
+    assert isinstance(promise, Promise)
+    assert bench.replica.wished == [3]
+    bench.sleep(20)
+    assert not promise.is_done
+    bench.replica.start_at(3)
+    bench.sleep(20)
+    assert promise.result() == DeleteResult(ErrorCode.NONE, Offset(3))
+    assert bench.partition.delete_records(2, TIMEOUT_MS) == DeleteResult(ErrorCode.NONE, Offset(3))
+
+
+def test_delete_records_up_to_the_high_watermark() -> None:
+    bench = filled()
+    assert isinstance(bench.partition.delete_records(-1, TIMEOUT_MS), Promise)
+    assert bench.replica.wished == [4]
+
+
+@pytest.mark.parametrize("offset", [5, -2])
+def test_delete_records_out_of_range(offset: int) -> None:
+    result = filled().partition.delete_records(offset, TIMEOUT_MS)
+    assert result == DeleteResult(ErrorCode.OFFSET_OUT_OF_RANGE)
+
+
+def test_delete_records_times_out_and_fails() -> None:
+    bench = filled()
+    first = bench.partition.delete_records(3, 100)
+    assert isinstance(first, Promise)
+    bench.sleep(101)
+    assert first.result().code is ErrorCode.REQUEST_TIMED_OUT
+    second = bench.partition.delete_records(3, TIMEOUT_MS)
+    assert isinstance(second, Promise)
+    bench.replica.follow()
+    assert second.result().code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert bench.partition.delete_records(3, 1).code is ErrorCode.NOT_LEADER_OR_FOLLOWER  # type: ignore[union-attr]
