@@ -69,9 +69,10 @@ class ClaimGroup(GroupCommand, frozen=True, kw_only=True):
 
 
 class ReleaseGroup(GroupCommand, frozen=True, kw_only=True):
-    """The holder drains: whoever asks next may claim."""
+    """The holder drains: the claim passes to `successor`, or with -1 to whoever claims next."""
 
     coordinator_epoch: int
+    successor: NodeId = NodeId(-1)
 
 
 class Generation(GroupCommand, frozen=True, kw_only=True):

@@ -127,8 +127,7 @@ def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch
     if isinstance(command, ExpireOffsets):
         return _expire_offsets(image, group, command)
     if isinstance(command, ReleaseGroup):
-        released = attrs.evolve(group, coordinator=NO_COORDINATOR, coordinator_broker_epoch=-1)
-        return image._with(released), GroupDone()
+        return _release(image, group, command, live_epoch)
     if isinstance(command, DeleteGroup):
         if group.members:
             return image, Rejection(ErrorCode.NON_EMPTY_GROUP)
@@ -161,6 +160,21 @@ def _claim(image: GroupsImage, command: ClaimGroup, live_epoch: LiveEpoch) -> Ap
         coordinator_epoch=epoch,
     )
     return attrs.evolve(image._with(claimed), last_epoch=epoch), Claimed(epoch)
+
+
+def _release(
+    image: GroupsImage, group: GroupState, command: ReleaseGroup, live_epoch: LiveEpoch
+) -> Applied:
+    successor_epoch = live_epoch(command.successor)
+    # A new coordinator epoch fences the old holder; the successor claims before it serves.
+    epoch = image.last_epoch + 1
+    released = attrs.evolve(
+        group,
+        coordinator=NO_COORDINATOR if successor_epoch is None else command.successor,
+        coordinator_broker_epoch=-1 if successor_epoch is None else successor_epoch,
+        coordinator_epoch=epoch,
+    )
+    return attrs.evolve(image._with(released), last_epoch=epoch), GroupDone()
 
 
 def _complete_generation(image: GroupsImage, group: GroupState, command: Generation) -> Applied:

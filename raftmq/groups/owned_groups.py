@@ -317,12 +317,18 @@ class OwnedGroups:
         self._is_draining = True
         for group in list(self._groups.values()):
             self._drop(group, ErrorCode.NOT_COORDINATOR)
-        image = self._engine.image.groups
+        image = self._engine.image
+        others = [b.node_id for b in image.live_brokers() if b.node_id != self.node_id]
         promises: list[Promise[Any]] = []
-        for name in image.names():
-            state = image.groups[name]
+        for name in image.groups.names():
+            state = image.groups.groups[name]
             if state.coordinator == self.node_id:
-                release = ReleaseGroup(group=name, coordinator_epoch=state.coordinator_epoch)
+                successor = candidate(name, others)
+                release = ReleaseGroup(
+                    group=name,
+                    coordinator_epoch=state.coordinator_epoch,
+                    successor=NodeId(-1) if successor is None else successor,
+                )
                 promises.append(self._engine.propose(release, timeout_ms=COMMAND_TIMEOUT_MS))
         return promises
 
