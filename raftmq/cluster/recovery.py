@@ -90,7 +90,6 @@ def open_replica(
         clock=opening.clock,
         random=opening.random,
         config=config,
-        initial=initial,
         buggify=opening.buggify,
     )
     if not is_lost:

@@ -12,14 +12,13 @@ that failed says nothing any more.
 
 from __future__ import annotations
 
-import struct
-from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from raftmq.cluster.in_sync import InSyncTracker
+from raftmq.cluster.log_source import LogSource
+from raftmq.cluster.log_start_moves import LogStartMoves, encode_wish
 from raftmq.cluster.outbox import Outbox
 from raftmq.cluster.peer_messages import (
     PeerMessage,
@@ -33,7 +32,7 @@ from raftmq.cluster.read_barriers import ReadBarriers
 from raftmq.cluster.readmission import Readmission
 from raftmq.cluster.repair import Repairer
 from raftmq.cluster.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
-from raftmq.cluster.retention_clock import RetentionClock
+from raftmq.cluster.retention import Retention
 from raftmq.errors import (
     CorruptBatchError,
     KafkaError,
@@ -44,12 +43,11 @@ from raftmq.errors import (
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import DamagedError, LogEntry
+from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Buggify, Clock, DiskError, DiskFullError, Random, never
 from raftmq.promise import Promise
 from raftmq.raft.core import RaftCore
-from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (
     AppendReply,
@@ -63,7 +61,6 @@ from raftmq.raft.messages import (
 from raftmq.raft.ready import HardState, Ready, Role, SoftState
 from raftmq.records import BatchHeader, check_batch, stamp
 from raftmq.types import (
-    Buffer,
     LeaderEpoch,
     NodeId,
     Offset,
@@ -74,9 +71,6 @@ from raftmq.types import (
 )
 
 __all__ = ["LogReader", "Peers", "Replica", "ReplicaConfig", "StateMachine"]
-
-_LOG_START_WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
-_WISH_VERSION: Final = 1
 
 
 def _nobody(_replica: object) -> None:
@@ -98,13 +92,9 @@ class Replica:
         clock: Clock,
         random: Random,
         config: ReplicaConfig,
-        initial: Configuration,
         buggify: Buggify = never,
     ) -> None:
-        """Take up the group where log and journal left it.
-
-        `initial` is the configuration of a log that begins with the group and names none itself.
-        """
+        """Take up the group where log and journal left it."""
         self.group = group
         self.self_id = self_id
         self.log = log
@@ -116,15 +106,16 @@ class Replica:
         self._clock = clock
         self._random = random
         self._buggify = buggify
-        self._initial = initial
         self._outbox = Outbox()
         self._in_sync = InSyncTracker()
-        self._retention_clock = RetentionClock()
+        self._retention = Retention(self, clock)
         self._repairer = Repairer(self, config.repair_bytes_max)
         self._readmission = Readmission()
         self._barriers = ReadBarriers()
-        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()
-        self._configurations: list[tuple[RaftIndex, Configuration]] = []
+        self._moves = LogStartMoves(self)
+        self._source = LogSource(
+            log, self._repairer.look, lambda error: self.fail(f"read failed: {error}")
+        )
         self._prewritten_end = RaftIndex(0)
         self._disk_full_until_ms = 0.0
         self._ticks = 0
@@ -147,7 +138,8 @@ class Replica:
         machine.restore(log.log_start)
         self.core = self._new_core()
         for bare in log.bare_entries():
-            self._note_bare(bare.kind, RaftIndex(bare.index + 1), bare.payload)
+            if bare.kind == EntryKind.LOG_START:
+                self._moves.note(RaftIndex(bare.index + 1), bare.payload)
 
     # ---- what it is ----
 
@@ -263,8 +255,7 @@ class Replica:
         if not self.is_writable:
             raise NotLeaderError("the new leader has not committed in its term yet")
         assert target <= self.high_watermark, "only committed records may be dropped"
-        wish = _LOG_START_WISH.pack(_WISH_VERSION, target)
-        entry = self.core.propose(wish, 1, EntryKind.LOG_START)
+        entry = self.core.propose(encode_wish(target), 1, EntryKind.LOG_START)
         self.on_touched(self)
         return entry
 
@@ -317,6 +308,9 @@ class Replica:
                 if not self._may_take(message):
                     return
                 self.core.step(message)
+            case InstallLogStart():
+                _check_install(message)
+                self.core.step(message)
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
                 self._observe(message.sender)
@@ -357,6 +351,12 @@ class Replica:
         leader = self.leader
         if leader is not None and leader.node_id == node_id and not self.is_leader:
             self.core.campaign()
+
+    def stand(self) -> None:
+        """Stand for election now, as the preferred leader of a new group does."""
+        if self.failure is None and self.leader is None:
+            self.core.campaign()
+            self.on_touched(self)
 
     # ---- flushing ----
 
@@ -427,7 +427,7 @@ class Replica:
         """Tell the machine, which knows its replica by now, what was committed before."""
         self._has_started = True
         self.machine.committed(self.high_watermark, self._commit_end)
-        self._apply_wishes()
+        self._moves.fulfil(self._commit_end)
 
     @property
     def waits_for_journal(self) -> bool:
@@ -478,7 +478,8 @@ class Replica:
             self.log.append_batch(entry.payload)
         else:
             self.log.append_bare(entry.start, epoch, int(entry.kind), bytes(entry.payload))
-            self._note_bare(int(entry.kind), entry.end, entry.payload)
+            if entry.kind is EntryKind.LOG_START:
+                self._moves.note(entry.end, entry.payload)
         self._appended(entry)
 
     def _appended(self, entry: Entry) -> None:
@@ -495,10 +496,7 @@ class Replica:
         self.log.truncate_to(end)
         self._outbox.cap(end)
         self._prewritten_end = min(self._prewritten_end, end)
-        while self._wishes and self._wishes[-1][0] > end:
-            self._wishes.pop()
-        while self._configurations and self._configurations[-1][0] > end:
-            self._configurations.pop()
+        self._moves.truncate_to(end)
         self.machine.truncated(end)
 
     def _install(self, install: InstallLogStart) -> None:
@@ -508,8 +506,7 @@ class Replica:
         self.log.reset_to(log_start)
         self._outbox.cap(log_start.index)
         self._prewritten_end = RaftIndex(0)
-        self._wishes.clear()
-        self._configurations.clear()
+        self._moves.clear()
         self.machine.restore(log_start)
 
     def _committed(self, commit_end: RaftIndex) -> None:
@@ -520,35 +517,7 @@ class Replica:
         assert high_watermark >= self.high_watermark, "the high watermark never falls"
         self.high_watermark = high_watermark
         self.machine.committed(high_watermark, commit_end)
-        self._apply_wishes()
-
-    def _apply_wishes(self) -> None:
-        while self._wishes and self._wishes[0][0] <= self._commit_end:
-            self._move_start(self._wishes.popleft()[1])
-
-    def _move_start(self, target: Offset) -> None:
-        """Drop everything below `target`; the order to do so is committed."""
-        target = min(target, self.high_watermark)
-        if target <= self.log.log_start_offset:
-            return
-        index = self.log.index_of(target)
-        assert index <= self._commit_end, "only a committed prefix may be dropped"
-        previous_epoch = self.log.previous_epoch_at(index)
-        log_start = LogStart(
-            offset=target,
-            index=index,
-            previous_epoch=previous_epoch,
-            configuration=self._configuration_at(index).encode(),
-            state=self.machine.state_at(target, index),
-        )
-        try:
-            self.log.move_start(log_start)
-        except DiskFullError:
-            return  # the next move goes further; nothing below a start is needed by anybody
-        except DiskError as error:
-            self.fail(f"moving the log start failed: {error}")
-            return
-        self.core.log_start_moved(index, Term(previous_epoch))
+        self._moves.fulfil(self._commit_end)
 
     def _role_changed(self, soft: SoftState) -> None:
         if soft.role is not Role.LEADER:
@@ -593,49 +562,13 @@ class Replica:
 
     # ---- the core ----
 
-    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
-        """The core's view of the log: entries from `start`; () when damaged or gone."""
-        try:
-            found = self.log.entries(start, bytes_max)
-        except DamagedError:
-            self._repairer.look()
-            return ()
-        except DiskError as error:
-            self.fail(f"read failed: {error}")
-            return ()
-        return tuple(
-            Entry(e.start, e.end, Term(e.leader_epoch), EntryKind(e.kind), e.payload) for e in found
-        )
-
-    def log_start_payload(self) -> Buffer:
-        """The log-start tuple for a follower that is behind it."""
-        return self.log.log_start.encode()
-
     def _new_core(self) -> RaftCore:
-        log = self.log
-        log_start = log.log_start
-        epochs = EpochHistory(
-            [(Term(epoch), start) for epoch, start in log.epochs()],
-            log_start=log_start.index,
-            previous_term=Term(log_start.previous_epoch),
-            log_end=log.end_index,
-        )
-        history = [
-            (RaftIndex(bare.index), Configuration.decode(bare.payload))
-            for bare in log.bare_entries()
-            if bare.kind == EntryKind.MEMBERSHIP
-        ]
-        return RaftCore(
+        return self._source.new_core(
             self.config.raft(self.self_id),
-            hard_state=HardState(Term(self.state.term), self.state.vote),
-            epochs=epochs,
-            configuration=self._first_configuration(),
-            configuration_history=history,
-            flushed_end=log.flushed_end,
-            commit_end=min(self._commit_end, log.flushed_end),
-            source=self,
-            random=self._random,
-            buggify=self._buggify,
+            HardState(Term(self.state.term), self.state.vote),
+            self._commit_end,
+            self._random,
+            self._buggify,
         )
 
     def _rebuild_core(self) -> None:
@@ -645,29 +578,8 @@ class Replica:
         self.core.suspended, self.core.claimed_end_floor = suspended, floor
         self._prewritten_end = RaftIndex(0)
         self._outbox.cap(self.log.end_index)
-        self._wishes = deque(wish for wish in self._wishes if wish[0] <= self.log.end_index)
+        self._moves.truncate_to(self.log.end_index)
         self._role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
-
-    def _first_configuration(self) -> Configuration:
-        encoded = self.log.log_start.configuration
-        return Configuration.decode(encoded) if encoded else self._initial
-
-    def _configuration_at(self, index: RaftIndex) -> Configuration:
-        """The configuration in force just below `index`."""
-        found = self._first_configuration()
-        for end, configuration in self._configurations:
-            if end <= index:
-                found = configuration
-        return found
-
-    def _note_bare(self, kind: int, end: RaftIndex, payload: Buffer) -> None:
-        """Remember what a bare entry asks of this engine."""
-        if kind == EntryKind.MEMBERSHIP:
-            self._configurations.append((end, Configuration.decode(bytes(payload))))
-        elif kind == EntryKind.LOG_START:
-            version, target = _LOG_START_WISH.unpack(payload)
-            assert version == _WISH_VERSION, "a log-start entry of a newer format"
-            self._wishes.append((end, Offset(target)))
 
     # ---- details of inputs ----
 
@@ -727,32 +639,14 @@ class Replica:
         if self.is_writable:
             self._readmission.step(self.core, self._commit_end)
 
-    def retention_now_ms(self) -> int | None:
-        """What time it is for retention, by a majority's clocks; None on any but a leader."""
-        if not self.is_writable:
-            return None
-        clocks = [self._clock.wall_ms()]
-        clocks += [
-            progress.clock_ms
-            for replica, progress in self.core.progress.items()
-            if replica in self.voters and replica != self.self_id and progress.clock_ms
-        ]
-        quorum = len(self.voters) // 2 + 1
-        return self._retention_clock.read(clocks, quorum, self._clock.monotonic_ms())
-
     def retain(self, below: Offset) -> Entry | None:
         """Propose the log start that retention wants, never above `below`; None when there is none.
 
         Raises:
             KafkaError: leadership was lost.
         """
-        now_ms = self.retention_now_ms()
-        if now_ms is None or self._wishes:
-            return None
-        target = self.log.retention_target(now_ms, min(below, self.high_watermark))
-        if target is None or target <= self.log_start_offset:
-            return None
-        return self.move_log_start(target)
+        target = self._retention.target(below)
+        return None if target is None or len(self._moves) else self.move_log_start(target)
 
     def send(self, message: PeerMessage) -> None:
         """Send to another replica of this group."""
@@ -761,3 +655,18 @@ class Replica:
     def damaged(self) -> Sequence[tuple[Offset, Offset]]:
         """Offset ranges whose bytes are damaged here and not served."""
         return self.log.damaged
+
+
+def _check_install(install: InstallLogStart) -> None:
+    """Look at a leader's log start before anything is dropped for it.
+
+    Raises:
+        RemoteProtocolError: the tuple contradicts its message.
+    """
+    log_start = LogStart.decode(install.payload)
+    if (
+        log_start.index != install.log_start
+        or log_start.previous_epoch != install.previous_term
+        or log_start.configuration != install.configuration
+    ):
+        raise RemoteProtocolError(f"a log start from {install.sender} that contradicts itself")

@@ -1,0 +1,88 @@
+"""Dropping a prefix of the log: wished by the leader in a bare entry, done by each replica once
+that entry is committed.
+
+Retention and DeleteRecords go the same way, so all replicas drop the same records and none drops
+what another may still have to send. The tuple that replaces the prefix is durable before anything
+below it goes (`log.move_start`).
+
+Invariants: nothing above the high watermark is dropped, and nothing without a committed wish.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from raftmq.log.log_start import LogStart
+from raftmq.ports import DiskError, DiskFullError
+from raftmq.types import Buffer, Offset, RaftIndex, Term
+
+if TYPE_CHECKING:
+    from raftmq.cluster.replica import Replica
+
+_WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
+_VERSION: Final = 1
+
+
+def encode_wish(target: Offset) -> bytes:
+    """The payload of the entry that asks to drop everything below `target`."""
+    return _WISH.pack(_VERSION, target)
+
+
+class LogStartMoves:
+    """The wishes in one replica's log that are not fulfilled yet."""
+
+    __slots__ = ("_replica", "_wishes")
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._wishes)
+
+    def note(self, end: RaftIndex, payload: Buffer) -> None:
+        """The log has a wish that ends at `end`."""
+        version, target = _WISH.unpack(payload)
+        assert version == _VERSION, "a log-start entry of a newer format"
+        self._wishes.append((end, Offset(target)))
+
+    def truncate_to(self, end: RaftIndex) -> None:
+        """Wishes above `end` are gone."""
+        while self._wishes and self._wishes[-1][0] > end:
+            self._wishes.pop()
+
+    def clear(self) -> None:
+        """The log begins anew."""
+        self._wishes.clear()
+
+    def fulfil(self, commit_end: RaftIndex) -> None:
+        """Drop what committed wishes ask to drop."""
+        while self._wishes and self._wishes[0][0] <= commit_end:
+            self._move(self._wishes.popleft()[1])
+
+    def _move(self, target: Offset) -> None:
+        replica = self._replica
+        log = replica.log
+        target = min(target, replica.high_watermark)
+        if target <= log.log_start_offset:
+            return
+        index = log.index_of(target)
+        assert index <= replica.commit_end, "only a committed prefix may be dropped"
+        previous_epoch = log.previous_epoch_at(index)
+        log_start = LogStart(
+            offset=target,
+            index=index,
+            previous_epoch=previous_epoch,
+            configuration=replica.core.configurations.committed(index)[1].encode(),
+            state=replica.machine.state_at(target, index),
+        )
+        try:
+            log.move_start(log_start)
+        except DiskFullError:
+            return  # the next move goes further; nobody needs what lies below a start
+        except DiskError as error:
+            replica.fail(f"moving the log start failed: {error}")
+            return
+        replica.core.log_start_moved(index, Term(previous_epoch))

@@ -1,0 +1,73 @@
+"""When a leader drops old records, and what time it is for that.
+
+No single node's clock may delete data: the leader takes the least clock that a majority of voters
+reports (its own among them), so a minority that is days ahead deletes nothing, and lets it advance
+no faster than monotonic time between two looks, so a majority that jumps together deletes nothing
+early either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from raftmq.ports import Clock
+from raftmq.types import Offset
+
+if TYPE_CHECKING:
+    from raftmq.cluster.replica import Replica
+
+
+class RetentionClock:
+    """One replica's view of retention time; kept across leaderships."""
+
+    __slots__ = ("_at_ms", "_now_ms")
+
+    def __init__(self) -> None:
+        self._now_ms: int | None = None
+        self._at_ms = 0.0
+
+    def read(self, clocks_ms: Sequence[int], quorum: int, monotonic_ms: float) -> int | None:
+        """Now, from the clocks that voters reported; None without a majority of them."""
+        if len(clocks_ms) < quorum:
+            return None
+        agreed = sorted(clocks_ms, reverse=True)[quorum - 1]
+        if self._now_ms is not None:
+            agreed = min(agreed, self._now_ms + int(monotonic_ms - self._at_ms))
+        self._now_ms = agreed if self._now_ms is None else max(agreed, self._now_ms)
+        self._at_ms = monotonic_ms
+        return self._now_ms
+
+
+class Retention:
+    """One replica's retention."""
+
+    __slots__ = ("_clock", "_replica", "_time")
+
+    def __init__(self, replica: Replica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+        self._time = RetentionClock()
+
+    def now_ms(self) -> int | None:
+        """What time it is for retention; None on any but a leader that can commit."""
+        replica = self._replica
+        if not replica.is_writable:
+            return None
+        clocks = [self._clock.wall_ms()]
+        voters = replica.voters
+        clocks += [
+            progress.clock_ms
+            for peer, progress in replica.core.progress.items()
+            if peer in voters and progress.clock_ms
+        ]
+        return self._time.read(clocks, len(voters) // 2 + 1, self._clock.monotonic_ms())
+
+    def target(self, below: Offset) -> Offset | None:
+        """Where the log should start by age and size, never above `below`; None: where it does."""
+        replica = self._replica
+        now_ms = self.now_ms()
+        if now_ms is None:
+            return None
+        target = replica.log.retention_target(now_ms, min(below, replica.high_watermark))
+        return None if target is None or target <= replica.log_start_offset else target
