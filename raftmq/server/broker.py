@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
@@ -30,6 +30,11 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, TopicId, TopicPartition
+
+if TYPE_CHECKING:
+    from raftmq.log.replicated_log import ReplicatedLog
+    from raftmq.raft.core import RaftCore
+    from raftmq.raft.membership import Configuration
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
@@ -64,8 +69,11 @@ class QuorumReplica(Protocol):
     @property
     def voters(self) -> tuple[ReplicaId, ...]: ...
     @property
-    def learners(self) -> tuple[ReplicaId, ...]: ...
-    def follower_end_offset(self, replica: ReplicaId) -> Offset | None: ...
+    def configuration(self) -> Configuration: ...
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
 
 
 HandOver: TypeAlias = Callable[[NodeId, TopicPartition], bool]
@@ -370,7 +378,11 @@ class Broker:
 
         def row(member: ReplicaId) -> dict[str, Any]:
             is_own = member.node_id == self.node_id
-            end = replica.log_end_offset if is_own else replica.follower_end_offset(member)
+            end: Offset | None = replica.log_end_offset
+            if not is_own:
+                progress = replica.core.progress.get(member)
+                # A leader's view of a follower; that one may hold entries it has not flushed yet.
+                end = None if progress is None else replica.log.offset_of(progress.match_end)
             return {
                 "replica_id": member.node_id,
                 "replica_directory_id": UUID(int=member.storage_id),
@@ -386,7 +398,7 @@ class Broker:
             "leader_epoch": replica.leader_epoch,
             "high_watermark": replica.high_watermark,
             "current_voters": [row(member) for member in replica.voters],
-            "observers": [row(member) for member in replica.learners],
+            "observers": [row(member) for member in replica.configuration.learners],
         }
 
 
