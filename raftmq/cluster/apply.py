@@ -66,10 +66,7 @@ def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     assert offset > image.version, "commands are applied once, in log order"
     submitted = (envelope.incarnation, envelope.sequence)
     if submitted <= image.submitters.get(envelope.node_id, (-1, -1)):
-        stale = Rejection(
-            ErrorCode.INVALID_UPDATE_VERSION, "sequence is not above the last applied"
-        )
-        return evolve(image, version=offset), stale
+        return evolve(image, version=offset), STALE_SEQUENCE
     submitters = image.submitters.set(envelope.node_id, submitted)
     command = envelope.command
     rejection = _fencing(image, envelope)

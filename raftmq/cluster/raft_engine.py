@@ -256,7 +256,7 @@ class RaftMetadataEngine:
         if not self._leads():
             return self._not_controller()
         size = sum(len(command) for command in request.commands)
-        if self._queue_bytes + size > self._config.queue_bytes_max:
+        if self._queue and self._queue_bytes + size > self._config.queue_bytes_max:
             return Reply(ErrorCode.THROTTLING_QUOTA_EXCEEDED, self._self_id)
         try:
             for command in request.commands:

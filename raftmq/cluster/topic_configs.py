@@ -201,8 +201,8 @@ def apply_operations(
         defaults: values that append and subtract start from where nothing is set.
 
     Raises:
-        KafkaError: INVALID_REQUEST for a key named twice or an unknown operation; INVALID_CONFIG
-            for an unknown key, a missing value, or append to what is no list.
+        KafkaError: INVALID_REQUEST for a key named twice, a missing value or an unknown operation;
+            INVALID_CONFIG for append to what is no list.
     """
     values = dict(present)
     seen: dict[str, bool] = {}
@@ -217,7 +217,7 @@ def apply_operations(
             continue
         if value is None:
             raise KafkaError(
-                f"Null value not supported for : {name}", code=ErrorCode.INVALID_CONFIG
+                f"Null value not supported for : {name}", code=ErrorCode.INVALID_REQUEST
             )
         if operation == SET:
             values[name] = value.strip()
