@@ -21,6 +21,8 @@ else:
 
 import msgspec
 
+__all__ = ["LEVELS", "configure_logs", "structlog"]
+
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _EVENT_WIDTH: Final = 32
 

@@ -109,6 +109,7 @@ class Formation:
 
     Attributes:
         chosen: the first voters once decided, else None.
+        voters: the node ids that this node's config names, sorted.
         mismatches: peers whose config names other voters, with their list.
     """
 
@@ -124,7 +125,7 @@ class Formation:
         random: Random,
     ) -> None:
         self._me = node_id
-        self._voters: tuple[int, ...] = tuple(sorted(voters))
+        self.voters: tuple[int, ...] = tuple(sorted(voters))
         self._state = state
         self._save = save
         self._send = send
@@ -158,18 +159,18 @@ class Formation:
         """Propose, or ask, when it is time; call every few milliseconds until chosen."""
         if self._state.chosen or now_ms < self._next_round_ms:
             return
-        if self._me not in self._voters:
+        if self._me not in self.voters:
             self._next_round_ms = now_ms + ROUND_MS
-            for node_id in self._voters:
+            for node_id in self.voters:
                 self._tell(node_id, Ask())
             return
-        present = [n for n in self._voters if n in self._heard and n not in self.mismatches]
-        if len(present) <= len(self._voters) // 2:
+        present = [n for n in self.voters if n in self._heard and n not in self.mismatches]
+        if len(present) <= len(self.voters) // 2:
             self._majority_since_ms = None
             return
         if self._majority_since_ms is None:
             self._majority_since_ms = now_ms
-        is_complete = len(present) == len(self._voters)
+        is_complete = len(present) == len(self.voters)
         if not is_complete and now_ms - self._majority_since_ms < GRACE_MS:
             return
         # The lowest node present goes first; the others give it a round's time.
@@ -180,7 +181,7 @@ class Formation:
             and now_ms - self._majority_since_ms < (GRACE_MS + rank * ROUND_MS)
         ):
             return
-        self._next_round_ms = now_ms + ROUND_MS * (1 + self._random.random() * len(self._voters))
+        self._next_round_ms = now_ms + ROUND_MS * (1 + self._random.random() * len(self.voters))
         self._propose()
 
     def receive(self, sender: NodeId, payload: bytes) -> None:
@@ -215,13 +216,13 @@ class Formation:
         self._promises = {}
         self._acceptances = {}
         self._proposed = ()
-        for node_id in self._voters:
-            self._tell(node_id, Prepare(self._ballot, self._voters))
+        for node_id in self.voters:
+            self._tell(node_id, Prepare(self._ballot, self.voters))
 
     def _on_prepare(self, sender: NodeId, message: Prepare) -> None:
-        if message.voters != self._voters:
+        if message.voters != self.voters:
             self.mismatches[sender] = message.voters
-            self._tell(sender, Mismatch(self._voters))
+            self._tell(sender, Mismatch(self.voters))
             return
         self.mismatches.pop(sender, None)
         if message.ballot < self._state.promised:
@@ -233,16 +234,16 @@ class Formation:
         )
 
     def _on_promised(self, sender: NodeId, message: Promised) -> None:
-        if message.ballot != self._ballot or self._proposed or sender not in self._voters:
+        if message.ballot != self._ballot or self._proposed or sender not in self.voters:
             return
         self._promises[sender] = message
-        if len(self._promises) <= len(self._voters) // 2:
+        if len(self._promises) <= len(self.voters) // 2:
             return
         latest = max(self._promises.values(), key=lambda promise: promise.accepted)
         self._proposed = latest.accepted_value or tuple(
-            (n, self._heard.get(n, UNBOUND_STORAGE)) for n in self._voters
+            (n, self._heard.get(n, UNBOUND_STORAGE)) for n in self.voters
         )
-        for node_id in self._voters:
+        for node_id in self.voters:
             self._tell(node_id, Accept(self._ballot, self._proposed))
 
     def _on_accept(self, sender: NodeId, message: Accept) -> None:
@@ -253,12 +254,12 @@ class Formation:
         self._tell(sender, Accepted(message.ballot))
 
     def _on_accepted(self, sender: NodeId, message: Accepted) -> None:
-        if message.ballot != self._ballot or sender not in self._voters:
+        if message.ballot != self._ballot or sender not in self.voters:
             return
         self._acceptances[sender] = True
-        if len(self._acceptances) > len(self._voters) // 2:
+        if len(self._acceptances) > len(self.voters) // 2:
             self._decide(self._proposed)
-            for node_id in self._voters:
+            for node_id in self.voters:
                 self._tell(node_id, Chosen(self._proposed))
 
     def _decide(self, value: Value) -> None:

@@ -13,7 +13,6 @@ from random import Random
 from typing import Final
 
 import trio
-from raftmq.log.hard_state import HardStateJournal
 
 from raftmq.adapters.clock import RealClock
 from raftmq.adapters.data_folder import DataFolder
@@ -32,6 +31,7 @@ from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
 from raftmq.ports import DiskError
@@ -174,7 +174,6 @@ class DataPlane:
 
     def _on_identity(self, identity: PeerIdentity) -> None:
         replica_id = ReplicaId(identity.node_id, identity.storage_id)
-        self.multiraft.peer_identity(replica_id)
         self._identity_told(replica_id)
 
     def _on_lost(self, node_id: NodeId) -> None:

@@ -1,0 +1,405 @@
+"""A node, from its data folder to its client port, in the order in which it comes up.
+
+Data folder and journal, peer links, formation (once in a cluster's life), the metadata replica, the
+registration as a broker, the partitions that the then current image names, the client port, and at
+last, when clients are served, the admin port. It goes down in the reverse order: leaderships are
+handed over, Metadata forgets this broker, requests in hand are answered.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from raftmq.adapters.broker_calls import BrokerCalls
+from raftmq.adapters.data_folder import DataFolder
+from raftmq.adapters.disk import RealDisk
+from raftmq.adapters.peer_links import KIND_FORMATION
+from raftmq.cluster.broker_lifecycle import BrokerInfo
+from raftmq.cluster.commands import Endpoint
+from raftmq.cluster.control_plane import ControlPlane
+from raftmq.cluster.controller import ControllerConfig
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.formation import Formation
+from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.replica import Replica
+from raftmq.config import Address, NodeConfig
+from raftmq.groups.coordinator import Coordinator
+from raftmq.groups.group_config import GroupConfig
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.model import LogConfig
+from raftmq.logs import structlog
+from raftmq.node.data_plane import DataPlane
+from raftmq.node.partitions import Partitions
+from raftmq.node.status import describe, health
+from raftmq.node.upkeep import run_upkeep
+from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
+from raftmq.server.broker import Broker
+from raftmq.server.deadline_task import run_deadlines
+from raftmq.server.dispatch import Dispatcher
+from raftmq.server.handlers.table import HANDLERS
+from raftmq.server.limits import Limits
+from raftmq.server.listener import ClientPort
+from raftmq.types import METADATA_GROUP, Buffer, NodeId, ReplicaId, TopicId, TopicPartition
+
+logger = structlog.get_logger("raftmq.node")
+
+POLL_S: Final = 0.01
+HANDOVER_S: Final = 3.0
+METADATA_SEGMENT_BYTES: Final = 64 << 20
+METADATA_RESERVE_BYTES: Final = 1 << 20
+
+
+class Node:
+    """One node of a cluster.
+
+    Attributes:
+        failure: why it had to stop, None when it was asked to.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        client_sock: socket.socket,
+        peer_sock: socket.socket,
+        admin_sock: socket.socket,
+    ) -> None:
+        self.config = config
+        self.node_id = NodeId(config.node_id)
+        self._client_sock = client_sock
+        self._peer_sock = peer_sock
+        self._admin_sock = admin_sock
+        self._stopping = trio.Event()
+        self.failure: str | None = None
+        self.is_serving = False
+
+    def stop(self) -> None:
+        """Ask the node to hand over and end."""
+        self._stopping.set()
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Come up, serve, and go down when asked to or when the node cannot go on."""
+        disk = RealDisk()
+        config = self.config
+        folder = DataFolder.open(
+            disk, config.data, cluster_id=config.cluster_id, node_id=self.node_id
+        )
+        journal = HardStateJournal.open(disk, f"{folder.path}/state.journal")
+        try:
+            self._compose(disk, folder, journal)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_failed, nursery.cancel_scope)
+                nursery.start_soon(self._end_when_stopped, nursery.cancel_scope)
+                await nursery.start(self.plane.run, self._peer_sock)
+                await self._form()
+                self._open_metadata()
+                await self._until(lambda: self.control.lifecycle.is_current)
+                await self.partitions.start()
+                nursery.start_soon(self.partitions.run)
+                nursery.start_soon(run_upkeep, self.plane, self.partitions)
+                await nursery.start(run_deadlines, self.deadlines, self.plane.clock)
+                await self._until(lambda: self.control.lifecycle.is_ready)
+                await nursery.start(self.port.serve, self._client_sock)
+                self.is_serving = True
+                logger.info("ready", client=str(config.client_address))
+                on_ready()
+                await self._serve_admin()
+        finally:
+            self.failure = self.plane.failure if hasattr(self, "plane") else None
+            self._close(journal, folder)
+
+    # ---- coming up ----
+
+    def _compose(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
+        self._compose_plane(disk, folder, journal)
+        self._compose_control(folder)
+        self._compose_server()
+        self.engine.on_image(lambda _before, _after: self._learn_addresses())
+        self.plane.links.set_addresses(
+            {NodeId(peer.id): Address(peer.host, peer.port) for peer in self.config.peers}
+        )
+
+    def _compose_plane(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
+        self.calls = BrokerCalls(self._send_frame, self._serve_broker)
+        self.plane = DataPlane(
+            self.config,
+            disk,
+            folder,
+            journal,
+            on_formation=self._on_formation,
+            on_broker=self.calls.receive,
+            on_identity=self._on_identity,
+            on_lost=self.calls.peer_lost,
+        )
+        self.deadlines = Deadlines(self.plane.clock)
+        self.formation = Formation(
+            self.node_id,
+            folder.storage_id,
+            self._first_voters(),
+            state=folder.load_formation(),
+            save=folder.save_formation,
+            send=self._send_formation,
+            random=self.plane.random,
+        )
+
+    def _compose_control(self, folder: DataFolder) -> None:
+        config, plane = self.config, self.plane
+        self.machine = MetadataMachine()
+        self._wake_token = trio.lowlevel.current_trio_token()
+        self.engine = RaftMetadataEngine(
+            self_id=self.node_id,
+            incarnation=plane.clock.wall_ms(),
+            machine=self.machine,
+            forwarder=self.calls,
+            clock=plane.clock,
+            wake=self._wake,
+        )
+        self.control = ControlPlane(
+            self._info(folder),
+            self.engine,
+            self.calls,
+            clock=plane.clock,
+            random=plane.random,
+            config=ControllerConfig(
+                session_ms=config.broker_session_ms,
+                create_wait_ms=config.topic_create_wait_ms,
+                static=config.defaults,
+                voters_count=len(self._first_voters()),
+            ),
+            heartbeat_ms=config.broker_heartbeat_ms,
+            bootstrap=self._first_voters(),
+            move_locally=self._move_locally,
+        )
+        self.partitions = Partitions(plane, self.control, self.deadlines)
+
+    def _compose_server(self) -> None:
+        config, plane = self.config, self.plane
+        self.coordinator = Coordinator(
+            self.node_id,
+            self.engine,
+            plane.clock,
+            self._group_config(),
+            random=plane.random,
+        )
+        self.broker = Broker(
+            self.node_id,
+            config.cluster_id,
+            engine=self.engine,
+            controller=self.control,
+            leader_table=self.control.leaders,
+            partitions=self.partitions.registry,
+            coordinator=self.coordinator,
+            deadlines=self.deadlines,
+            clock=plane.clock,
+            config=config,
+            random=plane.random,
+            hand_over=self._hand_to_preferred,
+        )
+        self.port = ClientPort(
+            Dispatcher(self.broker, HANDLERS).begin, self._limits(), self.broker.metrics
+        )
+
+    def _first_voters(self) -> list[NodeId]:
+        return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]
+
+    def _info(self, folder: DataFolder) -> BrokerInfo:
+        config = self.config
+        addresses = {
+            "client": config.client_address,
+            "peer": config.peer_address,
+            "admin": config.admin_address,
+        }
+        return BrokerInfo(
+            replica_id=ReplicaId(self.node_id, folder.storage_id),
+            cluster_id=config.cluster_id,
+            rack=config.rack,
+            endpoints=tuple(
+                Endpoint(name, address.host, address.port) for name, address in addresses.items()
+            ),
+        )
+
+    def _limits(self) -> Limits:
+        config = self.config
+        return Limits(
+            request_bytes_max=config.request_bytes_max,
+            request_control_bytes_max=config.request_control_bytes_max,
+            request_elements_max=config.request_elements_max,
+            request_memory_bytes_max=config.request_memory_bytes_max,
+            connections_max=config.connections_max,
+            pipeline_depth_max=config.pipeline_depth_max,
+            pipeline_bytes_max=config.pipeline_bytes_max,
+            connection_idle_ms=config.connection_idle_ms,
+        )
+
+    def _group_config(self) -> GroupConfig:
+        defaults, built_in = self.config.defaults, GroupConfig()
+
+        def number(key: str, otherwise: int) -> int:
+            return int(defaults.get(key, otherwise))
+
+        return GroupConfig(
+            session_timeout_ms_min=number(
+                "group.min.session.timeout.ms", built_in.session_timeout_ms_min
+            ),
+            session_timeout_ms_max=number(
+                "group.max.session.timeout.ms", built_in.session_timeout_ms_max
+            ),
+            initial_rebalance_delay_ms=number(
+                "group.initial.rebalance.delay.ms", built_in.initial_rebalance_delay_ms
+            ),
+            size_max=number("group.max.size", built_in.size_max),
+            offsets_retention_ms=60_000
+            * number("offsets.retention.minutes", built_in.offsets_retention_ms // 60_000),
+        )
+
+    async def _form(self) -> None:
+        """Wait until the cluster's first voters are known."""
+        formation, clock = self.formation, self.plane.clock
+        told: dict[int, tuple[int, ...]] = {}
+        while formation.chosen is None:
+            formation.tick(clock.monotonic_ms())
+            if formation.mismatches != told:
+                told = dict(formation.mismatches)
+                logger.warning("peers name other voters", mine=formation.voters, theirs=told)
+            if formation.chosen is None:
+                await trio.sleep(POLL_S)
+        self.plane.links.set_formation(formation.formation_id)
+
+    def _open_metadata(self) -> None:
+        plane = self.plane
+        assert self.formation.chosen is not None
+        self.metadata_replica: Replica = open_replica(
+            Opening(
+                node=plane.self_id,
+                disk=plane.disk,
+                journal=plane.journal,
+                peers=plane.multiraft,
+                clock=plane.clock,
+                random=plane.random,
+                shared=plane.shared,
+            ),
+            METADATA_GROUP,
+            f"{plane.folder.path}/meta",
+            initial=Configuration(voters=tuple(sorted(self.formation.chosen))),
+            machine=self.machine,
+            log_config=LogConfig(
+                segment_bytes=METADATA_SEGMENT_BYTES,
+                retention_ms=-1,
+                segment_reserve_bytes=METADATA_RESERVE_BYTES,
+            ),
+            config=plane.replica_config(announce_commit=True),
+        )
+        self.control.attach(self.metadata_replica)
+        self.broker.metadata_replica = self.metadata_replica
+        plane.multiraft.register(self.metadata_replica)
+        plane.on_tick.append(self._tick)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        refusal = None
+        while not condition():
+            if self.control.lifecycle.refusal != refusal:
+                refusal = self.control.lifecycle.refusal
+                logger.error("the cluster refuses this node", reason=refusal)
+            await trio.sleep(POLL_S)
+
+    # ---- living ----
+
+    def _tick(self, now_ms: float) -> None:
+        self.control.tick()
+        self.coordinator.tick(now_ms)
+        self.partitions.tick(now_ms)
+
+    def _wake(self) -> None:
+        self._wake_token.run_sync_soon(self.control.drain, idempotent=True)
+
+    def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        return self.plane.links.send(node_id, kind, pieces)
+
+    def _send_formation(self, node_id: NodeId, payload: bytes) -> None:
+        self.plane.links.send(node_id, KIND_FORMATION, [payload])
+
+    def _on_formation(self, sender: NodeId, frame: memoryview) -> None:
+        self.formation.receive(sender, bytes(frame))
+
+    def _serve_broker(self, sender: NodeId, payload: bytes) -> Promise[bytes]:
+        return self.control.receive(sender, payload)
+
+    def _move_locally(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
+        return self.partitions.move(topic_id, partition, to)
+
+    def _on_identity(self, identity: ReplicaId) -> None:
+        if self.formation.chosen is None:
+            self.formation.heard(identity.node_id, identity.storage_id)
+        if self.plane.links.is_connected(identity.node_id):
+            self.control.peer_connected(identity.node_id)
+
+    def _learn_addresses(self) -> None:
+        addresses = {}
+        for broker in self.engine.image.brokers.values():
+            endpoint = broker.endpoint("peer")
+            if endpoint is not None:
+                addresses[broker.node_id] = Address(endpoint.host, endpoint.port)
+        self.plane.links.set_addresses(addresses)
+
+    def _hand_to_preferred(self, _leader: NodeId, name: TopicPartition) -> bool:
+        topic = self.engine.image.topics.get(name.topic)
+        known = self.engine.image.partition(name)
+        if topic is None or known is None:
+            return False
+        self.control.move_leadership(topic.topic_id, name.partition, known.preferred_leader)
+        return True
+
+    async def _serve_admin(self) -> None:
+        from raftmq.server.admin_http import serve_admin  # not before the node is ready
+
+        await serve_admin(
+            self._admin_sock,
+            self.broker,
+            health=lambda: health(self),
+            status=lambda: describe(self),
+        )
+
+    # ---- going down ----
+
+    async def _end_when_failed(self, scope: trio.CancelScope) -> None:
+        await self.plane.failed.wait()
+        scope.cancel()
+
+    async def _end_when_stopped(self, scope: trio.CancelScope) -> None:
+        await self._stopping.wait()
+        if self.is_serving:
+            with trio.move_on_after(HANDOVER_S):
+                await self._hand_over()
+        scope.cancel()
+
+    async def _hand_over(self) -> None:
+        """Give every leadership away, then leave Metadata."""
+        await self._until(lambda: not self.partitions.transfer_all())
+        self.control.lifecycle.drain()
+        await self._until(lambda: not self.control.lifecycle.is_ready)
+        replica = self.metadata_replica
+        if replica.is_leader:
+            live = {broker.node_id for broker in self.engine.image.live_brokers()}
+            for voter in replica.in_sync_replicas():
+                if voter.node_id != self.node_id and voter.node_id in live:
+                    replica.transfer_leadership(voter.node_id)
+                    break
+            else:
+                return
+            await self._until(lambda: not replica.is_leader)
+
+    def _close(self, journal: HardStateJournal, folder: DataFolder) -> None:
+        self.is_serving = False
+        if hasattr(self, "plane"):
+            self.port.hang_up_all()
+            self.plane.close()
+            for replica in self.plane.multiraft.replicas.values():
+                replica.log.close()
+        journal.close()
+        folder.close()

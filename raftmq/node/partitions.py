@@ -1,0 +1,345 @@
+"""The data partitions of this node: run what the metadata image says, tell who leads.
+
+Performs the reconciler's actions one after the other in a task of its own (opening a log may read a
+lot, so it happens in a worker thread), and states in the leader table what this node leads. Deletes
+data only by an order; what no order explains is moved to `quarantine/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import trio
+
+from raftmq.cluster.control_plane import ControlPlane
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.partition import Partition
+from raftmq.cluster.partition_registry import PartitionRegistry
+from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.reconciler import (
+    Action,
+    Quarantine,
+    StartReplica,
+    StopReplica,
+    UpdateConfigs,
+    at_start,
+    reconcile,
+)
+from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.replica import Replica
+from raftmq.cluster.topic_configs import effective_topic_configs
+from raftmq.errors import KafkaError
+from raftmq.log.model import LogConfig
+from raftmq.logs import structlog
+from raftmq.node.data_plane import DataPlane
+from raftmq.ports import DiskError
+from raftmq.raft.membership import Configuration
+from raftmq.raft.ready import SoftState
+from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
+
+logger = structlog.get_logger("raftmq.partitions")
+
+EAGER_TICKS: Final = 40
+"""For so many ticks the preferred leader of a new group stands for election without waiting."""
+REPORT_MS: Final = 250.0
+"""How often the ISR of what this node leads is looked at."""
+
+
+def log_config(configs: dict[str, str]) -> LogConfig:
+    """What a topic's effective configs mean to its logs."""
+    keeps_all = "delete" not in configs["cleanup.policy"]
+    return LogConfig(
+        segment_bytes=int(configs["segment.bytes"]),
+        segment_ms=int(configs["segment.ms"]),
+        index_interval_bytes=int(configs["index.interval.bytes"]),
+        retention_bytes=-1 if keeps_all else int(configs["retention.bytes"]),
+        retention_ms=-1 if keeps_all else int(configs["retention.ms"]),
+    )
+
+
+class LedPartition(Partition):
+    """A partition that says when this node begins to lead it."""
+
+    on_led: Callable[[Partition], None]
+    told_epoch: int = -1
+
+    def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
+        """The high watermark moved; the first time in a term means that this node leads."""
+        super().committed(high_watermark, commit_end)
+        if self.told_epoch < 0 and self._replica is not None and self._replica.is_writable:
+            self.told_epoch = self._replica.leader_epoch
+            self.on_led(self)
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Another term or leader."""
+        self.told_epoch = -1
+        super().role_changed(soft)
+
+
+class Partitions:
+    """Runs the replicas of data partitions.
+
+    Attributes:
+        registry: the partitions by name and id, for handlers.
+        quarantined: folders moved aside since the start.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        control: ControlPlane,
+        deadlines: Deadlines,
+    ) -> None:
+        self._plane = plane
+        self._control = control
+        self._engine = control.engine
+        self._deadlines = deadlines
+        self._root = f"{plane.folder.path}/topics"
+        self._opening = Opening(
+            node=plane.self_id,
+            disk=plane.disk,
+            journal=plane.journal,
+            peers=plane.multiraft,
+            clock=plane.clock,
+            random=plane.random,
+            shared=plane.shared,
+        )
+        self._send_actions, self._receive_actions = trio.open_memory_channel[Action](math.inf)
+        self._eager: dict[RaftGroupId, int] = {}
+        self._replicas: dict[RaftGroupId, Replica] = {}
+        self._next_report_ms = 0.0
+        self.registry = PartitionRegistry()
+        self.quarantined: list[str] = []
+
+    # ---- actions ----
+
+    async def start(self) -> None:
+        """Run all that a current image says this node should run; return when it does."""
+        folders = self._find_folders()
+        for action in at_start(self._engine.image, self._plane.node_id, folders):
+            await self._perform(action)
+        self._engine.on_image(self._image_changed)
+
+    async def run(self) -> None:
+        """Follow the image until cancelled."""
+        async for action in self._receive_actions:
+            await self._perform(action)
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        for action in reconcile(before, after, self._plane.node_id):
+            self._send_actions.send_nowait(action)
+
+    async def _perform(self, action: Action) -> None:
+        try:
+            if isinstance(action, StartReplica):
+                await self._start(action)
+            elif isinstance(action, StopReplica):
+                await self._stop(action)
+            elif isinstance(action, UpdateConfigs):
+                self._configure(action)
+            elif isinstance(action, Quarantine):
+                self._quarantine(action)
+        except DiskError as error:
+            logger.error("partition action failed", action=str(action), error=str(error))
+            if self._plane.journal.damaged:
+                self._plane.fail(f"the journal cannot be written: {error}")
+
+    async def _start(self, action: StartReplica) -> None:
+        if action.group in self._replicas:
+            return
+        configs = self._configs(action.name.topic)
+        partition = LedPartition(
+            action.name,
+            action.group,
+            self._plane.node_id,
+            settings=PartitionSettings.from_configs(configs),
+            deadlines=self._deadlines,
+            clock=self._plane.clock,
+        )
+        partition.on_led = self._led
+        is_preferred = action.preferred_leader == self._plane.node_id
+        replica = open_replica(
+            self._opening,
+            action.group,
+            self._folder(action.name, action.group.topic_id),
+            initial=Configuration(voters=tuple(sorted(action.voters))),
+            machine=partition,
+            log_config=log_config(configs),
+            config=self._plane.replica_config(priority=int(is_preferred)),
+        )
+        partition.attach(replica)
+        self._replicas[action.group] = replica
+        self.registry.add(partition)
+        recovery = replica.log.recovery
+        if recovery.cut or recovery.damaged_ranges:
+            logger.warning(
+                "log recovered",
+                topic=action.name.topic,
+                partition=action.name.partition,
+                cut=recovery.cut,
+                damaged=recovery.damaged_ranges,
+            )
+        if is_preferred and replica.leader_epoch == 0:
+            self._eager[action.group] = EAGER_TICKS
+        self._plane.multiraft.register(replica)
+        await trio.lowlevel.checkpoint()
+
+    async def _stop(self, action: StopReplica) -> None:
+        partition = self.registry.by_id(action.group.topic_id, action.group.partition)
+        if partition is not None:
+            partition.close()
+            self.registry.remove(partition)
+        replica = self._replicas.pop(action.group, None)
+        self._plane.multiraft.unregister(action.group)
+        self._eager.pop(action.group, None)
+        self._control.leaders.forget(action.group.topic_id)
+        if replica is not None:
+            replica.fail("deleted")
+            replica.log.close()
+        self._plane.journal.forget(action.group)
+        folder = self._folder(action.name, action.group.topic_id)
+        await trio.to_thread.run_sync(self._remove_folder, folder)
+        self._control.replica_removed(action.group.topic_id, action.group.partition)
+        logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
+
+    def _configure(self, action: UpdateConfigs) -> None:
+        partition = self.registry.by_id(action.group.topic_id, action.group.partition)
+        replica = self._replicas.get(action.group)
+        if partition is None or replica is None:
+            return
+        configs = self._configs(action.name.topic)
+        partition.configure(PartitionSettings.from_configs(configs))
+        replica.log.configure(log_config(configs))
+
+    def _quarantine(self, action: Quarantine) -> None:
+        for name, topic_id, index in self._folders():
+            if (topic_id, index) != (action.topic_id, action.partition):
+                continue
+            source = f"{self._root}/{name}/partition-{index}"
+            shelf = f"{self._plane.folder.path}/quarantine"
+            self._plane.disk.make_directories(shelf)
+            target = f"{shelf}/{name}-partition-{index}-{self._plane.clock.wall_ms()}"
+            self._plane.disk.rename(source, target)
+            self._plane.disk.sync_directory(shelf)
+            self._plane.disk.sync_directory(f"{self._root}/{name}")
+            self.quarantined.append(target)
+            logger.warning("unknown folder moved aside", folder=source, to=target)
+
+    # ---- folders ----
+
+    def _folder(self, name: TopicPartition, topic_id: TopicId) -> str:
+        return f"{self._root}/{name.topic}-{topic_id}/partition-{name.partition}"
+
+    def _folders(self) -> list[tuple[str, TopicId, int]]:
+        """(folder name, topic id, partition) of everything below `topics/`."""
+        disk = self._plane.disk
+        found = []
+        for name in disk.list(self._root):
+            try:
+                topic_id = TopicId(UUID(name[-36:]))
+            except ValueError:
+                continue
+            for child in disk.list(f"{self._root}/{name}"):
+                head, _, index = child.partition("partition-")
+                if not head and index.isdigit():
+                    found.append((name, topic_id, int(index)))
+        return found
+
+    def _find_folders(self) -> list[tuple[TopicId, int]]:
+        return [(topic_id, index) for _, topic_id, index in self._folders()]
+
+    def _remove_folder(self, folder: str) -> None:
+        disk = self._plane.disk
+        if disk.exists(folder):
+            disk.remove_tree(folder)
+        parent = folder.rpartition("/")[0]
+        if disk.exists(parent) and not disk.list(parent):
+            disk.remove_tree(parent)
+
+    def _configs(self, topic: str) -> dict[str, str]:
+        return effective_topic_configs(
+            self._engine.image, topic, self._plane.node_id, self._plane.config.defaults
+        )
+
+    # ---- leading ----
+
+    def _led(self, partition: Partition) -> None:
+        """This node leads: tell all nodes at once; says nothing when nothing is new."""
+        self._eager.pop(partition.group, None)
+        replica = self._replicas[partition.group]
+        self._control.partition_led(
+            partition.topic_id,
+            partition.index,
+            leader_epoch=replica.leader_epoch,
+            isr=replica.in_sync_replicas(),
+            voters=replica.voters,
+        )
+
+    def tick(self, now_ms: float) -> None:
+        """Stand for election where new groups wait; state what this node leads."""
+        for group in list(self._eager):
+            replica = self._replicas.get(group)
+            self._eager[group] -= 1
+            if replica is None or replica.leader is not None or self._eager[group] <= 0:
+                del self._eager[group]
+            else:
+                replica.stand()
+        if now_ms < self._next_report_ms:
+            return
+        self._next_report_ms = now_ms + REPORT_MS
+        for partition in self.registry:
+            if partition.replica.is_writable:
+                self._led(partition)
+
+    # ---- upkeep ----
+
+    def retain(self) -> None:
+        """Let every leader move its log start where retention says so."""
+        for partition in self.registry:
+            replica = self._replicas.get(partition.group)
+            if replica is not None and replica.is_writable:
+                try:
+                    replica.retain(replica.high_watermark)
+                except KafkaError as error:
+                    logger.info("retention waits", partition=str(partition.name), why=str(error))
+
+    def replicas(self) -> list[Replica]:
+        """All running replicas."""
+        return list(self._replicas.values())
+
+    def rows(self) -> list[tuple[Partition, Replica]]:
+        """All partitions with their replicas, by name."""
+        partitions = sorted(self.registry, key=lambda partition: partition.name)
+        return [(partition, self._replicas[partition.group]) for partition in partitions]
+
+    def transfer_all(self) -> int:
+        """Hand over every leadership that an in-sync voter can take; how many there still were."""
+        live = {broker.node_id for broker in self._engine.image.live_brokers()}
+        load: dict[NodeId, int] = dict.fromkeys(sorted(live), 0)
+        remaining = 0
+        for replica in self._replicas.values():
+            if not replica.is_leader:
+                continue
+            others = [
+                r.node_id
+                for r in replica.in_sync_replicas()
+                if r.node_id != self._plane.node_id and r.node_id in live
+            ]
+            if others:
+                remaining += 1
+                chosen = min(others, key=lambda node_id: (load[node_id], node_id))
+                load[chosen] += 1
+                replica.transfer_leadership(chosen)
+        return remaining
+
+    def move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
+        """Hand the leadership of a partition led here to a node; False when that cannot be."""
+        known = self.registry.by_id(topic_id, partition)
+        if known is None:
+            return False
+        replica = self._replicas[known.group]
+        return replica.is_leader and replica.transfer_leadership(to)

@@ -1,0 +1,141 @@
+"""The process around a node: listeners, logs, signals, exit status.
+
+Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data folder is no good.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import trio
+from attrs import frozen
+
+from raftmq.adapters.data_folder import DataFolderError
+from raftmq.config import Address, NodeConfig
+from raftmq.logs import configure_logs, structlog
+from raftmq.node.node import Node
+from raftmq.ports import DiskError
+from raftmq.server.listener import open_listen_socket
+
+OK, FAILED, UNUSABLE = 0, 1, 2
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A flusher thread that holds the interpreter longer delays every heartbeat."""
+
+logger = structlog.get_logger("raftmq.node")
+
+
+@frozen(slots=True)
+class Listeners:
+    """The bound sockets of a node; a parent may bind them before it forks."""
+
+    client: socket.socket
+    peer: socket.socket
+    admin: socket.socket
+
+    def close(self) -> None:
+        """Close all three."""
+        for sock in (self.client, self.peer, self.admin):
+            sock.close()
+
+
+class ListenError(Exception):
+    """An address cannot be bound; the message names its key."""
+
+
+def open_listeners(config: NodeConfig) -> Listeners:
+    """Bind what the configuration names.
+
+    Raises:
+        ListenError: an address is taken, or is not of this machine.
+    """
+    opened: list[socket.socket] = []
+    for key in ("client_listener", "peer_listener", "admin_listener"):
+        address: Address = getattr(config, key)
+        try:
+            opened.append(open_listen_socket(address.host, address.port))
+        except OSError as error:
+            for sock in opened:
+                sock.close()
+            raise ListenError(f"{key}: cannot listen on {address}: {error.strerror}") from error
+    return Listeners(*opened)
+
+
+def run_node(
+    config: NodeConfig,
+    *,
+    listeners: Listeners | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> int:
+    """Run a node until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        config: of this node.
+        listeners: already bound sockets; default: bind what the configuration names.
+        on_ready: called once clients are served.
+    """
+    if not __debug__:
+        print("raftmq relies on its assertions: run python without -O", file=sys.stderr)  # noqa: T201
+        return UNUSABLE
+    configure_logs(
+        log_format=config.log_format,
+        level=config.log_level,
+        cluster_id=config.cluster_id,
+        node_id=config.node_id,
+    )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        opened = listeners or open_listeners(config)
+    except ListenError as error:
+        logger.error("cannot start", reason=str(error))
+        return UNUSABLE
+    try:
+        return trio.run(_run, config, opened, on_ready)
+    except (DataFolderError, DiskError, ExceptionGroup) as error:
+        cause = _only(error)
+        if isinstance(cause, DataFolderError):
+            logger.error("cannot start", reason=str(cause))
+            return UNUSABLE
+        if isinstance(cause, DiskError):
+            logger.error("the disk failed", reason=str(cause))
+            return FAILED
+        raise
+    finally:
+        opened.close()
+
+
+async def _run(
+    config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None] | None
+) -> int:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            node = Node(config, listeners.client, listeners.peer, listeners.admin)
+
+            async def watch_signals() -> None:
+                async for number in signals:
+                    logger.info("stopping", signal=signal.Signals(number).name)
+                    node.stop()
+
+            nursery.start_soon(watch_signals)
+
+            def ready() -> None:
+                # What lives now lives on: no collection need look at it again.
+                gc.collect()
+                gc.freeze()
+                if on_ready is not None:
+                    on_ready()
+
+            await node.run(ready)
+            nursery.cancel_scope.cancel()
+    return OK if node.failure is None else FAILED
+
+
+def _only(error: Exception) -> Exception:
+    """The one error inside nested groups of one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

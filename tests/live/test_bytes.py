@@ -1,0 +1,198 @@
+"""One batch, the same bytes on the socket, in every segment and in a fetch answer.
+
+Only base offset and leader epoch (and, with LogAppendTime, the timestamp and so the CRC) are the
+broker's to stamp. The bytes of a catch-up consumer leave by sendfile.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from raftmq.codec import Codec
+from raftmq.protocol import (
+    Struct,
+    decode_response,
+    decode_response_header,
+    encode_request,
+    encode_request_header,
+)
+from raftmq.protocol.api_versions import ApiKey
+from raftmq.records import NewRecord, build_batch, check_batch
+from tests.live.harness import Cluster, Node, need, wait_until
+from tests.live.load import Load, create_topic, leaders, read_numbers
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+STAMPED = slice(0, 8), slice(12, 16)  # base offset; leader epoch
+
+
+def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
+    """One request over a raw socket."""
+    head = encode_request_header(api, version, 7, "raw")
+    body = encode_request(api, version, request)
+    with socket.create_connection((node.host, node.client_port), timeout=10) as sock:
+        sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
+        (size,) = struct.unpack(">i", receive(sock, 4))
+        frame = memoryview(receive(sock, size))
+    _, position = decode_response_header(api, version, frame)
+    return decode_response(api, version, frame[position:])
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        assert piece, "closed in the middle of an answer"
+        data += piece
+    return bytes(data)
+
+
+def masked(batch: bytes) -> bytes:
+    """The batch without what the broker stamps."""
+    copy = bytearray(batch)
+    for span in STAMPED:
+        copy[span] = bytes(span.stop - span.start)
+    return bytes(copy)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_one_batch_is_the_same_everywhere(
+    shared_cluster: Cluster, unique: str, codec: Codec
+) -> None:
+    create_topic(shared_cluster.bootstrap, unique, 1)
+    leader = shared_cluster[leaders(shared_cluster.bootstrap, unique)[0]]
+    sent = bytes(build_batch([NewRecord(b"k%d" % i, b"v" * 100) for i in range(20)], codec=codec))
+    produced = ask(
+        leader,
+        ApiKey.PRODUCE,
+        9,
+        Struct(
+            transactional_id=None,
+            acks=-1,
+            timeout=10_000,
+            topic_data=[
+                Struct(name=unique, partition_data=[Struct(index=0, records=sent)]),
+            ],
+        ),
+    )
+    (row,) = produced.responses[0].partition_responses
+    assert (row.error_code, row.base_offset) == (0, 0)
+
+    def stored(node: Node) -> bytes:
+        (segment,) = node.partition_folder(unique).glob("*.log")
+        return segment.read_bytes()[: len(sent)]
+
+    for node in shared_cluster.nodes.values():
+        wait_until(lambda node=node: len(stored(node)) == len(sent), 10)  # type: ignore[misc]
+        check_batch(stored(node))
+        assert masked(stored(node)) == masked(sent)
+    assert len({stored(node) for node in shared_cluster.nodes.values()}) == 1
+
+    fetched = ask(
+        leader,
+        ApiKey.FETCH,
+        12,
+        Struct(
+            max_wait=1000,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=-1,
+            topics=[
+                Struct(
+                    topic=unique,
+                    partitions=[
+                        Struct(
+                            partition=0,
+                            fetch_offset=0,
+                            last_fetched_epoch=-1,
+                            current_leader_epoch=-1,
+                            log_start_offset=-1,
+                            partition_max_bytes=1 << 20,
+                        )
+                    ],
+                )
+            ],
+            forgotten_topics_data=[],
+            rack_id="",
+        ),
+    )
+    (partition,) = fetched.responses[0].partitions
+    assert bytes(partition.records) == stored(leader)
+
+
+def test_catch_up_consumers_are_served_by_sendfile(
+    shared_cluster: Cluster, unique: str, tmp_path: Path
+) -> None:
+    create_topic(shared_cluster.bootstrap, unique, 1)
+    with Load(shared_cluster.bootstrap, unique, 1, rate=30_000, size=1000) as load:
+        load.wait_for(20_000, timeout_s=60)
+    leader = shared_cluster[leaders(shared_cluster.bootstrap, unique)[0]]
+    trace = tmp_path / "trace.txt"
+    strace = subprocess.Popen(
+        [need("strace"), "-f", "-e", "trace=sendfile", "-o", str(trace), "-p", str(leader.pid)],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert strace.stderr is not None
+        assert b"attached" in strace.stderr.readline()
+        assert len(read_numbers(shared_cluster.bootstrap, unique, 0)) >= 20_000
+    finally:
+        strace.terminate()
+        strace.communicate(timeout=10)
+    sent = sum(int(n) for n in re.findall(r"sendfile\(.*= (\d+)$", trace.read_text(), re.M))
+    assert sent >= 18_000 * 1000, "the records left by sendfile"
+
+
+def test_topic_ids_are_random_and_shown(shared_cluster: Cluster, unique: str) -> None:
+    create_topic(shared_cluster.bootstrap, unique, 1)
+    told = ask(
+        shared_cluster[1],
+        ApiKey.METADATA,
+        12,
+        Struct(
+            topics=[Struct(topic_id=None, name=unique)],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        ),
+    )
+    (topic,) = told.topics
+    assert isinstance(topic.topic_id, UUID)
+    assert topic.topic_id.version == 4
+    assert told.cluster_id == shared_cluster.cluster_id
+
+
+def test_dead_broker_leaves_metadata_and_returns(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+
+        def brokers() -> set[int]:
+            told = ask(
+                cluster[1],
+                ApiKey.METADATA,
+                9,
+                Struct(
+                    topics=[],
+                    allow_auto_topic_creation=False,
+                    include_cluster_authorized_operations=False,
+                    include_topic_authorized_operations=False,
+                ),
+            )
+            return {broker.node_id for broker in told.brokers}
+
+        assert brokers() == {1, 2, 3}
+        cluster[3].kill()
+        started = time.monotonic()
+        wait_until(lambda: brokers() == {1, 2}, 3, "the dead broker left within 3 s")
+        assert time.monotonic() - started < 3
+        cluster[3].start()
+        cluster[3].wait_ready()
+        wait_until(lambda: brokers() == {1, 2, 3}, 1, "the returned broker is in within 1 s")
