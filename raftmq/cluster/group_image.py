@@ -113,7 +113,7 @@ def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch
         return _claim(image, command, live_epoch)
     group = image.get(command.group)
     # Every other command names the epoch it was made under; see the module's invariants.
-    epoch: int = command.coordinator_epoch  # type: ignore[attr-defined]  # all but ClaimGroup
+    epoch: int | None = getattr(command, "coordinator_epoch", None)
     if group is None or group.coordinator == NO_COORDINATOR or group.coordinator_epoch != epoch:
         return image, Rejection(ErrorCode.NOT_COORDINATOR, "coordinator epoch is not current")
     if isinstance(command, Generation):
