@@ -188,6 +188,18 @@ class Replica:
         """Who counts in the quorum."""
         return self.core.configuration.voters
 
+    @property
+    def learners(self) -> tuple[ReplicaId, ...]:
+        """Who only copies."""
+        return self.core.configuration.learners
+
+    def follower_end_offset(self, replica: ReplicaId) -> Offset | None:
+        """Up to where another replica is known to have flushed; None when nothing is known."""
+        progress = self.core.progress.get(replica)
+        if progress is None or progress.match_end < self.log.log_start.index:
+            return None
+        return self.log.offset_of(min(progress.match_end, self.log.end_index))
+
     def in_sync_replicas(self) -> tuple[ReplicaId, ...]:
         """Leader and voters caught up within the allowed lag; only a leader knows."""
         if not self.is_leader:
@@ -225,10 +237,12 @@ class Replica:
         log = self.log
         base_offset = log.log_end_offset
         start = log.end_index
-        stamp(batch, base_offset, LeaderEpoch(self.core.term))
+        epoch = LeaderEpoch(self.core.term)
+        stamp(batch, base_offset, epoch)
+        header = header._replace(base_offset=base_offset, leader_epoch=epoch)
         # Written before it is proposed: a full disk can then refuse without the core knowing.
         try:
-            log.append_batch(batch)
+            log.append_batch(batch, header)
         except DiskFullError as error:
             raise StorageError(f"disk full: {error}") from error
         except DiskError as error:
@@ -647,6 +661,18 @@ class Replica:
         """
         target = self._retention.target(below)
         return None if target is None or len(self._moves) else self.move_log_start(target)
+
+    def scrub(self, bytes_max: int) -> None:
+        """Check stored batches against their checksums, going on where the last call stopped."""
+        if self.failure is not None:
+            return
+        try:
+            found = self.log.scrub(bytes_max)
+        except DiskError as error:
+            self.fail(f"scrub failed: {error}")
+            return
+        if found:
+            self._repairer.look()
 
     def send(self, message: PeerMessage) -> None:
         """Send to another replica of this group."""

@@ -151,7 +151,6 @@ class Node:
     def _compose_control(self, folder: DataFolder) -> None:
         config, plane = self.config, self.plane
         self.machine = MetadataMachine()
-        self._wake_token = trio.lowlevel.current_trio_token()
         self.engine = RaftMetadataEngine(
             self_id=self.node_id,
             incarnation=plane.clock.wall_ms(),
@@ -298,6 +297,7 @@ class Node:
         self.control.attach(self.metadata_replica)
         self.broker.metadata_replica = self.metadata_replica
         plane.multiraft.register(self.metadata_replica)
+        plane.multiraft.after_drain.append(self.control.drain)
         plane.on_tick.append(self._tick)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -316,7 +316,10 @@ class Node:
         self.partitions.tick(now_ms)
 
     def _wake(self) -> None:
-        self._wake_token.run_sync_soon(self.control.drain, idempotent=True)
+        """Drain the metadata replica and then the engine, at once or when the round under way ends."""
+        replica = getattr(self, "metadata_replica", None)
+        if replica is not None:
+            self.plane.multiraft.touch(replica)
 
     def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         return self.plane.links.send(node_id, kind, pieces)

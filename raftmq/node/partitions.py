@@ -175,13 +175,13 @@ class Partitions:
         self._replicas[action.group] = replica
         self.registry.add(partition)
         recovery = replica.log.recovery
-        if recovery.cut or recovery.damaged_ranges:
+        if recovery.cut or recovery.damaged:
             logger.warning(
                 "log recovered",
                 topic=action.name.topic,
                 partition=action.name.partition,
                 cut=recovery.cut,
-                damaged=recovery.damaged_ranges,
+                damaged=recovery.damaged,
             )
         if is_preferred and replica.leader_epoch == 0:
             self._eager[action.group] = EAGER_TICKS

@@ -1,0 +1,645 @@
+"""A replica's whole log: batches in segments, bare entries beside them, one flushed end.
+
+The only place where `RaftIndex` and `Offset` meet: index = offset + bare entries before it. Writes
+reach the page cache at once; `flush_job` says what to sync and may run elsewhere, `complete` moves
+the flushed end. It never decides what to append, truncate or drop, and never talks to peers.
+
+Invariants:
+- a batch reaches a segment only after every bare entry before it is flushed; until then it is
+  staged in memory. At recovery no batch exists whose index cannot be derived.
+- `flushed_end` covers a prefix of entries that are durable, bare ones and batches alike.
+- truncation is durable on return, segments before bare entries, and finished after a crash.
+- the log-start tuple is durable before anything below it goes.
+- before a truncation or reset the caller has made durable that no more than the new end is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from raftmq.log.flush import FlushJob
+from raftmq.log.log_start import LocalStart, LogStart, Pending
+from raftmq.log.model import (
+    BATCH_KIND,
+    BareEntry,
+    DamagedError,
+    FileSpan,
+    LogConfig,
+    LogEntry,
+    RecoveryReport,
+)
+from raftmq.log.reader import LogReader, StagedBatch
+from raftmq.log.recent import RecentBatch, RecentBatches
+from raftmq.log.recovery import Recovered, recover
+from raftmq.log.repair import repair as repair_segment
+from raftmq.log.retention import retention_target
+from raftmq.log.segment import Damage, Segment
+from raftmq.log.shared import Shared
+from raftmq.log.verify import VerifyJob
+from raftmq.ports import Clock, Disk, DiskFullError
+from raftmq.records import BatchHeader, parse_header
+from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
+
+__all__ = ["DamagedError", "FlushJob", "LogEntry", "ReplicatedLog"]
+
+
+class ReplicatedLog:
+    """One log in one folder. Not thread-safe, except `run` of the jobs it hands out.
+
+    Attributes:
+        log_start: where it begins.
+        log_end_offset: the next offset to assign.
+        end_index: the same as a Raft index.
+        flushed_end: every entry below it is durable.
+        recovery: what opening it found.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        folder: str,
+        config: LogConfig,
+        *,
+        claimed_flushed_end: RaftIndex = RaftIndex(0),
+        initial: LogStart | None = None,
+        clock: Clock,
+        shared: Shared | None = None,
+    ) -> ReplicatedLog:
+        """Recover what the folder holds, or begin a log at `initial`.
+
+        Raises:
+            UnusableLogError: the log start or a bare entry below the claimed end is lost.
+            NewerFormatError: a file of a newer raftmq.
+            DiskError: the device failed.
+        """
+        shared = shared or Shared.make(disk)
+        recovered = recover(
+            shared,
+            folder,
+            config,
+            claimed_end=claimed_flushed_end,
+            initial=initial,
+            now_ms=clock.wall_ms(),
+        )
+        return cls(folder, config, shared, clock, recovered)
+
+    def __init__(
+        self, folder: str, config: LogConfig, shared: Shared, clock: Clock, found: Recovered
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.recovery: RecoveryReport = found.report
+        self.log_start: LogStart = found.local.log_start
+        self._shared = shared
+        self._disk = shared.files.disk
+        self._clock = clock
+        self._start_file = found.start_file
+        self._bare = found.bare
+        self._segments = found.segments
+        self._recent = RecentBatches(shared.recent)
+        self._staged: deque[StagedBatch] = deque()
+        self._staged_bytes = 0
+        self._reader = LogReader(
+            config, self._bare, self._segments, self._recent, self._staged, self.log_start
+        )
+        self._synced_offset = found.synced_offset
+        self._flushed_bare = self._bare.dropped + found.flushed_bare
+        self._job: FlushJob | None = None
+        self._scrub_offset = 0
+        self._rotate_at_ms = clock.monotonic_ms() + config.verified_ms
+        self.log_end_offset = Offset(self._segments.end_offset)
+        self.end_index = RaftIndex(0)
+        self.flushed_end = RaftIndex(0)
+        self._recount()
+
+    def _recount(self) -> None:
+        """Derive end and flushed end from the parts."""
+        self.log_end_offset = Offset(self._reader.end_offset)
+        self.end_index = RaftIndex(
+            self.log_end_offset + self._reader.steps() + len(self._bare.entries)
+        )
+        flushed = self.index_of(Offset(self._synced_offset))
+        unflushed = self._flushed_bare - self._bare.dropped
+        if unflushed < len(self._bare.entries):
+            flushed = min(flushed, self._bare.entries[unflushed].index)
+        self.flushed_end = flushed
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """The first offset that readers may ask for."""
+        return self.log_start.offset
+
+    @property
+    def flushed_end_offset(self) -> Offset:
+        """Batches below it are durable, and so are all entries before them."""
+        return self.offset_of(self.flushed_end)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of batches in segments."""
+        return self._segments.size_bytes
+
+    @property
+    def damaged(self) -> list[tuple[Offset, Offset]]:
+        """Offset ranges that should be here and cannot be read."""
+        start = self.log_start.base_offset
+        return [
+            (Offset(max(damage.start, start)), Offset(damage.end))
+            for segment in self._segments.all
+            for damage in segment.damages
+            if damage.end > start
+        ]
+
+    def epochs(self) -> list[tuple[LeaderEpoch, RaftIndex]]:
+        """Each leader epoch that has entries here, with the index of the first of them."""
+        epochs: list[tuple[LeaderEpoch, RaftIndex]] = []
+        entries = self._bare.entries
+        first = self.log_start.index
+        if self.end_index > first and not (entries and entries[0].index == first):
+            epochs.append((self.log_start.previous_epoch, first))
+        for entry in entries:
+            if not epochs or entry.leader_epoch != epochs[-1][0]:
+                epochs.append((entry.leader_epoch, entry.index))
+        return epochs
+
+    def bare_entries(self) -> list[BareEntry]:
+        """All bare entries at or above the log start."""
+        return list(self._bare.entries)
+
+    # --- index and offset -------------------------------------------------------------------
+
+    def offset_of(self, index: RaftIndex) -> Offset:
+        """The offset at a Raft index: that of the batch there, or the next one's."""
+        return Offset(index - self._reader.steps() - self._bare.count_below(index))
+
+    def index_of(self, offset: Offset) -> RaftIndex:
+        """The Raft index at an offset, behind the bare entries that stand before it."""
+        return RaftIndex(offset + self._reader.steps() + self._bare.count_up_to(offset))
+
+    def start_at(self, offset: Offset) -> LogStart:
+        """A log start from which readers see `offset`: the batch that contains it comes first.
+
+        The index is the lowest for that batch, so that bare entries right before it, which may not
+        be committed yet, are kept. The caller fills in configuration and state.
+        """
+        assert self.log_start.offset <= offset <= self.log_end_offset
+        base = int(offset)
+        if offset < self.log_end_offset:
+            try:
+                base = next(self.headers(offset, Offset(offset + 1))).base_offset
+            except DamagedError as error:
+                base = max(error.start, self.log_start.base_offset)
+        index = RaftIndex(base + self._reader.steps() + self._bare.count_before(base))
+        index = max(index, self.log_start.index)
+        return LogStart(
+            offset=offset,
+            index=index,
+            previous_epoch=self.previous_epoch_at(index),
+            base_offset=Offset(base),
+        )
+
+    def epoch_at(self, offset: Offset) -> LeaderEpoch:
+        """The leader epoch of the batch at `offset`."""
+        return LeaderEpoch(self._bare.epochs().at(offset))
+
+    def previous_epoch_at(self, index: RaftIndex) -> LeaderEpoch:
+        """The leader epoch of the entry that ends at `index`."""
+        count = self._bare.count_below(index)
+        if count == 0:
+            return self.log_start.previous_epoch
+        return self._bare.entries[count - 1].leader_epoch
+
+    def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
+        """The greatest known epoch not above `epoch`, and where the next one starts (KIP-101)."""
+        table = self._bare.epochs()
+        ends = [*table.starts[1:], self.log_end_offset]
+        found: tuple[LeaderEpoch, Offset] | None = None
+        for known, start, end in zip(table.epochs, table.starts, ends, strict=True):
+            if known > epoch:
+                break
+            if known == 0 and start == end:
+                continue  # no leader was ever in epoch 0
+            found = LeaderEpoch(known), Offset(end)
+        return found
+
+    # --- appending --------------------------------------------------------------------------
+
+    def append_batch(self, batch: Buffer, header: BatchHeader | None = None) -> None:
+        """Append a stamped, checked batch; durable once `flushed_end` covers it.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
+        if header is None:
+            header = parse_header(batch)
+        base_offset = header.base_offset
+        assert base_offset == self.log_end_offset, "batches are contiguous"
+        assert header.leader_epoch == self._bare.last_epoch, "an epoch begins with a bare entry"
+        size = len(batch)
+        assert header.size == size, "exactly one batch"
+        start = self.end_index
+        next_offset = header.next_offset
+        entry = LogEntry(
+            start,
+            RaftIndex(start + next_offset - base_offset),
+            LeaderEpoch(header.leader_epoch),
+            BATCH_KIND,
+            batch,
+        )
+        if self._staged or self._flushed_bare - self._bare.dropped < len(self._bare.entries):
+            self._stage(batch, header)
+            position, base = -1, -1
+        else:
+            position, segment = self._segments.append(batch, header, self._clock.wall_ms())
+            base = segment.base_offset
+        self._recent.add(RecentBatch(entry, base_offset, next_offset, position, base, size))
+        self.log_end_offset = Offset(next_offset)
+        self.end_index = entry.end
+
+    def _stage(self, batch: Buffer, header: BatchHeader) -> None:
+        if self._staged_bytes + len(batch) > self.config.staged_bytes_max and self._staged:
+            raise DiskFullError(f"{self.folder}: too much waits for a bare entry to be flushed")
+        self._staged.append(StagedBatch(header, batch))
+        self._staged_bytes += len(batch)
+
+    def append_bare(
+        self, index: RaftIndex, leader_epoch: LeaderEpoch, kind: int, payload: bytes
+    ) -> None:
+        """Append an entry without records; durable once `flushed_end` covers it.
+
+        Raises:
+            DiskFullError: the disk is full and the reserve used up; nothing changed.
+            DiskError: fatal.
+        """
+        assert index == self.end_index, "entries are contiguous"
+        assert leader_epoch >= self._bare.last_epoch, "epochs never fall"
+        assert kind != BATCH_KIND, "a batch is not a bare entry"
+        self._bare.append(BareEntry(index, leader_epoch, self.log_end_offset, kind, payload))
+        self.end_index = RaftIndex(index + 1)
+
+    # --- flushing ---------------------------------------------------------------------------
+
+    def flush_job(self) -> FlushJob | None:
+        """What must be synced now; None when nothing is due or a job is under way."""
+        if self._job is not None:
+            return None
+        bare = self._bare
+        bare_count = bare.dropped + len(bare.entries)
+        is_bare_dirty = bare_count > self._flushed_bare
+        if not is_bare_dirty and self._segments.end_offset <= self._synced_offset:
+            return None
+        files, folders = self._segments.take_dirty()
+        if is_bare_dirty:
+            files.append(bare.file)
+            if bare.is_new_name:
+                bare.is_new_name = False
+                folders = [self.folder]
+        self._job = FlushJob(
+            self._disk,
+            tuple(files),
+            tuple(folders),
+            synced_offset=self._segments.end_offset,
+            bare_count=bare_count,
+        )
+        return self._job
+
+    def complete(self, job: FlushJob) -> RaftIndex:
+        """Take note that `job` ran; write what was staged behind bare entries it made durable.
+
+        Returns the new flushed end. Another job may be due at once.
+
+        Raises:
+            DiskFullError: staged batches do not fit; they and what follows them were dropped, as
+                if this replica had crashed before it wrote them.
+            DiskError: fatal.
+        """
+        assert job.is_done, "a job completes after it ran"
+        if job.is_void:
+            return self.flushed_end
+        assert job is self._job, "a job completes once"
+        self._job = None
+        self._synced_offset = max(self._synced_offset, job.synced_offset)
+        self._flushed_bare = max(self._flushed_bare, job.bare_count)
+        self._recount()
+        if self._staged:
+            self._write_staged()
+        return self.flushed_end
+
+    def _write_staged(self) -> None:
+        bare = self._bare
+        while self._staged:
+            staged = self._staged[0]
+            base_offset = staged.header.base_offset
+            if bare.dropped + bare.count_up_to(base_offset) > self._flushed_bare:
+                return
+            try:
+                position, segment = self._segments.append(
+                    staged.data, staged.header, self._clock.wall_ms()
+                )
+            except DiskFullError:
+                self._cut(self.index_of(Offset(base_offset)))
+                raise
+            self._staged.popleft()
+            self._staged_bytes -= len(staged.data)
+            self._recent.place(base_offset, position, segment.base_offset)
+
+    # --- truncating -------------------------------------------------------------------------
+
+    def truncate_to(self, end: RaftIndex) -> None:
+        """Drop all entries from `end` on, a boundary of entries; durable on return.
+
+        Raises:
+            DiskError: fatal; opening the log again finishes the truncation.
+        """
+        assert self.log_start.index <= end <= self.end_index
+        if end < self.end_index:
+            self._cut(end)
+
+    def _cut(self, end: RaftIndex) -> None:
+        offset = int(self.offset_of(end))
+        while self._staged and self._staged[-1].header.base_offset >= offset:
+            self._staged_bytes -= len(self._staged.pop().data)
+        self._recent.truncate(offset)
+        self._reader.forget_positions()
+        cuts_segments = offset < self._segments.end_offset
+        cuts_bare = self._bare.count_below(end) < len(self._bare.entries)
+        if cuts_segments:
+            self._start_file.replace(LocalStart(self.log_start, end, Pending.TRUNCATE))
+            self._segments.truncate_to(offset)
+        if cuts_bare:
+            self._bare.truncate(end)
+        if cuts_segments:
+            self._start_file.replace(LocalStart(self.log_start))
+        count = self._bare.dropped + len(self._bare.entries)
+        self._synced_offset = min(self._synced_offset, offset)
+        self._flushed_bare = min(self._flushed_bare, count)
+        if self._job is not None:
+            self._job.synced_offset = min(self._job.synced_offset, offset)
+            self._job.bare_count = min(self._job.bare_count, count)
+        self._recount()
+
+    # --- log start --------------------------------------------------------------------------
+
+    def retention_target(self, now_ms: int, below: Offset) -> Offset | None:
+        """Where age and size would have the log start; None when it may stay.
+
+        Always a segment boundary, at or below `below`, never in the last segment.
+        """
+        found = retention_target(
+            self._segments.all, self.config, now_ms, below, self.log_start.offset
+        )
+        return None if found is None else Offset(found)
+
+    def configure(self, config: LogConfig) -> None:
+        """Obey changed settings from now on; files that are open keep their index interval."""
+        self.config = config
+        self._segments.configure(config)
+        self._reader.config = config
+
+    def roll_if_aged(self, now_ms: int) -> bool:
+        """Close an active segment that is older than `segment_ms`, so that it can be retained.
+
+        Raises:
+            DiskError: fatal, unless it is a DiskFullError.
+        """
+        active = self._segments.active
+        if active is None or not active.size:
+            return False
+        if now_ms - active.created_ms < self.config.segment_ms:
+            return False
+        self._segments.roll(now_ms)
+        return True
+
+    def move_start(self, log_start: LogStart) -> None:
+        """Drop what lies below `log_start`, whole segments at a time; the tuple is durable first.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
+        assert self.log_start.index <= log_start.index <= self.end_index
+        assert self.log_start.offset <= log_start.offset
+        assert self.offset_of(log_start.index) == log_start.base_offset, "not where it says"
+        self._start_file.replace(LocalStart(log_start))
+        self._set_start(log_start)
+        base_offset = log_start.base_offset
+        self._bare.rebase(log_start)
+        self._synced_offset = max(self._synced_offset, base_offset)
+        self._flushed_bare = max(self._flushed_bare, self._bare.dropped)
+        if self._segments.remove_below(base_offset):
+            self._reader.forget_positions()
+        self._recent.drop_below(base_offset)
+        self._bare.compact()
+        self._recount()
+
+    def reset_to(self, log_start: LogStart) -> None:
+        """Begin anew at a leader's log start; durable on return, and then the old data is gone.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal; opening the log again finishes the reset.
+        """
+        self._start_file.replace(LocalStart(log_start, log_start.index, Pending.RESET))
+        if self._job is not None:
+            self._job.is_void = True
+            self._job = None
+        self._staged.clear()
+        self._staged_bytes = 0
+        self._recent.clear()
+        self._reader.forget_positions()
+        self._set_start(log_start)
+        self._segments.clear(log_start.base_offset)
+        self._bare.clear(log_start)
+        self._disk.sync_directory(self.folder)
+        self._start_file.replace(LocalStart(log_start))
+        self._synced_offset = log_start.base_offset
+        self._flushed_bare = self._bare.dropped
+        self._recount()
+
+    def _set_start(self, log_start: LogStart) -> None:
+        self.log_start = log_start
+        self._reader.log_start = log_start
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
+        """Entries from `start` on, about `bytes_max` of them, at least one if there is any.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        assert self.log_start.index <= start <= self.end_index
+        return self._reader.entries(start, bytes_max)
+
+    def locate(
+        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+    ) -> list[FileSpan]:
+        """Spans of whole verified batches from the one that contains `offset`, none past `end`.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        assert self.log_start.offset <= offset
+        self._rotate_if_due()
+        return self._reader.locate(offset, bytes_max, end, at_least_one=at_least_one)
+
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        """Headers of the batches that overlap `[start, end)`.
+
+        Raises:
+            DamagedError: when it comes to a damaged one.
+        """
+        return self._reader.headers(start, end)
+
+    def offset_for_timestamp(
+        self, timestamp_ms: int, end: Offset
+    ) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The first record below `end` that is not older: (timestamp, offset, epoch).
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        return self._reader.offset_for_timestamp(timestamp_ms, end)
+
+    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The newest record below `end`: (timestamp, offset, epoch).
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        return self._reader.max_timestamp(end)
+
+    # --- checking and mending ---------------------------------------------------------------
+
+    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
+        """A check that `locate` would otherwise make inline; None when the bytes are verified.
+
+        Run it in a worker thread, then hand it to `checked`.
+
+        Raises:
+            DamagedError: the batch is known to be damaged.
+        """
+        self._rotate_if_due()
+        if offset >= self._segments.end_offset:
+            return None
+        segment = self._segments.holding(offset)
+        for position, header in segment.headers_from(offset):
+            if segment.verified.end_from(position) > position:
+                return None
+            return self._verify_job(segment, position, header.base_offset, bytes_max)
+        return None
+
+    def scrub_job(self, bytes_max: int) -> VerifyJob | None:
+        """Check the next stretch of the log, from the start again after the end; None if empty."""
+        self._rotate_if_due()
+        start = max(self._scrub_offset, self.log_start.base_offset)
+        if start >= self._segments.end_offset:
+            start = self.log_start.base_offset
+        if start >= self._segments.end_offset:
+            return None
+        segment = self._segments.holding(start)
+        if segment.is_missing:
+            self._scrub_offset = segment.end_offset
+            return None
+        at, position = segment.floor(start)
+        job = self._verify_job(segment, position, at, bytes_max)
+        job.is_scrub = True
+        return job
+
+    def _verify_job(
+        self, segment: Segment, position: int, offset: int, bytes_max: int
+    ) -> VerifyJob:
+        return VerifyJob(
+            segment=segment,
+            file=segment.file,
+            position=position,
+            offset=offset,
+            bytes_max=bytes_max,
+            size=segment.size,
+            end_offset=segment.end_offset,
+            epochs=self._bare.epochs(),
+            version=segment.version,
+            skip=tuple(segment.damages),
+        )
+
+    def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
+        """Take over what a job found; returns damage that was not known before."""
+        segment = job.segment
+        if job.is_scrub:
+            self._scrub_offset = job.offset
+        is_current = any(s is segment for s in self._segments.all)
+        if not is_current or job.version != segment.version:
+            return []  # cut, replaced or dropped meanwhile
+        for start, end in job.verified:
+            segment.verified.add(start, end)
+        for damage in job.damages:
+            segment.mark_damaged(damage)
+        return [(Offset(d.start), Offset(d.end)) for d in job.damages]
+
+    def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:
+        """Check about `budget_bytes` more of the log here and now; returns new damage.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        job = self.scrub_job(budget_bytes)
+        if job is None:
+            return []
+        job.run()
+        return self.checked(job)
+
+    def repair(self, start: Offset, batches: Sequence[Buffer]) -> None:
+        """Replace the damaged range that begins at `start` by a peer's batches; durable on return.
+
+        Raises:
+            CorruptBatchError: the batches do not fill the range, or are wrong.
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
+        segment, damage = self._damage_at(start)
+        if segment.is_active:
+            self._segments.roll(self._clock.wall_ms())  # only closed segments are replaced
+        mended = self._segments.new(start if damage.start < start else segment.base_offset)
+        epochs = self._bare.epochs()
+        repair_segment(segment, mended, damage, batches, epochs, start, self._disk, self.folder)
+        self._segments.replace(segment, mended)
+        self._reader.forget_positions()
+        self._recent.clear()
+
+    def _damage_at(self, start: Offset) -> tuple[Segment, Damage]:
+        first = self.log_start.base_offset
+        for segment in self._segments.all:
+            for damage in segment.damages:
+                if max(damage.start, first) == start and damage.end > first:
+                    return segment, damage
+        raise AssertionError("no damage begins there")
+
+    def _rotate_if_due(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._rotate_at_ms:
+            self._rotate_at_ms = now_ms + self.config.verified_ms
+            for segment in self._segments.all:
+                segment.verified.rotate()
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write the indexes and give all files back. What is not flushed is not made durable."""
+        self._recent.clear()
+        active = self._segments.active
+        if active is not None:
+            active.write_indexes(is_closed=True)
+        self._segments.release()
+        self._bare.close()
+
+    def delete(self) -> None:
+        """Remove the folder and all in it; durable on return."""
+        self._recent.clear()
+        self._segments.release()
+        self._bare.close()
+        self._disk.remove_tree(self.folder)

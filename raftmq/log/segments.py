@@ -1,0 +1,239 @@
+"""All segments of one log: which one holds an offset, rolling, cutting, dropping.
+
+Owns the set of files that the next flush job must sync. Segments are contiguous in offset; only the
+last may be active; after a start or a cut there may be none that is active, and the next append
+makes one. Knows nothing of bare entries and Raft indexes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+
+from raftmq.log.batch_reader import Epochs
+from raftmq.log.model import LogConfig
+from raftmq.log.segment import OFFSETS_MAX, Segment
+from raftmq.log.shared import Shared
+from raftmq.ports import File
+from raftmq.records import BatchHeader
+from raftmq.types import Buffer
+
+
+class Segments:
+    """The files of one log in offset order."""
+
+    __slots__ = (
+        "_bases",
+        "_config",
+        "_epochs",
+        "_folder",
+        "_shared",
+        "_sync_also",
+        "all",
+        "end_offset",
+        "is_folder_dirty",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        folder: str,
+        config: LogConfig,
+        shared: Shared,
+        epochs: Callable[[], Epochs],
+        start_offset: int,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._shared = shared
+        self._epochs = epochs
+        self.all: list[Segment] = []
+        self._bases: list[int] = []
+        self._sync_also: list[File] = []  # indexes of segments that were closed
+        self.end_offset = start_offset
+        self.is_folder_dirty = False
+        self.size_bytes = 0
+
+    def configure(self, config: LogConfig) -> None:
+        """Obey changed settings from now on."""
+        self._config = config
+
+    def new(self, base_offset: int) -> Segment:
+        """A segment object; not yet part of the log, no file touched."""
+        return Segment(self._folder, base_offset, self._config, self._shared, self._epochs)
+
+    def adopt(self, segments: list[Segment], end_offset: int) -> None:
+        """Take over what recovery accepted."""
+        self.all = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self.end_offset = end_offset
+        self.size_bytes = sum(segment.size for segment in segments)
+
+    @property
+    def active(self) -> Segment | None:
+        """The one that is appended to."""
+        return self.all[-1] if self.all and self.all[-1].is_active else None
+
+    def at(self, offset: int) -> int:
+        """The position in `all` of the segment that holds `offset`, -1 when it is below all."""
+        return bisect_right(self._bases, offset) - 1
+
+    def holding(self, offset: int) -> Segment:
+        """The segment that holds `offset`, which must lie in the log."""
+        at = bisect_right(self._bases, offset) - 1
+        assert at >= 0, "an offset below the log start"
+        return self.all[at]
+
+    # --- appending --------------------------------------------------------------------------
+
+    def append(self, data: Buffer, header: BatchHeader, now_ms: int) -> tuple[int, Segment]:
+        """Write a batch at the end, in a new segment if it is time for one.
+
+        Raises:
+            DiskFullError: nothing changed.
+        """
+        segment = self.all[-1] if self.all else None
+        size = len(data)
+        if (
+            segment is None
+            or not segment.is_active
+            or segment.size + size > self._config.segment_bytes
+            or now_ms - segment.created_ms >= self._config.segment_ms
+            or header.next_offset - segment.base_offset > OFFSETS_MAX
+        ) and not (segment is not None and segment.is_active and segment.size == 0):
+            segment = self.roll(now_ms)
+        assert segment is not None
+        position = segment.append(data, header)
+        self.end_offset = segment.end_offset
+        self.size_bytes += size
+        return position, segment
+
+    def roll(self, now_ms: int) -> Segment:
+        """Begin a new active segment at the end and close the one before it.
+
+        Raises:
+            DiskFullError: nothing changed.
+        """
+        segment = self.new(self.end_offset)
+        segment.create(now_ms)
+        self.close_active()
+        self.all.append(segment)
+        self._bases.append(segment.base_offset)
+        self.is_folder_dirty = True
+        return segment
+
+    def close_active(self) -> None:
+        """Never append to the last segment again; its indexes go into the next flush."""
+        segment = self.active
+        if segment is None:
+            return
+        segment.close()
+        for index in (segment.offset_index, segment.time_index):
+            try:
+                self._sync_also.append(index.file())
+            except FileNotFoundError:
+                continue  # the disk was full: the index is rebuilt when it is wanted
+        self.is_folder_dirty = True
+
+    # --- flushing ---------------------------------------------------------------------------
+
+    def take_dirty(self) -> tuple[list[File], list[str]]:
+        """Files and folders that must be synced to make everything written so far durable."""
+        files: list[File] = []
+        for segment in self._dirty_segments():
+            files.append(segment.file)
+            segment.is_dirty = False
+        files += self._sync_also
+        self._sync_also = []
+        folders = [self._folder] if self.is_folder_dirty else []
+        self.is_folder_dirty = False
+        return files, folders
+
+    def _dirty_segments(self) -> list[Segment]:
+        dirty: list[Segment] = []
+        for segment in reversed(self.all):
+            if not segment.is_dirty:
+                break  # older ones were flushed before: what is dirty is a suffix
+            dirty.append(segment)
+        dirty.reverse()
+        return dirty
+
+    # --- dropping ---------------------------------------------------------------------------
+
+    def remove_below(self, offset: int) -> list[Segment]:
+        """Unlink segments that end at or below `offset`, never the active one.
+
+        Nothing is synced: should a name come back after a crash, recovery drops it again.
+        """
+        count = 0
+        for segment in self.all:
+            if segment.is_active or segment.end_offset > offset:
+                break
+            count += 1
+        removed = self.all[:count]
+        for segment in removed:
+            segment.remove()
+            self.size_bytes -= segment.size
+        del self.all[:count], self._bases[:count]
+        return removed
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop everything from `offset` on; durable on return.
+
+        Raises:
+            DiskError: the device failed; the replica must stop.
+        """
+        disk = self._shared.files.disk
+        keep = bisect_left(self._bases, offset)
+        has_removed = keep < len(self.all)
+        for segment in reversed(self.all[keep:]):
+            segment.remove()
+        del self.all[keep:], self._bases[keep:]
+        if self.all and not self.all[-1].is_missing:
+            self._cut_last(self.all[-1], offset)
+        elif self.all:
+            self._cut_missing(self.all[-1], offset)
+        if has_removed or self.is_folder_dirty:
+            disk.sync_directory(self._folder)
+            self.is_folder_dirty = False
+        self.end_offset = offset
+        self.size_bytes = sum(segment.size for segment in self.all)
+
+    def _cut_last(self, segment: Segment, offset: int) -> None:
+        segment.truncate_to(offset)
+        segment.file.fdatasync()
+        segment.is_dirty = False
+        for index in (segment.offset_index, segment.time_index):
+            try:
+                index.file().fdatasync()
+            except FileNotFoundError:
+                continue  # not written yet
+        if segment.damages and segment.damages[-1].end == segment.end_offset:
+            segment.close()  # never append behind bytes that cannot be read
+
+    def _cut_missing(self, segment: Segment, offset: int) -> None:
+        segment.end_offset = offset
+        for damage in segment.damages:
+            damage.end = min(damage.end, offset)
+
+    def replace(self, old: Segment, new: Segment) -> None:
+        """A repaired copy took the place of a segment."""
+        at = self.all.index(old)
+        self.all[at] = new
+        self._bases[at] = new.base_offset
+        self.size_bytes += new.size - old.size
+
+    def clear(self, offset: int) -> None:
+        """Unlink all and begin at `offset`; the caller syncs the folder."""
+        for segment in self.all:
+            segment.remove()
+        self.all, self._bases = [], []
+        self._sync_also = []
+        self.end_offset = offset
+        self.size_bytes = 0
+        self.is_folder_dirty = True
+
+    def release(self) -> None:
+        """Drop open files."""
+        for segment in self.all:
+            segment.release()
