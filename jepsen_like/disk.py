@@ -1,0 +1,510 @@
+"""A disk that forgets: `ports.Disk` in memory, with page cache and device kept apart.
+
+A write changes the cached content; only `fdatasync` of that file moves it to the device. A created,
+renamed or removed name is on the device only after `sync_directory`. `crash()` is a power loss:
+every unsynced change is kept, lost or torn, as the given random source decides. Faults are planted
+by hand: full disk, failing fsync, flipped bits, stale sectors, a crash at the k-th operation.
+Everything is a function of the arguments, so one seed replays one history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from attrs import Factory, define
+
+from raftmq.ports import DiskError, DiskFullError, File
+from raftmq.types import Buffer
+
+SECTOR: Final = 512
+
+
+class SimCrash(BaseException):
+    """The machine stops here. No code under test may catch it, so it is not an `Exception`."""
+
+
+@define(slots=True, eq=False)
+class Inode:
+    """A file's content: as programs see it, and as the device holds it."""
+
+    number: int
+    cached: bytearray = Factory(bytearray)
+    durable: bytearray = Factory(bytearray)
+    dirty: list[tuple[int, int]] = Factory(list)  # byte ranges written since the last fdatasync
+    size_is_dirty: bool = False
+    cut_size: int | None = None  # the least size since the last fdatasync
+    previous: dict[int, bytes] = Factory(dict)  # sector -> what the device held there before
+
+
+@define(slots=True, frozen=True)
+class CrashOdds:
+    """How likely each fate of a file's unsynced bytes is; the rest keeps all of them.
+
+    `torn` cuts at any byte; `sectors` keeps and loses sectors independently, so that later bytes
+    may survive earlier ones; `names` is the chance that an unsynced name change is lost.
+    """
+
+    lose: float = 0.35
+    prefix: float = 0.25
+    torn: float = 0.15
+    sectors: float = 0.05
+    names: float = 0.5
+
+
+@define(slots=True)
+class Counters:
+    """What the disk was asked to do."""
+
+    reads: int = 0
+    writes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    fdatasyncs: int = 0
+    directory_syncs: int = 0
+    renames: int = 0
+    removes: int = 0
+    crashes: int = 0
+    bytes_lost: int = 0
+
+
+class SimFile:
+    """An open handle on an inode."""
+
+    __slots__ = ("_disk", "_generation", "_inode", "_is_closed", "path")
+
+    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._generation = disk.counters.crashes
+        self._is_closed = False
+        self.path = path
+        disk.open_files += 1
+
+    def _check(self) -> None:
+        assert not self._is_closed, f"{self.path} is closed"
+        if self._generation != self._disk.counters.crashes:
+            raise SimCrash(f"{self.path} was open before the crash")
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        self._check()
+        return self._disk.read(self._inode, self.path, size, position)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of `data`."""
+        self._check()
+        self._disk.write(self._inode, self.path, data, position)
+
+    def pwritev(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces one after the other, as one operation."""
+        self._check()
+        self._disk.write(self._inode, self.path, b"".join(pieces), position)
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        self._check()
+        return len(self._inode.cached)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file."""
+        self._check()
+        self._disk.truncate(self._inode, self.path, size)
+
+    def allocate(self, size: int) -> None:
+        """Reserve up to `size` bytes; the new ones read as zeros."""
+        self._check()
+        if size > len(self._inode.cached):
+            self._disk.truncate(self._inode, self.path, size, reserve=True)
+
+    def fdatasync(self) -> None:
+        """Move the cached content to the device."""
+        self._check()
+        self._disk.fdatasync(self._inode, self.path)
+
+    def fileno(self) -> int:
+        """No descriptor here."""
+        return -1
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._disk.open_files -= 1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SimDisk:
+    """A folder tree whose every fault is drawn from `random` or planted by the test.
+
+    Attributes:
+        counters: operations so far.
+        capacity_bytes: None, or how much the files may hold together.
+        open_files: handles not yet closed.
+        operations: changes so far (what `crash_after` counts).
+    """
+
+    def __init__(self, random: Random, *, capacity_bytes: int | None = None) -> None:
+        self._random = random
+        self._names: dict[str, Inode] = {}
+        self._durable_names: dict[str, Inode] = {}
+        # Unsynced name changes in order; each is atomic: {path: inode, or None when removed}.
+        self._pending: list[dict[str, Inode | None]] = []
+        self._folders: set[str] = {"", "/"}
+        self._inodes = 0
+        self._crash_at: int | None = None
+        self._has_crashed = False
+        self._failing: Callable[[str, str], bool] | None = None
+        self.counters = Counters()
+        self.capacity_bytes = capacity_bytes
+        self.open_files = 0
+        self.operations = 0
+
+    # --- ports.Disk -------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing."""
+        self._alive()
+        inode = self._names.get(path)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(path)
+            if _parent(path) not in self._folders:
+                raise DiskError(f"no folder for {path}")
+            self._operation("create", path)
+            self._inodes += 1
+            inode = Inode(self._inodes)
+            self._names[path] = inode
+            self._pending.append({path: inode})
+        return SimFile(self, path, inode)
+
+    def exists(self, path: str) -> bool:
+        """True for a file or folder of that name."""
+        self._alive()
+        return path in self._names or path in self._folders
+
+    def list(self, path: str) -> list[str]:
+        """Names in a folder, sorted."""
+        self._alive()
+        names = [name.rpartition("/")[2] for name in self._names if _parent(name) == path]
+        names += [
+            f.rpartition("/")[2] for f in self._folders if f and f != "/" and _parent(f) == path
+        ]
+        return sorted(names)
+
+    def make_directories(self, path: str) -> None:
+        """Create a folder and its parents; durable on return."""
+        self._alive()
+        while path not in self._folders:
+            self._operation("mkdir", path)
+            self._folders.add(path)
+            path = _parent(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` atomically."""
+        self._operation("rename", target)
+        self.counters.renames += 1
+        if source in self._folders:
+            self._rename_folder(source, target)
+            return
+        if source not in self._names:
+            raise DiskError(f"cannot rename {source}: absent")
+        inode = self._names.pop(source)
+        self._names[target] = inode
+        self._pending.append({source: None, target: inode})
+
+    def _rename_folder(self, source: str, target: str) -> None:
+        change: dict[str, Inode | None] = {}
+        for path in sorted(p for p in self._names if p.startswith(f"{source}/")):
+            inode = self._names.pop(path)
+            moved = target + path[len(source) :]
+            self._names[moved] = inode
+            change[path] = None
+            change[moved] = inode
+        moved_folders = [f for f in self._folders if f == source or f.startswith(f"{source}/")]
+        for folder in moved_folders:
+            self._folders.discard(folder)
+            self._folders.add(target + folder[len(source) :])
+        self._settle(change)  # folders are as durable as `make_directories` makes them
+
+    def remove(self, path: str) -> None:
+        """Unlink a file that may be absent."""
+        self._operation("remove", path)
+        if self._names.pop(path, None) is not None:
+            self.counters.removes += 1
+            self._pending.append({path: None})
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it, durably."""
+        self._operation("remove", path)
+        change: dict[str, Inode | None] = {}
+        for name in [p for p in self._names if p.startswith(f"{path}/")]:
+            del self._names[name]
+            change[name] = None
+        self._settle(change)
+        self._folders = {f for f in self._folders if f != path and not f.startswith(f"{path}/")}
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        self._operation("sync directory", path)
+        self.counters.directory_syncs += 1
+        kept: list[dict[str, Inode | None]] = []
+        for change in self._pending:
+            if any(_parent(name) == path for name in change):
+                self._settle(change)
+            else:
+                kept.append(change)
+        self._pending = kept
+
+    # --- inodes -----------------------------------------------------------------------------
+
+    def read(self, inode: Inode, path: str, size: int, position: int) -> bytes:
+        """What a handle's `pread` does."""
+        self._alive()
+        if self._failing is not None and self._failing("read", path):
+            raise DiskError(f"cannot read {path}: I/O error")
+        self.counters.reads += 1
+        data = bytes(inode.cached[position : position + size])
+        self.counters.bytes_read += len(data)
+        return data
+
+    def write(self, inode: Inode, path: str, data: Buffer, position: int) -> None:
+        """What a handle's `pwrite` does; a crash or a full disk leaves a part of it."""
+        self._alive()
+        room = self._room(max(0, position + len(data) - len(inode.cached)))
+        if room is not None:
+            whole = max(0, len(inode.cached) - position) + room
+            self._store(inode, bytes(data[:whole]), position)
+            raise DiskFullError(f"cannot write {path}: no space left")
+        if self._crash_at is not None and self.operations + 1 >= self._crash_at:
+            self._store(inode, bytes(data[: self._random.randrange(0, len(data) + 1)]), position)
+        self._operation("write", path)
+        self._store(inode, data, position)
+
+    def _store(self, inode: Inode, data: Buffer, position: int) -> None:
+        if not len(data):
+            return
+        end = position + len(data)
+        if position > len(inode.cached):
+            inode.cached.extend(bytes(position - len(inode.cached)))
+        if end > len(inode.cached):
+            inode.size_is_dirty = True
+        inode.cached[position:end] = data
+        if inode.dirty and inode.dirty[-1][1] == position:
+            inode.dirty[-1] = (inode.dirty[-1][0], end)
+        else:
+            inode.dirty.append((position, end))
+        self.counters.writes += 1
+        self.counters.bytes_written += len(data)
+
+    def truncate(self, inode: Inode, path: str, size: int, *, reserve: bool = False) -> None:
+        """What a handle's `truncate` and `allocate` do."""
+        self._alive()
+        have = len(inode.cached)
+        if reserve and self._room(size - have) is not None:
+            raise DiskFullError(f"cannot allocate {path}: no space left")
+        self._operation("truncate", path)
+        if size < have:
+            del inode.cached[size:]
+            inode.cut_size = size if inode.cut_size is None else min(inode.cut_size, size)
+        else:
+            inode.cached.extend(bytes(size - have))
+            inode.dirty.append((have, size))
+        inode.size_is_dirty = True
+
+    def fdatasync(self, inode: Inode, path: str) -> None:
+        """What a handle's `fdatasync` does. After a failure the bytes count as written back."""
+        self._operation("fdatasync", path)
+        self.counters.fdatasyncs += 1
+        if self._failing is not None and self._failing("fdatasync", path):
+            inode.dirty.clear()  # Linux marks the pages clean: a second fdatasync would lie
+            inode.size_is_dirty = False
+            inode.cut_size = None
+            raise DiskError(f"cannot sync {path}: I/O error")
+        self._write_back(inode)
+
+    def _write_back(self, inode: Inode) -> None:
+        size = len(inode.cached)
+        if inode.cut_size is not None:
+            del inode.durable[inode.cut_size :]
+        if inode.size_is_dirty:
+            if len(inode.durable) > size:
+                del inode.durable[size:]
+            else:
+                inode.durable.extend(bytes(size - len(inode.durable)))
+        for start, end in inode.dirty:
+            end = min(end, size, len(inode.durable))
+            if start >= end:
+                continue
+            for sector in range(start // SECTOR, (end - 1) // SECTOR + 1):
+                at = sector * SECTOR
+                inode.previous[sector] = bytes(inode.durable[at : at + SECTOR])
+            inode.durable[start:end] = inode.cached[start:end]
+        inode.dirty.clear()
+        inode.size_is_dirty = False
+        inode.cut_size = None
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def crash(self, random: Random | None = None, odds: CrashOdds | None = None) -> None:
+        """Lose power and come back: unsynced bytes and names are kept, lost or torn at random.
+
+        Handles opened before are dead; the disk can be used again at once.
+        """
+        random = random or self._random
+        odds = odds or CrashOdds()
+        for change in self._pending:
+            if random.random() >= odds.names:
+                for path, inode in change.items():
+                    _apply(self._durable_names, path, inode)
+        self._pending.clear()
+        self._names = dict(self._durable_names)
+        for _, inode in sorted(self._names.items()):
+            if inode.dirty or inode.size_is_dirty:
+                self._lose(inode, random, odds)
+        self.counters.crashes += 1
+        self._has_crashed = False
+        self._crash_at = None
+
+    def _lose(self, inode: Inode, random: Random, odds: CrashOdds) -> None:
+        cached = bytes(inode.cached)
+        before = bytes(inode.durable)
+        draw = random.random()
+        if draw < odds.lose:
+            content = before
+        elif draw < odds.lose + odds.prefix + odds.torn:
+            is_torn = draw >= odds.lose + odds.prefix
+            content = _keep_prefix(inode, cached, before, random, is_torn=is_torn)
+        elif draw < odds.lose + odds.prefix + odds.torn + odds.sectors:
+            content = _keep_sectors(inode, cached, before, random)
+        else:
+            content = cached
+        self.counters.bytes_lost += sum(end - start for start, end in inode.dirty)
+        inode.cached = bytearray(content)
+        inode.durable = bytearray(content)
+        inode.dirty.clear()
+        inode.size_is_dirty = False
+        inode.cut_size = None
+
+    def crash_after(self, operations: int | None) -> None:
+        """Raise `SimCrash` in the middle of the given coming change (1 = the next one)."""
+        self._crash_at = None if operations is None else self.operations + operations
+
+    def fail_when(self, predicate: Callable[[str, str], bool] | None) -> None:
+        """Fail an operation ("fdatasync", "read") of a path with an I/O error when it says so."""
+        self._failing = predicate
+
+    def flip(self, path: str, position: int, bit: int = 0) -> None:
+        """Flip one bit, on the device and in the cache."""
+        inode = self._names[path]
+        inode.cached[position] ^= 1 << bit
+        if position < len(inode.durable):
+            inode.durable[position] ^= 1 << bit
+
+    def make_stale(self, path: str, sector: int) -> bool:
+        """Bring back what a sector held before its last write-back; False when it had nothing."""
+        inode = self._names[path]
+        before = inode.previous.get(sector)
+        if before is None:
+            return False
+        at = sector * SECTOR
+        end = min(at + SECTOR, len(inode.durable), len(inode.cached))
+        stale = before.ljust(SECTOR, b"\0")[: max(0, end - at)]
+        inode.durable[at:end] = stale
+        inode.cached[at:end] = stale
+        return True
+
+    def used_bytes(self) -> int:
+        """Bytes in all files that have a name."""
+        return sum(len(inode.cached) for inode in self._names.values())
+
+    def files(self, folder: str = "") -> dict[str, int]:
+        """Path to size of every file below a folder."""
+        prefix = f"{folder}/" if folder else ""
+        return {p: len(i.cached) for p, i in sorted(self._names.items()) if p.startswith(prefix)}
+
+    def content(self, path: str) -> bytes:
+        """What a file holds now."""
+        return bytes(self._names[path].cached)
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        """Put other content in place, on the device and in the cache."""
+        inode = self._names[path]
+        inode.cached[:] = content
+        inode.durable[:] = content
+        inode.dirty.clear()
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def _alive(self) -> None:
+        if self._has_crashed:
+            raise SimCrash("the machine is down")
+
+    def _operation(self, verb: str, path: str) -> None:
+        self._alive()
+        self.operations += 1
+        if self._crash_at is not None and self.operations >= self._crash_at:
+            self._has_crashed = True
+            raise SimCrash(f"crash at operation {self.operations}: {verb} {path}")
+
+    def _room(self, growth: int) -> int | None:
+        """None when there is room for `growth` more bytes, else the bytes that still fit."""
+        if self.capacity_bytes is None or growth <= 0:
+            return None
+        room = self.capacity_bytes - self.used_bytes()
+        return None if growth <= room else max(0, room)
+
+    def _settle(self, change: dict[str, Inode | None]) -> None:
+        for path, inode in change.items():
+            _apply(self._durable_names, path, inode)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _apply(names: dict[str, Inode], path: str, inode: Inode | None) -> None:
+    if inode is None:
+        names.pop(path, None)
+    else:
+        names[path] = inode
+
+
+def _keep_prefix(
+    inode: Inode, cached: bytes, before: bytes, random: Random, *, is_torn: bool
+) -> bytes:
+    """The device got the writes in order, up to some sector (or, torn, some byte) of the last."""
+    content = bytearray(before)
+    if inode.cut_size is not None:
+        del content[inode.cut_size :]
+    total = sum(end - start for start, end in inode.dirty)
+    left = random.randrange(0, total + 1)
+    for start, end in inode.dirty:
+        end = min(end, len(cached), start + left)
+        if not is_torn and end < start + left:
+            end = max(start, end)
+        elif not is_torn and end < len(cached) and left < total:
+            end = max(start, end // SECTOR * SECTOR)
+        if end > start:
+            if len(content) < start:
+                content.extend(bytes(start - len(content)))
+            content[start:end] = cached[start:end]
+        left -= end - start
+        if left <= 0:
+            break
+    return bytes(content)
+
+
+def _keep_sectors(inode: Inode, cached: bytes, before: bytes, random: Random) -> bytes:
+    """Each sector is the new or the old one; the size is the new one."""
+    content = bytearray(cached)
+    old = before.ljust(len(cached), b"\0")
+    for start, end in inode.dirty:
+        for sector in range(start // SECTOR, (min(end, len(cached)) + SECTOR - 1) // SECTOR):
+            if random.random() < 0.5:
+                at, to = sector * SECTOR, min((sector + 1) * SECTOR, len(cached))
+                content[at:to] = old[at:to]
+    return bytes(content)

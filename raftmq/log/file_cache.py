@@ -1,0 +1,51 @@
+"""Open files of closed segments and indexes, bounded over all logs of a process.
+
+The least recently used file is forgotten when there are too many. Forgetting drops a reference and
+never closes by force: whoever still sends from the file keeps its descriptor until done. Active
+segments, bare entries and the journal are held by their owners, not here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from raftmq.ports import Disk, File
+
+
+class FileCache:
+    """Least recently used files by path."""
+
+    def __init__(self, disk: Disk, files_max: int = 1024) -> None:
+        assert files_max >= 1
+        self.disk = disk
+        self.files_max = files_max
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, path: str) -> File:
+        """The open file of that path.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+            DiskError: it cannot be opened.
+        """
+        file = self._files.get(path)
+        if file is None:
+            file = self.disk.open(path)
+            self.put(path, file)
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def put(self, path: str, file: File) -> None:
+        """Remember a file that is open already."""
+        self._files[path] = file
+        self._files.move_to_end(path)
+        while len(self._files) > self.files_max:
+            self._files.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """Drop the file: it was removed, replaced or renamed."""
+        self._files.pop(path, None)

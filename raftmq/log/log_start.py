@@ -1,0 +1,208 @@
+"""Where the log begins: one small tuple, replaced atomically, and the intent of a change under way.
+
+The tuple says what cannot be learned from the log any more once its prefix is gone: the position,
+the epoch of the entry before it, the voter set and the state of the state machine exactly there.
+Encoded it is also what a leader sends to a follower that fell behind.
+
+The file `log-start` wraps it with a truncation or reset that must be finished after a crash. It
+holds the record twice, in different sectors, so that one bad sector loses nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from attrs import field, frozen
+from crc32c import crc32c
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.log.model import NewerFormatError, UnusableLogError
+from raftmq.ports import Disk
+from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
+
+VERSION: Final = 1
+_SECTOR: Final = 512
+# version uint8, 3 spare bytes, previous_epoch int32, offset int64, base_offset int64, index int64,
+# size of configuration uint32, size of state uint32; then both; then crc of all before it uint32.
+_TUPLE: Final = struct.Struct(">B3xiqqqII")
+# magic 4s, version uint8, pending uint8, 2 spare bytes, truncated_end int64, size of the encoded
+# tuple uint32; then the tuple; then crc of all before it uint32; zeros up to the end of the sector.
+_FILE: Final = struct.Struct(">4sBB2xqI")
+_CRC: Final = struct.Struct(">I")
+_MAGIC: Final = b"RMQL"
+
+
+@frozen(slots=True)
+class LogStart:
+    """The beginning of a log.
+
+    Attributes:
+        offset: the log start offset that readers see; may lie inside a batch (DeleteRecords).
+        index: the Raft index of the first kept entry, an entry boundary.
+        previous_epoch: the leader epoch of the entry that ends at `index`; 0 if there was none.
+        configuration: the encoded Raft configuration in force at `index`; opaque here.
+        state: the state machine's state exactly at `index`; opaque here.
+        base_offset: the offset at `index`; equals `offset` unless that lies inside a batch.
+    """
+
+    offset: Offset = Offset(0)
+    index: RaftIndex = RaftIndex(0)
+    previous_epoch: LeaderEpoch = LeaderEpoch(0)
+    configuration: bytes = b""
+    state: bytes = b""
+    base_offset: Offset = field()
+
+    @base_offset.default
+    def _same_offset(self) -> Offset:
+        return self.offset
+
+    def __attrs_post_init__(self) -> None:
+        assert 0 <= self.base_offset <= self.offset, "a log starts at or inside its first batch"
+        assert self.base_offset <= self.index, "an index counts the bare entries before it"
+
+    def encode(self) -> bytes:
+        """As sent to followers and stored: versioned and checksummed."""
+        data = b"".join(
+            (
+                _TUPLE.pack(
+                    VERSION,
+                    self.previous_epoch,
+                    self.offset,
+                    self.base_offset,
+                    self.index,
+                    len(self.configuration),
+                    len(self.state),
+                ),
+                self.configuration,
+                self.state,
+            )
+        )
+        return data + _CRC.pack(crc32c(data))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> LogStart:
+        """Read what `encode` made.
+
+        Raises:
+            NewerFormatError: of a newer raftmq.
+            RemoteProtocolError: anything else that is wrong with the bytes.
+        """
+        if len(data) < _TUPLE.size + _CRC.size:
+            raise RemoteProtocolError(f"log start of {len(data)} bytes")
+        version, epoch, offset, base, index, voters, state = _TUPLE.unpack_from(data)
+        end = len(data) - _CRC.size
+        if crc32c(memoryview(data)[:end]) != _CRC.unpack_from(data, end)[0]:
+            raise RemoteProtocolError("checksum of the log start")
+        if version > VERSION:
+            raise NewerFormatError(f"log start has format {version}, known is {VERSION}")
+        if _TUPLE.size + voters + state != end or not 0 <= base <= min(offset, index):
+            raise RemoteProtocolError("log start contradicts itself")
+        at = _TUPLE.size + voters
+        return cls(
+            offset=Offset(offset),
+            index=RaftIndex(index),
+            previous_epoch=LeaderEpoch(epoch),
+            configuration=bytes(data[_TUPLE.size : at]),
+            state=bytes(data[at:end]),
+            base_offset=Offset(base),
+        )
+
+
+class Pending(IntEnum):
+    """A change of several files that a crash may have interrupted."""
+
+    NOTHING = 0
+    TRUNCATE = 1  # down to `truncated_end`
+    RESET = 2  # all segments and bare entries are to go
+
+
+@frozen(slots=True)
+class LocalStart:
+    """Contents of the file `log-start`."""
+
+    log_start: LogStart
+    truncated_end: RaftIndex = RaftIndex(0)
+    pending: Pending = Pending.NOTHING
+
+    def encode(self) -> bytes:
+        """Both copies, each padded to whole sectors."""
+        inner = self.log_start.encode()
+        head = _FILE.pack(_MAGIC, VERSION, self.pending, self.truncated_end, len(inner))
+        data = head + inner
+        data += _CRC.pack(crc32c(data))
+        padded = data + bytes(-len(data) % _SECTOR)
+        return padded + padded
+
+    @classmethod
+    def decode(cls, data: bytes) -> LocalStart | None:
+        """Read the first sound copy; None when there is none.
+
+        Raises:
+            NewerFormatError: of a newer raftmq.
+        """
+        return _decode_copy(data, 0) or _decode_copy(data, len(data) // 2)
+
+
+def _decode_copy(data: bytes, at: int) -> LocalStart | None:
+    if len(data) < at + _FILE.size:
+        return None
+    magic, version, pending, truncated_end, size = _FILE.unpack_from(data, at)
+    end = at + _FILE.size + size
+    if magic != _MAGIC or len(data) < end + _CRC.size:
+        return None
+    if crc32c(data[at:end]) != _CRC.unpack_from(data, end)[0]:
+        return None
+    if version > VERSION:
+        raise NewerFormatError(f"log-start has format {version}, known is {VERSION}")
+    log_start = LogStart.decode(data[at + _FILE.size : end])
+    return LocalStart(log_start, RaftIndex(truncated_end), Pending(pending))
+
+
+class LogStartFile:
+    """Reads and replaces the file `log-start` of one folder."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._path = f"{folder}/log-start"
+
+    def read(self) -> LocalStart | None:
+        """What the file says; None when it is absent.
+
+        Raises:
+            UnusableLogError: both copies are damaged.
+            NewerFormatError: of a newer raftmq.
+        """
+        try:
+            file = self._disk.open(self._path)
+        except FileNotFoundError:
+            return None
+        try:
+            data = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        local = LocalStart.decode(data)
+        if local is None:
+            raise UnusableLogError(f"{self._path}: both copies are damaged")
+        if data != local.encode():
+            self.replace(local)  # one copy was damaged
+        return local
+
+    def replace(self, local: LocalStart) -> None:
+        """Replace the file; durable on return, old or new at every moment.
+
+        Raises:
+            DiskError: the old one is still in place.
+        """
+        temporary = f"{self._path}.tmp"
+        file = self._disk.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(local.encode(), 0)
+            file.fdatasync()
+        finally:
+            file.close()
+        self._disk.rename(temporary, self._path)
+        self._disk.sync_directory(self._folder)

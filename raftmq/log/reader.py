@@ -1,0 +1,429 @@
+"""Everything that reads a log: entries for followers, spans for consumers, headers, timestamps.
+
+Hot reads come from the recent batches without a disk read or a copy. Cold ones find a boundary in
+the sparse index, walk headers and check what they read. A span is given out only of bytes that were
+appended by this process or checked lately; what is not yet verified is checked here, in bounded
+pieces. Reading never changes the log, except that damage it meets is remembered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from attrs import Factory, define
+
+from raftmq.log.bare_entries import BareEntries
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
+from raftmq.log.recent import RecentBatches
+from raftmq.log.segment import Segment
+from raftmq.log.segments import Segments
+from raftmq.log.sparse_index import DamagedIndexError
+from raftmq.records import HEADER_SIZE, BatchHeader, parse_header, read_records
+from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
+
+_CURSORS_MAX: Final = 32
+_BARE_OVERHEAD: Final = 64
+
+
+@define(slots=True)
+class StagedBatch:
+    """A batch that waits in memory for a bare entry before it to be flushed."""
+
+    header: BatchHeader
+    data: Buffer
+
+
+@define(slots=True, eq=False)
+class LogReader:
+    """Reads one log; `ReplicatedLog` keeps its parts up to date."""
+
+    config: LogConfig
+    bare: BareEntries
+    segments: Segments
+    recent: RecentBatches
+    staged: deque[StagedBatch]
+    log_start: LogStart
+    _cursors: OrderedDict[int, tuple[Segment, int]] = Factory(OrderedDict)
+
+    @property
+    def end_offset(self) -> int:
+        """The log end offset."""
+        return self.staged[-1].header.next_offset if self.staged else self.segments.end_offset
+
+    def forget_positions(self) -> None:
+        """Files were cut or replaced."""
+        self._cursors.clear()
+
+    def steps(self) -> int:
+        """Bare entries before the log start."""
+        return self.log_start.index - self.log_start.base_offset
+
+    # --- entries ----------------------------------------------------------------------------
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
+        """Entries from `start` on, about `bytes_max` of them, at least one if there is any.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        bare = self.bare
+        at = bare.count_below(start)
+        offset = start - self.steps() - at
+        out: list[LogEntry] = []
+        left = bytes_max
+        end_offset = self.end_offset
+        try:
+            while left > 0:
+                if at < len(bare.entries) and bare.offsets[at] == offset:
+                    entry = bare.entries[at]
+                    left -= len(entry.payload) + _BARE_OVERHEAD
+                    if out and left < 0:
+                        break
+                    out.append(_bare_log_entry(entry))
+                    at += 1
+                    continue
+                limit = bare.offsets[at] if at < len(bare.entries) else end_offset
+                if offset >= limit:
+                    break
+                used, offset = self._batches(offset, limit, left, at + self.steps(), out)
+                if not used:
+                    break
+                left -= used
+        except DamagedError:
+            if not out:
+                raise
+        return tuple(out)
+
+    def _batches(
+        self, offset: int, limit: int, left: int, steps: int, out: list[LogEntry]
+    ) -> tuple[int, int]:
+        """Add batches in `[offset, limit)`; returns bytes used and the next offset."""
+        slot = self.recent.find(offset)
+        if slot is not None:
+            return self._recent_batches(slot, offset, limit, left, out)
+        if offset >= self.segments.end_offset:
+            return self._staged_batches(offset, limit, left, steps, out)
+        used = 0
+        segment, position = self._position_of(offset)
+        for batch in segment.batches_from(position, offset, chunk=max(left, HEADER_SIZE)):
+            header = batch.header
+            if header.base_offset >= limit or (out and header.size > left - used):
+                break
+            out.append(_log_entry(header, steps, batch.data))
+            used += header.size
+            offset = header.next_offset
+            position = batch.position + header.size
+            if used >= left or self.recent.find(offset) is not None:
+                break
+            if offset >= segment.end_offset:
+                return used, offset
+        self._remember(offset, segment, position)
+        return used, offset
+
+    def _recent_batches(
+        self, slot: int, offset: int, limit: int, left: int, out: list[LogEntry]
+    ) -> tuple[int, int]:
+        used = 0
+        while offset < limit and (batch := self.recent.at(slot)) is not None:
+            if out and batch.size > left - used:
+                break
+            out.append(batch.entry)
+            used += batch.size
+            offset = batch.next_offset
+            slot += 1
+        return used, offset
+
+    def _staged_batches(
+        self, offset: int, limit: int, left: int, steps: int, out: list[LogEntry]
+    ) -> tuple[int, int]:
+        """Staged batches that the recent ones had no room for any more."""
+        used = 0
+        for staged in self.staged:
+            header = staged.header
+            if header.base_offset < offset:
+                continue
+            if header.base_offset >= limit or (out and header.size > left - used):
+                break
+            out.append(_log_entry(header, steps, staged.data))
+            used += header.size
+            offset = header.next_offset
+        return used, offset
+
+    def _position_of(self, offset: int) -> tuple[Segment, int]:
+        """Where the batch that begins at `offset` lies.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        cursor = self._cursors.get(offset)
+        if cursor is not None:
+            return cursor
+        segment = self.segments.holding(offset)
+        for position, header in segment.headers_from(offset):
+            assert header.base_offset == offset, "not an entry boundary"
+            return segment, position
+        raise AssertionError("a segment ends where its offsets end")
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        """The next reader probably goes on here."""
+        self._cursors[offset] = (segment, position)
+        if len(self._cursors) > _CURSORS_MAX:
+            self._cursors.popitem(last=False)
+
+    # --- spans ------------------------------------------------------------------------------
+
+    def locate(
+        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+    ) -> list[FileSpan]:
+        """Spans of whole verified batches from the one that contains `offset`, none past `end`.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        at = int(offset)
+        limit = min(int(end), self.segments.end_offset)
+        left = bytes_max
+        spans: list[FileSpan] = []
+        while at < limit and (left > 0 or (at_least_one and not spans)):
+            try:
+                span, after = self._span(at, left, limit, must=at_least_one and not spans)
+            except DamagedError:
+                if spans:
+                    break
+                raise
+            if span is None:
+                break
+            left -= span.size
+            last = spans[-1] if spans else None
+            if (
+                last is not None
+                and last.file is span.file
+                and (last.position + last.size == span.position)
+            ):
+                spans[-1] = FileSpan(last.file, last.position, last.size + span.size)
+            else:
+                spans.append(span)
+            at = after
+        return spans
+
+    def _span(self, offset: int, left: int, end: int, *, must: bool) -> tuple[FileSpan | None, int]:
+        slot = self.recent.find(offset)
+        if slot is not None:
+            found = self._recent_span(slot, left, end, must=must)
+            if found is not None:
+                return found
+        segment, position, first = self._batch_at(offset)
+        if first.next_offset > end or (first.size > left and not must):
+            return None, offset
+        verified_end = segment.verified.end_from(position)
+        if verified_end < position + first.size:
+            after, to = self._verify(segment, position, first, left, end)
+        else:
+            limit = min(verified_end, position + max(left, first.size))
+            after, to = _boundary(segment, position, first, limit, end)
+        self._remember(after, segment, to)
+        return FileSpan(segment.file, position, to - position), after
+
+    def _recent_span(
+        self, slot: int, left: int, end: int, *, must: bool
+    ) -> tuple[FileSpan | None, int] | None:
+        """A span of batches appended lately; None when their bytes need another check."""
+        first = self.recent.at(slot)
+        assert first is not None
+        if first.next_offset > end or (first.size > left and not must):
+            return None, first.base_offset
+        start = first.position
+        segment = self.segments.holding(first.base_offset)
+        limit = min(start + max(left, first.size), segment.verified.end_from(start))
+        if start < 0 or limit < start + first.size:
+            return None
+        last = self.recent.last_within(slot, end, limit, segment.base_offset)
+        return FileSpan(segment.file, start, last.position + last.size - start), last.next_offset
+
+    def _batch_at(self, offset: int) -> tuple[Segment, int, BatchHeader]:
+        """Segment, position and header of the batch that contains `offset`."""
+        cursor = self._cursors.get(offset)
+        if cursor is not None and cursor[1] + HEADER_SIZE <= cursor[0].size:
+            segment, position = cursor
+            header = parse_header(segment.file.pread(HEADER_SIZE, position))
+            if header.base_offset == offset and segment.verified.end_from(position) > position:
+                return segment, position, header
+        segment = self.segments.holding(offset)
+        for position, header in segment.headers_from(offset):
+            return segment, position, header
+        raise AssertionError("a segment ends where its offsets end")
+
+    def _verify(
+        self, segment: Segment, position: int, first: BatchHeader, left: int, end: int
+    ) -> tuple[int, int]:
+        """Check from a batch on, as far as one call may; returns the end as (offset, position)."""
+        bytes_max = max(first.size, min(left, self.config.verify_bytes_max))
+        limit = position + bytes_max
+        to, after = position, first.base_offset
+        try:
+            for batch in segment.batches_from(position, first.base_offset, chunk=bytes_max):
+                if batch.header.next_offset > end or batch.position + batch.header.size > limit:
+                    break
+                to, after = batch.position + batch.header.size, batch.header.next_offset
+                if to >= limit:
+                    break
+        except DamagedError:
+            if to == position:
+                raise
+        return after, to
+
+    # --- headers and times ------------------------------------------------------------------
+
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        """Headers of the batches that overlap `[start, end)`, staged ones included.
+
+        Raises:
+            DamagedError: when it comes to a damaged one.
+        """
+        at = max(int(start), self.log_start.base_offset)
+        while at < min(end, self.segments.end_offset):
+            for _, header in self.segments.holding(at).headers_from(at):
+                if header.base_offset >= end:
+                    return
+                at = header.next_offset
+                yield header
+        for staged in list(self.staged):
+            if staged.header.next_offset > at and staged.header.base_offset < end:
+                yield staged.header
+
+    def offset_for_timestamp(
+        self, timestamp_ms: int, end: Offset
+    ) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The first record below `end` that is not older than `timestamp_ms`.
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        start = int(self.log_start.offset)
+        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+            if segment.max_timestamp < timestamp_ms and not segment.damages:
+                continue
+            at = max(start, _or_base(segment, timestamp_ms))
+            for position, header in segment.headers_from(at):
+                if header.base_offset >= end:
+                    return None
+                if header.max_timestamp < timestamp_ms or header.next_offset <= start:
+                    continue
+                found = _first_record(segment, position, header, timestamp_ms, start, end)
+                if found is not None:
+                    return found
+        return None
+
+    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The newest record below `end`, the first one if several are as new (KIP-734).
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        start = int(self.log_start.offset)
+        best: tuple[int, int, Segment] | None = None
+        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+            if segment.base_offset >= end:
+                break
+            if best is not None and segment.max_timestamp <= best[0]:
+                continue
+            found = _greatest(segment, start, end)
+            if found is not None and (best is None or found[0] > best[0]):
+                best = (*found, segment)
+        if best is None:
+            return None
+        stamp, offset, segment = best
+        position, header = next(segment.headers_from(offset))
+        return _first_record(segment, position, header, stamp, start, end)
+
+
+def _log_entry(header: BatchHeader, steps: int, data: Buffer) -> LogEntry:
+    return LogEntry(
+        RaftIndex(header.base_offset + steps),
+        RaftIndex(header.next_offset + steps),
+        LeaderEpoch(header.leader_epoch),
+        BATCH_KIND,
+        data,
+    )
+
+
+def _bare_log_entry(entry: BareEntry) -> LogEntry:
+    end = RaftIndex(entry.index + 1)
+    return LogEntry(entry.index, end, entry.leader_epoch, entry.kind, entry.payload)
+
+
+def _or_base(segment: Segment, timestamp_ms: int) -> int:
+    try:
+        return segment.time_index.start_for(timestamp_ms)
+    except DamagedIndexError:
+        segment.rebuild()
+        return segment.base_offset
+
+
+def _boundary(
+    segment: Segment, position: int, first: BatchHeader, limit: int, end: int
+) -> tuple[int, int]:
+    """The last known batch end in verified bytes: (offset, position), not past `end` or `limit`.
+
+    Whole segment, else an index pair (confirmed in the file, since a wrong one would show bytes
+    above the high watermark), else a walk over headers.
+    """
+    if segment.size <= limit and segment.end_offset <= end:
+        return segment.end_offset, segment.size
+    try:
+        offset, at = segment.offset_index.floor_position(limit)
+        if offset > end:
+            offset, at = segment.offset_index.floor(end)
+    except DamagedIndexError:
+        segment.rebuild()
+        offset, at = segment.base_offset, 0
+    if at > position + first.size:
+        header = parse_header(segment.file.pread(HEADER_SIZE, at))
+        if header.base_offset == offset:
+            return offset, at
+    after, to = first.next_offset, position + first.size
+    for found, header in islice(segment.headers_from(first.base_offset), 1, None):
+        if header.next_offset > end or found + header.size > limit:
+            break
+        after, to = header.next_offset, found + header.size
+    return after, to
+
+
+def _greatest(segment: Segment, start: int, end: int) -> tuple[int, int] | None:
+    """Greatest timestamp of the batches in `[start, end)` and the first batch that has it."""
+    if start <= segment.max_timestamp_offset and segment.end_offset <= end:
+        if segment.size == 0 or segment.max_timestamp < 0:
+            return None
+        return segment.max_timestamp, segment.max_timestamp_offset
+    best = _greatest_known(segment, start, end)
+    for _, header in segment.headers_from(max(start, best[1] if best else segment.base_offset)):
+        if header.base_offset >= end:
+            break
+        if best is None or header.max_timestamp > best[0]:
+            best = (header.max_timestamp, header.base_offset)
+    return best if best is not None and best[0] >= 0 else None
+
+
+def _greatest_known(segment: Segment, start: int, end: int) -> tuple[int, int] | None:
+    try:
+        known = segment.time_index.greatest_before(end - 1)
+    except DamagedIndexError:
+        segment.rebuild()
+        return None
+    return known if known is not None and known[1] >= start else None
+
+
+def _first_record(
+    segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start: int, end: int
+) -> tuple[int, Offset, LeaderEpoch] | None:
+    """The first record of a batch that is new enough and in `[start, end)`."""
+    batch = next(segment.batches_from(position, header.base_offset, chunk=header.size))
+    epoch = LeaderEpoch(header.leader_epoch)
+    for record in read_records(batch.data):
+        if record.timestamp >= timestamp_ms and start <= record.offset < end:
+            return record.timestamp, Offset(record.offset), epoch
+    return None

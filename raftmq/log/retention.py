@@ -1,0 +1,43 @@
+"""Where the log start could move: whole closed segments that are too old or too much.
+
+Pure arithmetic over segments, oldest first. It proposes; only the leader moves the log start, by an
+entry, and each replica deletes once that is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from raftmq.log.model import LogConfig
+
+
+class Retained(Protocol):
+    """What retention looks at."""
+
+    base_offset: int
+    end_offset: int
+    size: int
+    max_timestamp: int
+
+
+def retention_target(
+    segments: Sequence[Retained], config: LogConfig, now_ms: int, below: int, start: int
+) -> int | None:
+    """The offset at which the log should start, None when it may stay.
+
+    The last segment always stays, as does everything from `below` on. By age a segment goes when
+    its newest record is too old; by size when the rest is still as large as what is to be kept.
+    """
+    size = sum(segment.size for segment in segments)
+    target = None
+    for segment in segments[:-1]:
+        if segment.end_offset > below:
+            break
+        is_old = 0 <= config.retention_ms < now_ms - segment.max_timestamp
+        is_much = 0 <= config.retention_bytes <= size - segment.size
+        if not (is_old or is_much):
+            break
+        size -= segment.size
+        target = segment.end_offset
+    return target if target is not None and target > start else None

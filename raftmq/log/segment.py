@@ -1,0 +1,451 @@
+"""One segment: a file of whole batches, back to back, with its sparse indexes.
+
+Only the active segment is appended to; a closed one is never written again (it may be cut by a
+truncation, or replaced by a repaired copy under the same name). The segment knows which of its
+bytes are verified and which are damaged. It never syncs and knows nothing of Raft indexes.
+
+Invariants: batches are contiguous in offset from `base_offset`; `size` and `end_offset` lie on a
+batch boundary; damaged stretches are walked around and never given out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from attrs import define
+
+from raftmq.log.batch_reader import (
+    CHUNK_BYTES,
+    BadBatch,
+    CheckedBatch,
+    Epochs,
+    checked_batches,
+    find_after,
+    walk_headers,
+)
+from raftmq.log.model import DamagedError, LogConfig
+from raftmq.log.offset_index import OffsetIndex
+from raftmq.log.shared import Shared
+from raftmq.log.sparse_index import DamagedIndexError, SegmentSummary
+from raftmq.log.time_index import TimeIndex
+from raftmq.log.verified import VerifiedRanges
+from raftmq.ports import DiskError, DiskFullError, File
+from raftmq.records import BatchHeader
+from raftmq.types import Buffer, Offset
+
+OFFSETS_MAX = (1 << 32) - 1
+"""So many offsets fit above a base offset in the offset index."""
+
+
+@define(slots=True)
+class Damage:
+    """Offsets `[start, end)` in bytes `[position, position_end)` cannot be read."""
+
+    start: int
+    end: int
+    position: int
+    position_end: int
+
+
+@define(slots=True)
+class Scan:
+    """What checking a stretch of a file found; nothing sound follows the `tail`."""
+
+    position: int
+    offset: int
+    damages: list[Damage]
+    tail: BadBatch | None
+
+
+class Segment:
+    """One `<base offset>.log` with `.index` and `.timeindex`."""
+
+    __slots__ = (
+        "_config",
+        "_epochs",
+        "_file",
+        "_indexed_timestamp",
+        "_shared",
+        "_unindexed_bytes",
+        "allocated",
+        "base_offset",
+        "created_ms",
+        "damages",
+        "end_offset",
+        "is_dirty",
+        "is_missing",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "offset_index",
+        "path",
+        "size",
+        "time_index",
+        "verified",
+        "version",
+    )
+
+    def __init__(
+        self,
+        folder: str,
+        base_offset: int,
+        config: LogConfig,
+        shared: Shared,
+        epochs: Callable[[], Epochs],
+    ) -> None:
+        stem = f"{folder}/{base_offset:020d}"
+        self.path = f"{stem}.log"
+        self.base_offset = base_offset
+        self.offset_index = OffsetIndex(f"{stem}.index", base_offset, shared.files, shared.indexes)
+        self.time_index = TimeIndex(f"{stem}.timeindex", base_offset, shared.files, shared.indexes)
+        self._config = config
+        self._shared = shared
+        self._epochs = epochs
+        self._file: File | None = None
+        self.is_missing = False  # the file is gone: all of it is damaged
+        self.is_dirty = False  # bytes were written that no flush job covered yet
+        self.allocated = 0  # bytes reserved in the file; beyond `size` they are zeros
+        self.created_ms = 0
+        self.version = 0  # changes when bytes that a reader may have seen are cut
+        self.verified = VerifiedRanges()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.size = 0
+        self.end_offset = self.base_offset
+        self.max_timestamp = -1
+        self.max_timestamp_offset = self.base_offset
+        self.damages: list[Damage] = []
+        self._unindexed_bytes = 0
+        self._indexed_timestamp = -1
+
+    # --- files ------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """True while the segment holds its own file open and is appended to."""
+        return self._file is not None
+
+    @property
+    def file(self) -> File:
+        """The open log file; closed segments share a bounded number of them."""
+        if self._file is not None:
+            return self._file
+        try:
+            return self._shared.files.get(self.path)
+        except FileNotFoundError as error:
+            raise DiskError(f"{self.path} is gone") from error
+
+    def create(self, now_ms: int) -> None:
+        """Begin as the active segment with an empty file.
+
+        Raises:
+            DiskFullError: nothing was created.
+        """
+        file = self._shared.files.disk.open(self.path, create=True)
+        try:
+            if file.size():
+                file.truncate(0)  # left by an append that was refused, or by an unfinished repair
+            self.offset_index.reset()
+            self.time_index.reset()
+            if self._config.segment_reserve_bytes:
+                file.allocate(self._config.segment_reserve_bytes)
+        except DiskFullError:
+            file.close()
+            self._shared.files.disk.remove(self.path)
+            raise
+        self.allocated = self._config.segment_reserve_bytes
+        self._file = file
+        self.created_ms = now_ms
+        self.is_dirty = True
+
+    def activate(self, created_ms: int) -> None:
+        """Become the active segment again after recovery."""
+        self._file = self._shared.files.disk.open(self.path)
+        self._shared.files.forget(self.path)
+        self.created_ms = created_ms
+        self.allocated = self._file.size()
+
+    def close(self) -> None:
+        """Never append again; the indexes are completed and written, not synced."""
+        if self._file is None:
+            return
+        if self.allocated > self.size:
+            self._file.truncate(self.size)
+            self.is_dirty = True
+        self.allocated = 0
+        self.write_indexes(is_closed=True)
+        self._shared.files.put(self.path, self._file)
+        self._file = None
+
+    def remove(self) -> None:
+        """Unlink the files, the log last, so that no index outlives it."""
+        self.offset_index.remove()
+        self.time_index.remove()
+        self._shared.files.forget(self.path)
+        self._shared.files.disk.remove(self.path)
+        self._file = None
+
+    def release(self) -> None:
+        """Drop open files; the segment is not used any more."""
+        self._file = None
+        for path in (self.path, self.offset_index.path, self.time_index.path):
+            self._shared.files.forget(path)
+        self._shared.indexes.forget(self.offset_index.path)
+        self._shared.indexes.forget(self.time_index.path)
+
+    def write_indexes(self, *, is_closed: bool) -> None:
+        """Write pending index entries; a full disk keeps them in memory."""
+        is_final = is_closed and not self.damages
+        summary = SegmentSummary(
+            self.base_offset,
+            self.size if is_final else 0,
+            self.end_offset,
+            self.max_timestamp,
+            self.max_timestamp_offset,
+        )
+        try:
+            self.offset_index.write(summary)
+            self.time_index.write(summary)
+        except DiskFullError:
+            return  # they are hints, and the log goes on; the next write brings them along
+
+    # --- appending --------------------------------------------------------------------------
+
+    def append(self, data: Buffer, header: BatchHeader) -> int:
+        """Write a batch behind the last one; returns its position.
+
+        Raises:
+            DiskFullError: nothing changed; a partial batch was cut back.
+        """
+        file = self._file
+        assert file is not None, "only the active segment is appended to"
+        position = self.size
+        size = len(data)
+        if position + size > self.allocated and self._config.segment_reserve_bytes:
+            self._reserve(file, position + size)
+        try:
+            file.pwrite(data, position)
+        except DiskFullError:
+            file.truncate(max(position, self.allocated))
+            raise
+        self.note(position, header)
+        self.verified.add(position, position + size)
+        self.is_dirty = True
+        return position
+
+    def _reserve(self, file: File, needed: int) -> None:
+        target = needed + self._config.segment_reserve_bytes
+        try:
+            file.allocate(target)
+            self.allocated = target
+        except DiskFullError:
+            return  # the reserve itself is what this append may use up
+
+    def note(self, position: int, header: BatchHeader) -> None:
+        """Account for a batch that lies in the file now."""
+        if self._unindexed_bytes >= self._config.index_interval_bytes:
+            is_due = self.offset_index.append(header.base_offset, position)
+            if self.max_timestamp > self._indexed_timestamp:
+                self._indexed_timestamp = self.max_timestamp
+                is_due |= self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+            self._unindexed_bytes = 0
+            if is_due:
+                self.write_indexes(is_closed=False)
+        size = header.size
+        self._unindexed_bytes += size
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp = header.max_timestamp
+            self.max_timestamp_offset = header.base_offset
+        self.size = position + size
+        self.end_offset = header.next_offset
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def floor(self, offset: int) -> tuple[int, int]:
+        """A batch boundary (offset, position) at or below `offset`, from the index."""
+        if self.is_missing:
+            return self.base_offset, 0
+        try:
+            return self.offset_index.floor(offset)
+        except DamagedIndexError:
+            self.rebuild()
+            return self.offset_index.floor(offset)
+
+    def damage_from(self, position: int) -> Damage | None:
+        """The first damage that ends above `position`."""
+        for damage in self.damages:
+            if damage.position_end > position or damage.position >= position:
+                return damage
+        return None
+
+    def headers_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield (position, header) from the batch that contains `offset` on.
+
+        Raises:
+            DamagedError: when it comes to damaged bytes.
+        """
+        at, position = self.floor(offset)
+        while at < self.end_offset:
+            damage = self.damage_from(position)
+            limit = self.size if damage is None else damage.position
+            try:
+                if position < limit:
+                    for found, header in walk_headers(self.file, position, limit, at):
+                        if header.next_offset > offset:
+                            yield found, header
+                        at = header.next_offset
+                        position = found + header.size
+            except BadBatch as bad:
+                self.add_damage(bad)
+                continue
+            if damage is not None:
+                if damage.end > offset:
+                    raise DamagedError(Offset(damage.start), Offset(damage.end))
+                at, position = damage.end, damage.position_end
+
+    def batches_from(
+        self, position: int, offset: int, *, chunk: int = CHUNK_BYTES
+    ) -> Iterator[CheckedBatch]:
+        """Yield checked batches from a boundary on; what was read counts as verified.
+
+        Raises:
+            DamagedError: at the first damaged batch, which is remembered.
+        """
+        damage = self.damage_from(position)
+        limit = self.size if damage is None else damage.position
+        try:
+            if position < limit:
+                found = checked_batches(
+                    self.file, position, limit, offset, self._epochs(), chunk=chunk
+                )
+                for batch in found:
+                    self.verified.add(batch.position, batch.position + batch.header.size)
+                    yield batch
+        except BadBatch as bad:
+            damage = self.add_damage(bad)
+        if damage is not None:
+            raise DamagedError(Offset(damage.start), Offset(damage.end))
+
+    # --- damage and rebuilding --------------------------------------------------------------
+
+    def add_damage(self, bad: BadBatch) -> Damage:
+        """Remember a stretch that cannot be read: from the bad batch to the next sound one."""
+        found = None
+        if not self.is_missing:
+            found = find_after(self.file, bad, self.size, self.end_offset - 1, self._epochs())
+        position_end, end = found or (self.size, self.end_offset)
+        damage = Damage(bad.offset, end, bad.position, position_end)
+        self.mark_damaged(damage)
+        return damage
+
+    def mark_damaged(self, damage: Damage) -> None:
+        """Never give out these bytes, and check the whole segment at the next opening."""
+        self.damages = [
+            d for d in self.damages if not (damage.start <= d.start and d.end <= damage.end)
+        ]
+        self.damages.append(damage)
+        self.damages.sort(key=lambda d: d.position)
+        self.verified.clear()
+        if not self.is_missing:
+            self.write_indexes(is_closed=False)
+
+    def scan(self, position: int, offset: int, file_size: int, offset_max: int) -> Scan:
+        """Check bytes from a boundary to the end of the file, and index what is sound.
+
+        Does not decide what a bad tail means: see `recovery.py`.
+        """
+        damages: list[Damage] = []
+        epochs = self._epochs()
+        file = self.file
+        while True:
+            try:
+                for batch in checked_batches(file, position, file_size, offset, epochs):
+                    self.note(batch.position, batch.header)
+                    position = batch.position + batch.header.size
+                    offset = batch.header.next_offset
+                    self.verified.add(batch.position, position)
+                return Scan(position, offset, damages, None)
+            except BadBatch as bad:
+                found = find_after(file, bad, file_size, offset_max, epochs)
+                if found is None:
+                    return Scan(bad.position, bad.offset, damages, bad)
+                damages.append(Damage(bad.offset, found[1], bad.position, found[0]))
+                position, offset = found
+
+    def rebuild(self) -> None:
+        """Check the whole segment and make its indexes anew; size and end stay."""
+        size, end, was_active = self.size, self.end_offset, self.is_active
+        self._reset()
+        self.offset_index.reset()
+        self.time_index.reset()
+        scan = self.scan(0, self.base_offset, size, end - 1)
+        self.damages = scan.damages
+        if scan.offset < end or scan.tail is not None:
+            self.damages.append(Damage(scan.offset, end, scan.position, size))
+        self.size, self.end_offset = size, end
+        self.write_indexes(is_closed=not was_active)
+
+    # --- truncating -------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the file so that the segment ends at `offset`; the caller syncs.
+
+        `offset` is a batch boundary, or lies in damage, where boundaries cannot be seen.
+        """
+        assert self.base_offset < offset <= self.end_offset
+        if offset == self.end_offset:
+            return
+        position = self._position_of(offset)
+        self.version += 1
+        file = self.file
+        file.truncate(position)
+        self.allocated = position
+        for damage in self.damages:
+            damage.end = min(damage.end, offset)
+            damage.position_end = min(damage.position_end, position)
+        self.damages = [d for d in self.damages if d.start < d.end]
+        self.verified.cut(position)
+        self.size, self.end_offset = position, offset
+        try:
+            self.offset_index.cut(offset)
+            self.time_index.cut(offset)
+            self._recount()
+        except DamagedIndexError:
+            self.rebuild()
+        self.write_indexes(is_closed=not self.is_active)
+
+    def _position_of(self, offset: int) -> int:
+        for damage in self.damages:
+            if damage.start <= offset < damage.end:
+                return damage.position
+        try:
+            position, header = next(self.headers_from(offset))
+        except DamagedError:
+            return self._position_of(offset)  # found on the way; now it is in `damages`
+        assert header.base_offset == offset, "a truncation ends on a batch boundary"
+        return position
+
+    def _recount(self) -> None:
+        """Find the greatest timestamp again after a cut."""
+        last = self.time_index.greatest_before(self.end_offset)
+        self.max_timestamp, self.max_timestamp_offset = last or (-1, self.base_offset)
+        self._indexed_timestamp = self.max_timestamp
+        at, position = self.offset_index.floor(self.end_offset)
+        self._unindexed_bytes = self.size - position
+        damage = self.damage_from(position)
+        limit = self.size if damage is None else max(position, damage.position)
+        try:
+            for _, header in walk_headers(self.file, position, limit, at):
+                if header.max_timestamp > self.max_timestamp:
+                    self.max_timestamp = header.max_timestamp
+                    self.max_timestamp_offset = header.base_offset
+        except BadBatch as bad:
+            self.add_damage(bad)
+
+    def resume(self, offset: int, position: int) -> None:
+        """Count from an index pair on: what lies before it is taken as it is."""
+        last = self.time_index.greatest_before(offset)
+        self.size, self.end_offset = position, offset
+        self.max_timestamp, self.max_timestamp_offset = last or (-1, self.base_offset)
+        self._indexed_timestamp = self.max_timestamp
+        self._unindexed_bytes = self._config.index_interval_bytes
