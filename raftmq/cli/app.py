@@ -1,0 +1,83 @@
+"""The typer application: every command but those that run nodes.
+
+`start`, `dev` and `demo` appear here for help and completion; `main.run` hands them their words
+before this module is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raftmq.cli.bench import bench
+from raftmq.cli.cluster import cluster_app, node_app
+from raftmq.cli.config_check import config_app
+from raftmq.cli.consume import consume
+from raftmq.cli.groups import group_app
+from raftmq.cli.log import log_app
+from raftmq.cli.produce import produce
+from raftmq.cli.topics import topic_app
+
+app = typer.Typer(
+    name="raftmq",
+    help="A message queue that speaks the Kafka protocol, one Raft group per partition.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome.",
+)
+
+_HAND_PARSED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
+
+
+@app.command(context_settings=_HAND_PARSED)
+def start(words: Words = None) -> None:
+    """Run one node in the foreground: `raftmq start --config node.toml`."""
+    from raftmq.cli.start import start as run
+
+    raise typer.Exit(run(words or []))
+
+
+@app.command(context_settings=_HAND_PARSED)
+def dev(words: Words = None) -> None:
+    """Run a local cluster of separate processes."""
+    from raftmq.cli.dev import dev as run
+
+    raise typer.Exit(run(words or []))
+
+
+@app.command(context_settings=_HAND_PARSED)
+def demo(words: Words = None) -> None:
+    """The whole story in under a minute: three nodes, one killed, nothing lost."""
+    from raftmq.cli.demo import demo as run
+
+    raise typer.Exit(run(words or []))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"raftmq {version('raftmq')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A message queue that speaks the Kafka protocol, one Raft group per partition."""
+
+
+app.command(rich_help_panel="Records")(produce)
+app.command(rich_help_panel="Records")(consume)
+app.command(rich_help_panel="Records")(bench)
+app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
+app.add_typer(group_app, name="group", rich_help_panel="Administration")
+app.add_typer(cluster_app, name="cluster", rich_help_panel="Administration")
+app.add_typer(node_app, name="node", rich_help_panel="Administration")
+app.add_typer(config_app, name="config", rich_help_panel="Files")
+app.add_typer(log_app, name="log", rich_help_panel="Files")

@@ -1,0 +1,76 @@
+"""`raftmq config ...`: read a node's configuration as `raftmq start` would, without starting it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+import typer
+
+from raftmq.cli.common import AsJson, CommandError, reported, show
+from raftmq.cli.console import note
+from raftmq.config import NodeConfig, documented_keys, load_config
+
+config_app = typer.Typer(help="A node's configuration.", no_args_is_help=True)
+
+
+@config_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The node's TOML file.")],
+    environment: Annotated[
+        bool, typer.Option("--environment/--no-environment", help="Apply RAFTMQ_* variables.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a configuration means, or what is wrong with it.
+
+    Examples: raftmq config check node.toml
+    """
+    import os
+
+    with reported():
+        try:
+            text = file.read_text()
+        except UnicodeDecodeError:
+            raise CommandError(f"{file}: not a text file in UTF-8") from None
+        config = _load(file, text, dict(os.environ) if environment else None)
+        rows = [
+            (name, _value(getattr(config, name)), "" if _is_default(name, config) else "set")
+            for name, _default, _doc in documented_keys()
+        ]
+        show(("Key", "Value", "Source"), rows, as_json=as_json)
+        note(f"{file} can be used")
+
+
+@config_app.command()
+def keys(as_json: AsJson = False) -> None:
+    """List every key with its default and meaning.
+
+    Examples: raftmq config keys
+    """
+    show(("Key", "Default", "Meaning"), documented_keys(), as_json=as_json)
+
+
+def _load(file: Path, text: str, environment: dict[str, str] | None) -> NodeConfig:
+    from raftmq.config import ConfigError
+
+    try:
+        return load_config(text, environment=environment)
+    except ConfigError as error:
+        raise CommandError(f"{file}: {error}") from error
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return ", ".join(f"{p.id}@{p.host}:{p.port}" for p in value) or "-"
+    return str(value)
+
+
+def _is_default(name: str, config: NodeConfig) -> bool:
+    default = getattr(attrs.fields(NodeConfig), name).default
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # attrs types it as a function
+        return not getattr(config, name)
+    return bool(getattr(config, name) == default)

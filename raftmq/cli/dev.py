@@ -1,0 +1,228 @@
+"""`raftmq dev`: a local cluster of separate processes, for trying things out and for tests.
+
+Prints one line `ready BOOTSTRAP` on standard output once every node serves; everything else goes
+to standard error. Ends with its nodes on SIGTERM and SIGINT. A dead node stays dead unless
+`--restart`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from raftmq.cli.console import note, out
+from raftmq.cli.dev_cluster import (
+    DevCluster,
+    DevError,
+    DevNode,
+    is_dev_node,
+    read_cluster_file,
+    read_node_file,
+    record_pid,
+)
+from raftmq.config import METADATA_ENGINES, ConfigError
+
+READY_TIMEOUT_S: Final = 60.0
+_RESTART_DELAY_S: Final = 0.5
+
+_EXAMPLES: Final = """\
+examples:
+  raftmq dev                              three nodes on 127.0.0.1:9092,9093,9094
+  raftmq dev --nodes 1 --port 19092
+  raftmq dev --data ./cluster             keep the data; start again with the same folder
+  raftmq dev --node 2 --data ./cluster    run one node of it again, in the foreground
+
+exit codes: 0 ended as asked, 1 failed, 2 usage
+"""
+
+PYSYNCOBJ_WARNING: Final = (
+    "warning: --metadata-engine pysyncobj is a reference for comparison. It reports success for\n"
+    "commands that were never committed, forgets acknowledged ones and never fsyncs;\n"
+    "docs/decisions has the table of what was measured. Keep nothing in this cluster."
+)
+
+
+def dev(arguments: Sequence[str]) -> int:
+    """Run a local cluster until told to end; gives the exit code."""
+    options = _parser().parse_args(list(arguments))
+    if options.metadata_engine == "pysyncobj":
+        note(PYSYNCOBJ_WARNING)
+    try:
+        if options.node is not None:
+            return _run_one(options)
+        return _run_all(options)
+    except (DevError, ConfigError) as error:
+        note(f"raftmq dev: {error}")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="raftmq dev",
+        description="Run a local cluster of separate processes on 127.0.0.1.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--nodes", type=int, choices=(1, 3, 5), help="how many nodes [3]")
+    add("--port", type=int, help="client port of the first node; the others follow [9092]")
+    add("--data", metavar="DIR", help="folder to keep [a temporary one, removed at the end]")
+    add("--restart", action="store_true", help="start dead nodes again")
+    add("--node", type=int, metavar="ID", help="run this node of DIR alone, in the foreground")
+    add(
+        "--metadata-engine",
+        choices=METADATA_ENGINES,
+        default="raft",
+        help="what replicates metadata; pysyncobj loses data and is for comparison only [raft]",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of the nodes' configuration, such as log_level=debug; repeatable",
+    )
+    return parser
+
+
+class Signals:
+    """Turns SIGTERM, SIGINT and SIGCHLD into a readable pipe: no races, no threads."""
+
+    def __init__(self) -> None:
+        self.must_end = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._end)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def _end(self, _number: int, _frame: object) -> None:
+        self.must_end = True
+
+    def wait(self, timeout_s: float | None, others: Sequence[int] = ()) -> list[int]:
+        """Sleep until a signal, the timeout, or one of the descriptors is readable."""
+        ready, _, _ = select.select([self._read, *others], [], [], timeout_s)
+        if self._read in ready:
+            os.read(self._read, 4096)
+            ready.remove(self._read)
+        return ready
+
+
+def start_cluster(
+    cluster: DevCluster, signals: Signals, timeout_s: float = READY_TIMEOUT_S
+) -> bool:
+    """Fork all nodes and wait until each serves; False when told to end meanwhile.
+
+    Raises:
+        DevError: a node ended, or they are not ready in time.
+    """
+    cluster.bind()
+    for node in cluster.nodes:
+        cluster.start(node)
+    deadline = time.monotonic() + timeout_s
+    while not signals.must_end:
+        waiting = {node.ready_fd: node for node in cluster.nodes if node.ready_fd >= 0}
+        if not waiting and all(node.is_ready for node in cluster.nodes):
+            cluster.write_file()
+            return True
+        for descriptor in signals.wait(max(0.0, deadline - time.monotonic()), [*waiting]):
+            cluster.hear(waiting[descriptor])
+        for node in cluster.reap():
+            tail = cluster.log_tail(node)
+            raise DevError(
+                f"node {node.plan.id} {node.ended} before it was ready:\n{tail}".rstrip()
+            )
+        if time.monotonic() > deadline:
+            logs = cluster.folder / "node-*.log"
+            raise DevError(f"the nodes are not ready after {timeout_s:.0f} s; see {logs}")
+    return False
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    settings = _settings(options.set)
+    is_temporary = options.data is None
+    folder = Path(options.data or tempfile.mkdtemp(prefix="raftmq-dev-")).absolute()
+    known = read_cluster_file(folder)
+    nodes = options.nodes or (len(known["nodes"]) if known else 3)
+    port = options.port or (known["nodes"][0]["port"] if known else 9092)
+    signals = Signals()
+    cluster: DevCluster | None = None
+    try:
+        cluster = DevCluster.plan(
+            folder,
+            nodes=nodes,
+            port=port,
+            metadata_engine=options.metadata_engine,
+            settings=settings,
+        )
+        if start_cluster(cluster, signals):
+            out(f"ready {cluster.bootstrap}")
+            kind = " (temporary)" if is_temporary else ""
+            note(f"data in {folder}{kind}; Ctrl-C ends")
+            _supervise(cluster, signals, must_restart=options.restart)
+        return 0
+    finally:
+        if cluster is not None:
+            cluster.close()
+            cluster.stop()
+            _stop_foreign(cluster)
+        if is_temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _supervise(cluster: DevCluster, signals: Signals, *, must_restart: bool) -> None:
+    due: list[tuple[float, DevNode]] = []
+    while not signals.must_end:
+        for node in cluster.reap():
+            note(f"node {node.plan.id} (pid {node.pid}) {node.ended}")
+            if must_restart:
+                at = max(time.monotonic(), node.started_at + _RESTART_DELAY_S)
+                due.append((at, node))
+        now = time.monotonic()
+        for at, node in [item for item in due if item[0] <= now]:
+            due.remove((at, node))
+            cluster.start(node)
+            cluster.write_file()
+            note(f"node {node.plan.id} started again (pid {node.pid})")
+        signals.wait(max(0.0, min(at for at, _ in due) - now) if due else None)
+
+
+def _stop_foreign(cluster: DevCluster) -> None:
+    """Nodes that `--node` runs elsewhere belong to this cluster too."""
+    known = read_cluster_file(cluster.folder)
+    for node in known["nodes"] if known else ():
+        if is_dev_node(node["pid"], node["id"]):
+            os.kill(node["pid"], signal.SIGTERM)
+
+
+def _run_one(options: argparse.Namespace) -> int:
+    if options.data is None:
+        note("raftmq dev: --node needs --data, the folder of its cluster")
+        return 2
+    folder = Path(options.data).absolute()
+    config = read_node_file(folder, options.node)
+    record_pid(folder, options.node, os.getpid())
+    from raftmq.cli.start import run
+
+    return run(config)
+
+
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise DevError(f"--set {word!r} is not KEY=VALUE")
+        settings[key] = value
+    return settings

@@ -1,0 +1,457 @@
+"""A local cluster: a folder, ports, and one forked process per node.
+
+Owns `DIR/cluster.json`, `DIR/node-ID.toml` and the child processes. Everything is imported once in
+a parent without threads, then forked, so that nodes start in milliseconds; each child gets its own
+session, log file and data, and dies with its parent. Never used inside a trio run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from attrs import define, field, frozen
+
+from raftmq.config import NodeConfig, load_config
+from raftmq.errors import RaftmqError
+
+if TYPE_CHECKING:
+    from raftmq.node import Listeners
+
+HOST: Final = "127.0.0.1"
+CLUSTER_FILE: Final = "cluster.json"
+VOTERS_MAX: Final = 3
+_PR_SET_PDEATHSIG: Final = 1
+_HEALTH_TIMEOUT_S: Final = 0.25
+_LOG_TAIL_BYTES: Final = 2_000
+
+
+class DevError(RaftmqError):
+    """The cluster cannot be started; the message says why and what to do."""
+
+
+@frozen
+class NodePlan:
+    """One node's identity and addresses."""
+
+    id: int
+    port: int
+    peer_port: int
+    admin_port: int
+    data: str
+
+
+@define
+class DevNode:
+    """A node of the cluster and its process, if it runs."""
+
+    plan: NodePlan
+    pid: int = 0
+    started_at: float = 0.0
+    listeners: Listeners | None = None
+    ready_fd: int = -1
+    """Readable once the node serves, or has ended."""
+    is_ready: bool = False
+    ended: str = ""
+    """How it ended, for people; empty while it runs."""
+
+    @property
+    def is_running(self) -> bool:
+        """True while the child was not reaped."""
+        return self.pid > 0 and not self.ended
+
+
+@define
+class DevCluster:
+    """All nodes of one folder."""
+
+    folder: Path
+    nodes: list[DevNode]
+    metadata_engine: str = "raft"
+    racks: bool = False
+    cluster_id: str = "raftmq-dev"
+    settings: Mapping[str, str] = field(factory=dict)
+
+    @classmethod
+    def plan(
+        cls,
+        folder: Path,
+        *,
+        nodes: int,
+        port: int,
+        metadata_engine: str = "raft",
+        settings: Mapping[str, str] | None = None,
+    ) -> DevCluster:
+        """Lay a cluster out, or the one that the folder already holds.
+
+        Raises:
+            DevError: the folder holds another number of nodes, or runs already.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        known = read_cluster_file(folder)
+        if known is not None:
+            plans = [_plan_of(node) for node in known["nodes"]]
+            if len(plans) != nodes:
+                raise DevError(
+                    f"{folder} holds a cluster of {len(plans)} nodes, not {nodes}; give "
+                    f"--nodes {len(plans)} or another --data"
+                )
+            _refuse_running(known)
+            plans = [_with_port(plan, port + i) for i, plan in enumerate(plans)]
+        else:
+            plans = _new_plans(folder, nodes, port)
+        cluster = cls(folder, [DevNode(plan) for plan in plans], metadata_engine)
+        cluster.settings = dict(settings or {})
+        cluster._write_configs()
+        return cluster
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses for clients."""
+        return ",".join(f"{HOST}:{node.plan.port}" for node in self.nodes)
+
+    def config(self, node: DevNode) -> NodeConfig:
+        """A node's configuration, as its file says."""
+        return read_node_file(self.folder, node.plan.id)
+
+    def bind(self) -> None:
+        """Bind every node's ports, so that a taken one is told before anything starts.
+
+        Raises:
+            DevError: one is taken.
+        """
+        for node in self.nodes:
+            self._bind(node)
+
+    def _bind(self, node: DevNode) -> None:
+        from raftmq.node import open_listeners
+        from raftmq.node.process import ListenError
+
+        try:
+            node.listeners = open_listeners(self.config(node))
+        except ListenError as error:
+            self.close()
+            raise DevError(
+                f"node {node.plan.id}: {error}; stop what listens there or give another --port"
+            ) from error
+
+    def close(self) -> None:
+        """Close ports that no node has taken over."""
+        for node in self.nodes:
+            if node.listeners is not None:
+                node.listeners.close()
+                node.listeners = None
+
+    def start(self, node: DevNode) -> None:
+        """Fork a node. Only from a process without other threads.
+
+        Raises:
+            DevError: a port is taken.
+        """
+        if node.listeners is None:
+            self._bind(node)
+        config = self.config(node)
+        gc.collect()
+        gc.freeze()  # objects made so far stay on pages shared with the child
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        node.ready_fd, ready = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for other in self.nodes:
+                if other is not node and other.listeners is not None:
+                    other.listeners.close()
+            log = self.folder / f"node-{node.plan.id}.log"
+            _be_node(config, node.listeners, log, ready, parent)
+        os.close(ready)
+        assert node.listeners is not None
+        node.listeners.close()
+        node.listeners = None
+        node.pid = pid
+        node.started_at = time.monotonic()
+        node.is_ready = False
+        node.ended = ""
+
+    def hear(self, node: DevNode) -> None:
+        """Read what a node wrote to its pipe: it is ready, or it ended."""
+        node.is_ready = os.read(node.ready_fd, 16) != b""
+        os.close(node.ready_fd)
+        node.ready_fd = -1
+
+    def write_file(self) -> None:
+        """Write `cluster.json` anew, atomically."""
+        content = {
+            "bootstrap": self.bootstrap,
+            "nodes": [_as_json(node.plan, node.pid) for node in self.nodes],
+        }
+        write_cluster_file(self.folder, content)
+
+    def reap(self) -> list[DevNode]:
+        """Notice children that ended; gives them."""
+        ended = []
+        for node in self.nodes:
+            if not node.is_running:
+                continue
+            pid, status = os.waitpid(node.pid, os.WNOHANG)
+            if pid:
+                node.ended = _explain_status(status)
+                ended.append(node)
+        return ended
+
+    def log_tail(self, node: DevNode) -> str:
+        """The last lines of a node's output."""
+        path = self.folder / f"node-{node.plan.id}.log"
+        try:
+            return path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return ""
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End all nodes: asked first, killed when they do not follow."""
+        for node in self.nodes:
+            if node.is_running:
+                _signal(node.pid, signal.SIGTERM)
+                _signal(node.pid, signal.SIGCONT)  # a stopped one could not hear it
+        deadline = time.monotonic() + timeout_s
+        while any(node.is_running for node in self.nodes):
+            self.reap()
+            if time.monotonic() > deadline:
+                for node in self.nodes:
+                    if node.is_running:
+                        _signal(node.pid, signal.SIGKILL)
+                deadline = float("inf")
+            time.sleep(0.005)
+
+    def _write_configs(self) -> None:
+        peers = [
+            {"id": node.plan.id, "host": HOST, "port": node.plan.peer_port}
+            for node in self.nodes[:VOTERS_MAX]
+        ]
+        for node in self.nodes:
+            plan = node.plan
+            lines = [
+                f"node_id = {plan.id}",
+                f'cluster_id = "{self.cluster_id}"',
+                f"data = {json.dumps(plan.data)}",
+                f'client_listener = "{HOST}:{plan.port}"',
+                f'peer_listener = "{HOST}:{plan.peer_port}"',
+                f'admin_listener = "{HOST}:{plan.admin_port}"',
+                f'metadata_engine = "{self.metadata_engine}"',
+                "peers = [",
+                *(
+                    f'  {{id = {p["id"]}, host = "{p["host"]}", port = {p["port"]}}},'
+                    for p in peers
+                ),
+                "]",
+                *(f"{key} = {json.dumps(value)}" for key, value in self.settings.items()),
+            ]
+            (self.folder / f"node-{plan.id}.toml").write_text("\n".join(lines) + "\n")
+
+
+def read_node_file(folder: Path, node_id: int) -> NodeConfig:
+    """The configuration that a cluster's folder holds for a node.
+
+    Raises:
+        DevError: there is none.
+    """
+    path = folder / f"node-{node_id}.toml"
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise DevError(f"no node {node_id} in {folder}: {path.name} is missing") from None
+    # No RAFTMQ_* variables: they would make every node the same one.
+    return load_config(text)
+
+
+def read_cluster_file(folder: Path) -> dict[str, Any] | None:
+    """What `cluster.json` says; None without one.
+
+    Raises:
+        DevError: it is not what this command wrote.
+    """
+    path = folder / CLUSTER_FILE
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        content["nodes"][0]["port"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DevError(f"{path} is not a cluster's file ({error!r}); remove it") from error
+    return content
+
+
+def write_cluster_file(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replace `cluster.json`: readers see the old one or the new one."""
+    path = folder / CLUSTER_FILE
+    handle, name = tempfile.mkstemp(prefix=".cluster", dir=folder)
+    with os.fdopen(handle, "w") as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+
+
+def record_pid(folder: Path, node_id: int, pid: int) -> None:
+    """Say in `cluster.json` which process runs a node now.
+
+    Raises:
+        DevError: no such cluster or node.
+    """
+    content = read_cluster_file(folder)
+    if content is None:
+        raise DevError(f"{folder} holds no cluster: {CLUSTER_FILE} is missing")
+    for node in content["nodes"]:
+        if node["id"] == node_id:
+            node["pid"] = pid
+            write_cluster_file(folder, content)
+            return
+    known = ", ".join(str(node["id"]) for node in content["nodes"])
+    raise DevError(f"no node {node_id} in {folder}; it has {known}")
+
+
+def is_healthy(admin_port: int) -> bool:
+    """Ask a node's `/health`; False while it does not answer 200."""
+    request = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode()
+    try:
+        with socket.create_connection((HOST, admin_port), _HEALTH_TIMEOUT_S) as sock:
+            sock.sendall(request)
+            return sock.recv(64).split(b" ")[1:2] == [b"200"]
+    except OSError:
+        return False
+
+
+def is_dev_node(pid: int, node_id: int) -> bool:
+    """True when a pid is a `raftmq dev --node` of that id (pids are reused)."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"dev" in words and any(
+        words[i : i + 2] == [b"--node", str(node_id).encode()] for i in range(len(words))
+    )
+
+
+def _plan_of(node: Mapping[str, Any]) -> NodePlan:
+    return NodePlan(node["id"], node["port"], node["peer_port"], node["admin_port"], node["data"])
+
+
+def _as_json(plan: NodePlan, pid: int) -> dict[str, Any]:
+    return {
+        "id": plan.id,
+        "pid": pid,
+        "host": HOST,
+        "port": plan.port,
+        "peer_port": plan.peer_port,
+        "admin_port": plan.admin_port,
+        "data": plan.data,
+    }
+
+
+def _with_port(plan: NodePlan, port: int) -> NodePlan:
+    return NodePlan(plan.id, port, plan.peer_port, plan.admin_port, plan.data)
+
+
+def _new_plans(folder: Path, nodes: int, port: int) -> list[NodePlan]:
+    plans = []
+    ports = _free_ports(2 * nodes, avoid=range(port, port + nodes))
+    for i in range(nodes):
+        data = str((folder / f"node-{i + 1}").absolute())
+        plans.append(NodePlan(i + 1, port + i, ports[2 * i], ports[2 * i + 1], data))
+    return plans
+
+
+def _free_ports(count: int, avoid: Sequence[int]) -> list[int]:
+    """Ports that nobody listens on; held together while drawn, so that they differ."""
+    sockets: list[socket.socket] = []
+    ports: list[int] = []
+    try:
+        while len(ports) < count:
+            sock = socket.create_server((HOST, 0))
+            sockets.append(sock)
+            number = sock.getsockname()[1]
+            if number not in avoid:
+                ports.append(number)
+    finally:
+        for sock in sockets:
+            sock.close()
+    return ports
+
+
+def _refuse_running(known: Mapping[str, Any]) -> None:
+    for node in known["nodes"]:
+        if is_healthy(node["admin_port"]):
+            raise DevError(
+                f"node {node['id']} of this folder runs already (pid {node['pid']}); stop it first"
+            )
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+def _explain_status(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _be_node(
+    config: NodeConfig, listeners: Listeners | None, log: Path, ready: int, parent: int
+) -> NoReturn:
+    """The child's whole life."""
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(parent)
+        _redirect(log)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from raftmq.cli.start import run
+
+        code = run(config, listeners=listeners, on_ready=lambda: _tell(ready))
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _tell(ready: int) -> None:
+    os.write(ready, b"ready")
+    os.close(ready)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for a SIGTERM when the parent ends, however it ends (Linux)."""
+    libc = ctypes.CDLL(None)
+    prctl: Callable[..., int] | None = getattr(libc, "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:
+        os._exit(0)  # it ended before we could ask
+
+
+def _redirect(log: Path) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)

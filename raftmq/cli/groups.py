@@ -1,0 +1,127 @@
+"""`raftmq group ...`: consumer groups, their members and how far behind they are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    Timeout,
+    reported,
+    show,
+    show_json,
+)
+from raftmq.cli.console import out
+from raftmq.types import TopicPartition
+from raftmq_client.blocking.admin import Admin
+from raftmq_client.core.admin import LATEST, GroupDescription, OffsetFound
+from raftmq_client.errors import ClientError
+
+group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+LIST_COLUMNS = ("GROUP", "TYPE", "STATE", "PROTOCOL", "COORDINATOR")
+LAG_COLUMNS = (
+    "GROUP",
+    "TOPIC",
+    "PARTITION",
+    "CURRENT-OFFSET",
+    "LOG-END-OFFSET",
+    "LAG",
+    "CONSUMER-ID",
+    "HOST",
+    "CLIENT-ID",
+)
+
+
+@group_app.command("list")
+def list_groups(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """List groups.
+
+    Examples: raftmq group list
+    """
+    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        rows = [
+            (item.group, item.group_type, item.state, item.protocol_type, item.coordinator)
+            for item in admin.list_groups()
+        ]
+        show(LIST_COLUMNS, rows, as_json=as_json)
+
+
+@group_app.command()
+def describe(
+    group: Group,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show a group's committed offsets, lag and members.
+
+    Examples: raftmq group describe billing
+    """
+    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        description = admin.describe_group(group)
+        committed = {key: item.offset for key, item in admin.group_offsets(group).items()}
+        if description.state == "Dead" and not committed:
+            raise CommandError(f"no group {group!r}; `raftmq group list` shows what there is")
+        rows = _rows(admin, description, committed)
+        if as_json:
+            show_json(
+                {
+                    "GROUP": group,
+                    "STATE": description.state,
+                    "ASSIGNMENT-STRATEGY": description.protocol,
+                    "COORDINATOR": admin.coordinator(group),
+                    "MEMBERS": len(description.members),
+                    "PARTITIONS": [dict(zip(LAG_COLUMNS, row, strict=True)) for row in rows],
+                }
+            )
+            return
+        out(
+            f"STATE: {description.state}  ASSIGNMENT-STRATEGY: {description.protocol or '-'}  "
+            f"COORDINATOR: {admin.coordinator(group)}  #MEMBERS: {len(description.members)}"
+        )
+        show(LAG_COLUMNS, rows, as_json=False)
+
+
+@group_app.command()
+def delete(group: Group, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 15.0) -> None:
+    """Forget a group without members, and its committed offsets.
+
+    Examples: raftmq group delete billing
+    """
+    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        admin.delete_group(group)
+        out(f"group {group} deleted")
+
+
+def _rows(
+    admin: Admin, description: GroupDescription, committed: dict[TopicPartition, int]
+) -> list[tuple[object, ...]]:
+    readers = {key: member for member in description.members for key in member.assignment}
+    rows: list[tuple[object, ...]] = []
+    for key in sorted(dict.fromkeys([*committed, *readers])):
+        member = readers.get(key)
+        current = committed.get(key)
+        end = _end_offset(admin, key)
+        lag = end - current if end is not None and current is not None else None
+        who = (member.member_id, member.client_host, member.client_id) if member else (None,) * 3
+        rows.append((description.group, key.topic, key.partition, current, end, lag, *who))
+    return rows
+
+
+def _end_offset(admin: Admin, key: TopicPartition) -> int | None:
+    try:
+        found: OffsetFound = admin.list_offsets({key: LATEST})[key]
+    except ClientError:
+        return None  # deleted, or without a leader: the row shows a dash
+    return found.offset

@@ -1,0 +1,220 @@
+"""`raftmq produce`: records from arguments or standard input, with kcat's letters.
+
+Exit code 3 when the outcome of any record is unknown, 1 when one certainly failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from raftmq.cli.common import DEFAULT_BOOTSTRAP, Bootstrap, CommandError, reported
+from raftmq.cli.console import note, out
+from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq_client.blocking.producer import Producer
+from raftmq_client.core.accumulator import Receipt
+from raftmq_client.errors import Outcome
+
+_CHUNK_BYTES = 1 << 16
+_UNSETTLED_MAX = 100_000
+
+
+class Compression(StrEnum):
+    """Codecs by Kafka's names."""
+
+    none = "none"
+    gzip = "gzip"
+    snappy = "snappy"
+    lz4 = "lz4"
+    zstd = "zstd"
+
+
+class Acks(StrEnum):
+    """When a record counts as written."""
+
+    all = "all"
+    one = "1"
+    zero = "0"
+
+
+def produce(
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VALUE]...", help="Records; without any, standard input."),
+    ] = None,
+    topic_option: Annotated[
+        str | None, typer.Option("-t", "--topic", help="The topic, kcat's way.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("-p", "--partition", help="Default: by key, or sticky.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("-k", "--key", help="Key of every record.")] = None,
+    key_delimiter: Annotated[
+        str | None,
+        typer.Option("-K", "--key-delimiter", help="Splits records into key and value."),
+    ] = None,
+    delimiter: Annotated[
+        str, typer.Option("-D", "--delimiter", help="Ends a record on standard input.")
+    ] = "\\n",
+    header: Annotated[
+        list[str] | None, typer.Option("-H", "--header", metavar="NAME=VALUE", help="Repeatable.")
+    ] = None,
+    compression: Annotated[
+        Compression, typer.Option("-z", "--compression", help="How batches are compressed.")
+    ] = Compression.none,
+    null_empty: Annotated[
+        bool, typer.Option("-Z", "--null", help="Empty keys and values are null.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("-l", "--file", help="Read records from this file.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("-c", "--count", help="Stop after so many records.")
+    ] = None,
+    acks: Annotated[Acks, typer.Option("-a", "--acks", help="all, 1 or 0.")] = Acks.all,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For each record's delivery.")
+    ] = 30.0,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Print each record's partition and offset.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Write records to a topic.
+
+    Examples: raftmq produce orders hello   |   seq 1000 | raftmq produce -t orders -K : -z zstd
+    """
+    with reported():
+        topic, values = _topic_and_values(topic, topic_option, values or [])
+        headers = [_header(word) for word in header or ()]
+        records = _records(values, file, _unescape(delimiter), count)
+        split = _unescape(key_delimiter) if key_delimiter is not None else None
+        fixed_key = key.encode() if key is not None else None
+        tally = _Tally(verbose)
+        with Producer(
+            bootstrap,
+            acks=acks.value,
+            compression=compression.value,
+            delivery_timeout_ms=timeout * 1000,
+            max_block_ms=timeout * 1000,
+            client_id="raftmq-cli",
+        ) as producer:
+            for line in records:
+                found, value = _split(line, split)
+                name = fixed_key if found is None else found
+                if null_empty:
+                    name, value = name or None, value or None
+                tally.add(producer.send(topic, value, name, headers, partition))
+        tally.finish()
+
+
+class _Tally:
+    """Settles receipts in order and remembers what went wrong."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+        self._waiting: deque[Receipt] = deque()
+        self._failed: list[str] = []
+        self._unknown: list[str] = []
+        self._done = 0
+
+    def add(self, receipt: Receipt) -> None:
+        self._waiting.append(receipt)
+        while self._waiting and (self._waiting[0].is_done or len(self._waiting) > _UNSETTLED_MAX):
+            self._settle(self._waiting.popleft())
+
+    def finish(self) -> None:
+        """Report, and end with the exit code that fits."""
+        while self._waiting:
+            self._settle(self._waiting.popleft())
+        if self._failed or self._unknown:
+            note(
+                f"raftmq: {self._done} records written, {len(self._failed)} failed, "
+                f"{len(self._unknown)} unknown; first: {(self._unknown or self._failed)[0]}"
+            )
+            raise typer.Exit(EXIT_UNKNOWN if self._unknown else EXIT_FAILED)
+
+    def _settle(self, receipt: Receipt) -> None:
+        if not receipt.is_done:
+            try:
+                receipt.result()
+            except TimeoutError:
+                self._unknown.append("no outcome in time")
+                return
+            except Exception:  # noqa: BLE001 - read from the receipt below
+                pass
+        error = receipt.error
+        if error is None:
+            self._done += 1
+            if self._verbose:
+                place = receipt.result()
+                out(f"{place.topic} [{place.partition}] at offset {place.offset}")
+        elif error.outcome is Outcome.UNKNOWN:
+            self._unknown.append(str(error))
+        else:
+            self._failed.append(str(error))
+
+
+def _topic_and_values(
+    topic: str | None, option: str | None, values: Sequence[str]
+) -> tuple[str, list[str]]:
+    if option is not None:
+        return option, [*([topic] if topic is not None else []), *values]
+    if topic is None:
+        raise CommandError("which topic? `raftmq produce TOPIC`", EXIT_USAGE)
+    return topic, list(values)
+
+
+def _records(
+    values: Sequence[str], file: Path | None, delimiter: bytes, count: int | None
+) -> Iterator[bytes]:
+    lines: Iterator[bytes]
+    if values:
+        lines = (value.encode() for value in values)
+    elif file is not None:
+        lines = _lines(file.open("rb"), delimiter)
+    else:
+        lines = _lines(sys.stdin.buffer, delimiter)
+    for number, line in enumerate(lines):
+        if count is not None and number >= count:
+            return
+        yield line
+
+
+def _lines(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
+    """Cut a stream at a delimiter as it arrives; the last record needs none."""
+    with stream:
+        rest = b""
+        read = getattr(stream, "read1", stream.read)
+        while chunk := read(_CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(delimiter)
+            yield from lines
+        if rest:
+            yield rest
+
+
+def _split(line: bytes, delimiter: bytes | None) -> tuple[bytes | None, bytes | None]:
+    if delimiter is None or delimiter not in line:
+        return None, line
+    key, _, value = line.partition(delimiter)
+    return key, value
+
+
+def _header(word: str) -> tuple[str, bytes | None]:
+    name, equals, value = word.partition("=")
+    return name, value.encode() if equals else None
+
+
+def _unescape(text: str) -> bytes:
+    r"""Read `\n`, `\t`, `\0`, `\xNN` as kcat does."""
+    data = text.encode("latin-1", "backslashreplace").decode("unicode_escape").encode("latin-1")
+    if not data:
+        raise CommandError("an empty delimiter", EXIT_USAGE)
+    return data
