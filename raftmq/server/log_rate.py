@@ -5,10 +5,9 @@ Clients choose how often they err, so whatever they can cause is logged through 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
-
-import trio
 
 LINES_MAX: Final = 5
 PERIOD_S: Final = 10.0
@@ -19,7 +18,7 @@ class RateLimitedLog:
 
     __slots__ = ("_log", "_now", "_periods")
 
-    def __init__(self, log: Any, now: Callable[[], float] = trio.current_time) -> None:
+    def __init__(self, log: Any, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._now = now
         self._periods: dict[str, tuple[float, int]] = {}  # event: (start, lines); events are ours

@@ -1,0 +1,305 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster, ApiVersions: what clients learn."""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from raftmq.cluster.broker_messages import CreateTopicsCall, Outcome
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.protocol import ANNOUNCED, ApiKey
+from raftmq.server.handlers.table import HANDLERS
+from raftmq.server.metadata_cache import MetadataCache
+from tests.server.world import World, broker_image
+
+METADATA_VERSIONS = range(14)
+
+
+def test_every_announced_api_has_a_handler() -> None:
+    assert {*HANDLERS, ApiKey.PRODUCE, ApiKey.FETCH} == set(ANNOUNCED)
+
+
+# ---- ApiVersions ----
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions(version: int) -> None:
+    answer = World().ask(
+        ApiKey.API_VERSIONS,
+        version,
+        client_software_name="x",
+        client_software_version="1.0",
+    )
+    ranges = {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys}
+    assert (answer.error_code, ranges) == (0, dict(ANNOUNCED))
+
+
+def test_api_versions_of_tomorrow_are_answered_in_version_0() -> None:
+    """Franz-go opens with one that Kafka 4.1 does not know, reads this and asks again (KIP-511)."""
+    world = World()
+    slot = world.begin(ApiKey.API_VERSIONS, 5, b"\0\0\0")
+    code, count, key, low, high = struct.unpack_from(">hihhh", slot.data, 8)
+    assert (code, count) == (ErrorCode.UNSUPPORTED_VERSION, 1)
+    assert (key, low, high) == (18, 0, 4)
+
+
+def test_bad_software_names_are_refused() -> None:
+    answer = World().ask(
+        ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1"
+    )
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(3, 14), (3, -1), (0, 14), (1, 3), (2, 0), (7, 0), (29, 1), (-1, 0)]
+)
+def test_what_was_not_announced_costs_the_connection(api_key: int, version: int) -> None:
+    world = World()
+    frame = memoryview(bytearray(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20)))
+    with pytest.raises(RemoteProtocolError):
+        world.dispatcher.begin(frame, None, world.connection)  # type: ignore[arg-type]
+
+
+def test_a_handlers_bug_costs_the_connection_alone() -> None:
+    world = World()
+    world.engine.image = None  # type: ignore[assignment]
+    with pytest.raises(RemoteProtocolError, match="could not be served"):
+        world.ask(ApiKey.METADATA, 9, topics=None)
+    assert world.broker.metrics.api("metadata").errors == 1
+
+
+# ---- Metadata ----
+
+
+@pytest.mark.parametrize("version", METADATA_VERSIONS)
+def test_metadata_of_all_topics(version: int) -> None:
+    world = World()
+    topic_id = world.add_topic("t", 2)
+    answer = world.ask(ApiKey.METADATA, version, topics=None if version else [])
+    assert [(b.node_id, b.host, b.port) for b in answer.brokers] == [
+        (1, "host1", 9092),
+        (2, "host2", 9092),
+        (3, "host3", 9092),
+    ]
+    (topic,) = answer.topics
+    assert (topic.name, topic.error_code) == ("t", 0)
+    assert [(p.partition_index, p.leader_id) for p in topic.partitions] == [(0, 1), (1, 1)]
+    assert topic.partitions[0].replica_nodes == [1, 2, 3]
+    assert topic.partitions[0].isr_nodes == [1, 2]
+    if version >= 1:
+        assert answer.controller_id == 2
+    if version >= 2:
+        assert answer.cluster_id == "cluster"
+    if version >= 7:
+        assert topic.partitions[0].leader_epoch == 5
+    if version >= 10:
+        assert topic.topic_id == topic_id
+
+
+@pytest.mark.parametrize("version", range(1, 14))
+def test_metadata_of_no_topics(version: int) -> None:
+    world = World()
+    world.add_topic("t")
+    assert world.ask(ApiKey.METADATA, version, topics=[]).topics == []
+
+
+def test_metadata_by_id() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    asked = [{"topic_id": topic_id, "name": None}, {"topic_id": UUID(int=9), "name": None}]
+    answer = world.ask(ApiKey.METADATA, 12, topics=asked)
+    assert [(t.name, t.error_code) for t in answer.topics] == [
+        ("t", 0),
+        (None, ErrorCode.UNKNOWN_TOPIC_ID),
+    ]
+
+
+def named(*names: str, auto: bool = False) -> dict[str, object]:
+    return {
+        "topics": [{"name": name} for name in names],
+        "allow_auto_topic_creation": auto,
+    }
+
+
+def test_unknown_and_illegal_names() -> None:
+    world = World()
+    answer = world.ask(ApiKey.METADATA, 9, **named("nothing", "a/b", ".", "x" * 250))
+    assert [t.error_code for t in answer.topics] == [
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ]
+    assert world.controller.calls == []
+
+
+def test_the_last_leader_is_named_while_the_next_is_elected() -> None:
+    world = World()
+    topic_id = world.add_topic("t", 2)
+    world.lead(topic_id, 0, 3, 8)
+    world.lead(topic_id, 0, 2, 7)  # older news, arriving late
+    world.engine.change(brokers=world.engine.image.brokers.set(3, broker_image(3, is_fenced=True)))
+    answer = world.ask(ApiKey.METADATA, 9, **named("t"))
+    partition = answer.topics[0].partitions[0]
+    assert (partition.leader_id, partition.leader_epoch, partition.error_code) == (3, 8, 0)
+    assert partition.offline_replicas == [3]
+    assert [broker.node_id for broker in answer.brokers] == [1, 2]
+
+
+def test_a_partition_that_never_had_a_leader() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    world.leaders.forget(topic_id)  # type: ignore[arg-type]
+    partition = world.ask(ApiKey.METADATA, 9, **named("t")).topics[0].partitions[0]
+    assert (partition.leader_id, partition.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+def test_the_metadata_log_can_be_found_by_name_alone() -> None:
+    world = World()
+    assert world.ask(ApiKey.METADATA, 9, topics=None).topics == []
+    (topic,) = world.ask(ApiKey.METADATA, 9, **named("__cluster_metadata")).topics
+    assert (topic.is_internal, topic.partitions[0].leader_id) == (True, 2)
+
+
+# ---- auto-creation ----
+
+
+def test_missing_topics_are_created_where_the_client_allows_it() -> None:
+    world = World()
+    slot = world.send(ApiKey.METADATA, 9, **named("new", "bad name", auto=True))
+    assert slot.pieces is None
+    (request, promise) = world.controller.calls[0]
+    assert isinstance(request, CreateTopicsCall)
+    assert ([topic.name for topic in request.topics], request.is_auto) == (["new"], True)
+    world.add_topic("new")
+    promise.resolve((Outcome(name="new"),))
+    answer = world.read(ApiKey.METADATA, 9, slot)
+    assert [(t.name, t.error_code, len(t.partitions)) for t in answer.topics] == [
+        ("new", 0, 1),
+        ("bad name", ErrorCode.INVALID_TOPIC_EXCEPTION, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.LEADER_NOT_AVAILABLE),
+        (ErrorCode.INVALID_REPLICATION_FACTOR, ErrorCode.INVALID_REPLICATION_FACTOR),
+    ],
+)
+def test_topics_that_did_not_come_in_time(code: ErrorCode, told: ErrorCode) -> None:
+    world = World()
+    slot = world.send(ApiKey.METADATA, 9, **named("new", auto=True))
+    world.controller.calls[0][1].resolve((Outcome(name="new", code=code),))
+    assert world.read(ApiKey.METADATA, 9, slot).topics[0].error_code == told
+
+
+def test_an_unreachable_controller_is_no_reason_to_give_up() -> None:
+    world = World()
+    slot = world.send(ApiKey.METADATA, 9, **named("new", auto=True))
+    world.controller.calls[0][1].fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+    code = world.read(ApiKey.METADATA, 9, slot).topics[0].error_code
+    assert code == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def test_many_who_ask_for_a_missing_topic_share_one_call() -> None:
+    world = World()
+    slots = [world.send(ApiKey.METADATA, 9, **named("new", auto=True)) for _ in range(5)]
+    ((_, promise),) = world.controller.calls
+    promise.resolve((Outcome(name="new"),))
+    assert all(slot.pieces is not None for slot in slots)
+
+
+@pytest.mark.parametrize(
+    ("version", "fields"),
+    [(9, named("new")), (9, {"topics": None, "allow_auto_topic_creation": True})],
+)
+def test_nothing_is_created_otherwise(version: int, fields: dict[str, object]) -> None:
+    world = World()
+    assert world.send(ApiKey.METADATA, version, **fields).pieces is not None
+    assert world.controller.calls == []
+
+
+def test_auto_creation_can_be_switched_off() -> None:
+    world = World()
+    configs = Map({("broker", ""): Map({"auto.create.topics.enable": "false"})})
+    world.engine.change(configs=configs)
+    assert world.send(ApiKey.METADATA, 9, **named("new", auto=True)).pieces is not None
+
+
+# ---- the cache ----
+
+
+def test_bodies_are_encoded_once_per_state() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    cache = world.broker.metadata_cache
+
+    def leader() -> int:
+        answer = world.ask(ApiKey.METADATA, 9, **named("t"))
+        return int(answer.topics[0].partitions[0].leader_id)
+
+    assert [leader(), leader(), cache.hits] == [1, 1, 1]
+    world.lead(topic_id, 0, 2, 9)
+    assert [leader(), cache.hits] == [2, 1]
+    world.engine.change(brokers=world.engine.image.brokers.delete(3))  # type: ignore[arg-type]
+    assert [leader(), cache.hits] == [2, 1]
+    assert [leader(), cache.hits] == [2, 2]
+    world.ask(ApiKey.METADATA, 10, **named("t"))
+    assert cache.hits == 2, "another version is another body"
+
+
+def test_the_cache_is_bounded_by_bytes() -> None:
+    cache = MetadataCache(bytes_max=250)
+    assert cache.get(1, "a") is None
+    for key in "abc":
+        cache.put(key, bytes(100))
+    assert cache.get(1, "a") is None
+    assert cache.get(1, "b") is not None
+    assert cache.get(2, "b") is None, "another state"
+
+
+# ---- DescribeTopicPartitions, DescribeCluster ----
+
+
+def test_topic_partitions_come_in_pages() -> None:
+    world = World()
+    world.add_topic("a", 3)
+    world.add_topic("b", 2)
+    seen = []
+    cursor = None
+    for _ in range(3):
+        answer = world.ask(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            topics=[],
+            response_partition_limit=2,
+            cursor=cursor,
+        )
+        seen.append([(t.name, p.partition_index) for t in answer.topics for p in t.partitions])
+        cursor = answer.next_cursor and {
+            "topic_name": answer.next_cursor.topic_name,
+            "partition_index": answer.next_cursor.partition_index,
+        }
+    assert seen == [[("a", 0), ("a", 1)], [("a", 2), ("b", 0)], [("b", 1)]]
+    assert cursor is None
+
+
+def test_describe_cluster() -> None:
+    world = World()
+    world.engine.change(brokers=world.engine.image.brokers.set(3, broker_image(3, is_fenced=True)))
+    answer = world.ask(ApiKey.DESCRIBE_CLUSTER, 1)
+    assert (answer.cluster_id, answer.controller_id) == ("cluster", 2)
+    assert [broker.broker_id for broker in answer.brokers] == [1, 2]
+    every = world.ask(ApiKey.DESCRIBE_CLUSTER, 2, include_fenced_brokers=True)
+    assert [(b.broker_id, b.is_fenced) for b in every.brokers] == [
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+    wrong = world.ask(ApiKey.DESCRIBE_CLUSTER, 1, endpoint_type=2)
+    assert wrong.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE

@@ -1,0 +1,260 @@
+"""Produce and Fetch through the dispatcher: what clients are told, and when."""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+import pytest
+
+from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.protocol import ApiKey
+from raftmq.protocol.fetch import FetchPartitionResponse
+from raftmq.protocol.produce import ProducePartitionResponse
+from raftmq.records import NewRecord, build_batch
+from tests.server.world import FakeSlot, World
+
+PRODUCE_VERSIONS = range(3, 14)
+FETCH_VERSIONS = range(4, 19)
+
+
+def batch(count: int = 1, size: int = 10) -> bytearray:
+    return build_batch([NewRecord(None, bytes(size))] * count, timestamp=1_000_000)
+
+
+def only(world: World, version: int, slot: FakeSlot) -> ProducePartitionResponse:
+    (topic,) = world.produced(version, slot).topics
+    (row,) = topic.partitions
+    return row
+
+
+def fetched(world: World, version: int, slot: FakeSlot) -> FetchPartitionResponse:
+    (topic,) = world.fetched(version, slot).topics
+    (row,) = topic.partitions
+    return row
+
+
+def key_of(version: int, by_id_from: int, topic_id: UUID) -> str | UUID:
+    return topic_id if version >= by_id_from else "t"
+
+
+# ---- produce ----
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_produce_is_answered_when_it_is_committed(version: int) -> None:
+    world = World()
+    key = key_of(version, 13, world.add_topic("t"))
+    slot = world.produce(version, [(key, 0, batch(3))])
+    assert slot.pieces is None
+    world.replica("t").commit(3)
+    row = only(world, version, slot)
+    assert (row.error_code, row.base_offset, row.log_append_time) == (0, 0, -1)
+
+
+def test_produce_to_several_partitions_is_answered_once() -> None:
+    world = World()
+    world.add_topic("a", 2)
+    rows = [("a", 0, batch()), ("a", 1, batch()), ("b", 0, batch())]
+    slot = world.produce(9, rows)  # type: ignore[arg-type]
+    world.replica("a", 1).commit(1)
+    assert slot.pieces is None
+    world.replica("a", 0).commit(1)
+    codes = [row.error_code for topic in world.produced(9, slot).topics for row in topic.partitions]
+    assert codes == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def test_acks_0_has_no_answer() -> None:
+    world = World()
+    world.add_topic("t")
+    assert world.produce(9, [("t", 0, batch())], acks=0).pieces == ()
+    assert world.replica("t").log_end_offset == 1
+    with pytest.raises(RemoteProtocolError):
+        world.produce(9, [("unknown", 0, batch())], acks=0)
+
+
+@pytest.mark.parametrize(
+    ("acks", "transactional_id", "error"),
+    [
+        (2, None, ErrorCode.INVALID_REQUIRED_ACKS),
+        (-1, "x", ErrorCode.INVALID_TXN_STATE),
+    ],
+)
+def test_refused_produces(acks: int, transactional_id: str | None, error: ErrorCode) -> None:
+    world = World()
+    world.add_topic("t")
+    slot = world.produce(9, [("t", 0, batch())], acks=acks, transactional_id=transactional_id)
+    assert only(world, 9, slot).error_code == error
+    assert world.replica("t").log_end_offset == 0
+
+
+def test_old_versions_are_refused_politely() -> None:
+    """Announced from v0 so that librdkafka compresses, served from v3 (KAFKA-18659)."""
+    world = World()
+    world.add_topic("t")
+    body = struct.pack(">hii", 1, 1000, 1) + b"\0\1t" + struct.pack(">iiii", 1, 0, 3, 0)[:-1]
+    slot = world.begin(ApiKey.PRODUCE, 2, body)
+    assert struct.pack(">h", ErrorCode.UNSUPPORTED_VERSION) in slot.data
+
+
+def test_a_moved_leader_is_named() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    world.replica("t").follow()
+    world.lead(topic_id, 0, 2, 6)
+    response = world.produced(10, world.produce(10, [("t", 0, batch())]))
+    row = response.topics[0].partitions[0]
+    assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert row.current_leader is not None
+    assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (2, 6)
+    assert [(node.node_id, node.host) for node in response.node_endpoints] == [(2, "host2")]
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "index", "error"),
+    [
+        (9, "unknown", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (9, "t", 7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (13, UUID(int=1234), 0, ErrorCode.UNKNOWN_TOPIC_ID),
+        (13, UUID(int=0), 0, ErrorCode.UNKNOWN_TOPIC_ID),
+    ],
+)
+def test_unknown_partitions(version: int, key: str | UUID, index: int, error: ErrorCode) -> None:
+    world = World()
+    world.add_topic("t")
+    assert only(world, version, world.produce(version, [(key, index, batch())])).error_code == error
+    assert fetched(world, version, world.fetch(version, [(key, index, 0)])).error_code == error
+
+
+# ---- fetch ----
+
+
+def filled(count: int = 3, commit: int | None = None) -> tuple[World, UUID]:
+    world = World()
+    topic_id = world.add_topic("t")
+    for _ in range(count):
+        world.produce(9, [("t", 0, batch())], acks=1)
+    world.replica("t").commit(count if commit is None else commit)
+    return world, topic_id
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_fetch_gives_stored_batches(version: int) -> None:
+    world, topic_id = filled(3, 2)
+    key = key_of(version, 13, topic_id)
+    row = fetched(world, version, world.fetch(version, [(key, 0, 0)]))
+    assert (row.error_code, row.high_watermark, row.last_stable_offset) == (0, 2, 2)
+    stored = b"".join(data for _, data in world.replica("t").log.batches[:2])
+    assert row.records is not None
+    assert b"".join(bytes(piece) for piece in row.records) == stored
+
+
+def test_fetch_waits_for_the_high_watermark() -> None:
+    world, _ = filled()
+    slot = world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    world.produce(9, [("t", 0, batch())], acks=1)
+    assert slot.pieces is None
+    assert world.broker.metrics.parked_fetches == 1
+    world.replica("t").commit(4)
+    assert fetched(world, 12, slot).high_watermark == 4
+    assert world.broker.metrics.parked_fetches == 0
+    assert len(world.partition("t").fetches) == 0
+    assert world.connection.on_close == {}
+
+
+def test_fetch_waits_no_longer_than_told() -> None:
+    world, _ = filled()
+    slot = world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    world.bench.sleep(499)
+    assert slot.pieces is None
+    world.bench.sleep(2)
+    assert fetched(world, 12, slot).error_code == 0
+    assert len(world.partition("t").fetches) == 0
+
+
+def test_min_bytes_are_counted_over_partitions() -> None:
+    world = World()
+    world.add_topic("t", 2)
+    size = len(batch())
+    slot = world.fetch(
+        12, [("t", 0, 0), ("t", 1, 0)], max_wait_ms=500, min_bytes=3 * size, session_epoch=-1
+    )
+    for index, end in ((0, 1), (1, 1), (0, 2)):
+        assert slot.pieces is None
+        world.produce(9, [("t", index, batch())], acks=1)
+        world.replica("t", index).commit(end)
+    (topic,) = world.fetched(12, slot).topics
+    assert [len(bytes(row.records[0])) for row in topic.partitions if row.records] == [
+        2 * size,
+        size,
+    ]
+
+
+def test_a_hang_up_unparks() -> None:
+    world, _ = filled()
+    world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    (abandon,) = world.connection.on_close.values()
+    abandon()
+    assert len(world.partition("t").fetches) == 0
+    assert world.broker.metrics.parked_fetches == 0
+    assert len(world.bench.deadlines) == 0
+
+
+def test_lost_leadership_ends_the_wait() -> None:
+    world, topic_id = filled()
+    slot = world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    world.lead(topic_id, 0, 3, 6)
+    world.replica("t").follow(None)
+    row = fetched(world, 12, slot)
+    assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert row.current_leader is not None
+    assert row.current_leader.leader_id == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [(10, ErrorCode.NOT_LEADER_OR_FOLLOWER), (11, ErrorCode.NONE)]
+)
+def test_followers_serve_clients_that_know_of_it(version: int, error: ErrorCode) -> None:
+    world, _ = filled()
+    world.replica("t").follow()
+    row = fetched(world, version, world.fetch(version, [("t", 0, 0)]))
+    assert row.error_code == error
+
+
+def test_the_closest_replica_is_named() -> None:
+    world, _ = filled()
+    near = fetched(world, 11, world.fetch(11, [("t", 0, 0)], rack_id="rack2"))
+    assert (near.preferred_read_replica, list(near.records or ())) == (2, [])
+    for rack in ("rack1", "elsewhere", ""):
+        row = fetched(world, 11, world.fetch(11, [("t", 0, 0)], rack_id=rack))
+        assert row.preferred_read_replica == -1
+        assert row.records
+
+
+def test_nobody_poses_as_a_replica() -> None:
+    world, _ = filled()
+    slot = world.fetch(12, [("t", 0, 0)], replica_id=2)
+    assert world.fetched(12, slot).error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_max_bytes_bound_the_answer_but_not_its_first_batch() -> None:
+    world, _ = filled()
+    size = len(batch())
+    one = fetched(world, 12, world.fetch(12, [("t", 0, 0)], max_bytes=1))
+    assert [len(bytes(piece)) for piece in one.records or ()] == [size]
+    two = fetched(world, 12, world.fetch(12, [("t", 0, 0)], max_bytes=2 * size + 1))
+    assert [len(bytes(piece)) for piece in two.records or ()] == [2 * size]
+
+
+def test_a_session_over_the_wire() -> None:
+    world, _ = filled()
+    full = world.fetched(12, world.fetch(12, [("t", 0, 3)], max_wait_ms=0, session_epoch=0))
+    assert full.session_id
+    again = {"session_id": full.session_id, "max_wait_ms": 0}
+    assert world.fetched(12, world.fetch(12, [], session_epoch=1, **again)).topics == []
+    world.produce(9, [("t", 0, batch())], acks=1)
+    world.replica("t").commit(4)
+    news = world.fetched(12, world.fetch(12, [], session_epoch=2, **again))
+    assert [row.partition for topic in news.topics for row in topic.partitions] == [0]
+    stale = world.fetched(12, world.fetch(12, [], session_epoch=2, **again))
+    assert stale.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
