@@ -160,8 +160,8 @@ class LogReader:
             DamagedError: it is damaged.
         """
         cursor = self._cursors.get(offset)
-        if cursor is not None:
-            return cursor
+        if cursor is not None and cursor[1] < cursor[0].size:
+            return cursor  # at a segment's end the next batch may have gone to another one
         segment = self.segments.holding(offset)
         for position, header in segment.headers_from(offset):
             assert header.base_offset == offset, "not an entry boundary"
