@@ -54,6 +54,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import NodeId, Offset, ReplicaId, TopicId
 
 Applied: TypeAlias = tuple[MetadataImage, Result]
+Removals: TypeAlias = Map[tuple[TopicId, int], RemovalImage]
 
 STALE_SEQUENCE: Final = Rejection(
     ErrorCode.INVALID_UPDATE_VERSION, "the sequence is not above the submitter's last"
@@ -252,7 +253,9 @@ def _delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> 
             continue
         topic = topics[name]
         for partition in topic.partitions:
-            nodes = tuple(sorted(dict.fromkeys((*partition.replicas, *partition.voters))))
+            ordered = removals.get((topic_id, partition.index))
+            left = () if ordered is None else ordered.nodes
+            nodes = tuple(sorted(dict.fromkeys((*partition.replicas, *partition.voters, *left))))
             removals = removals.set(
                 (topic_id, partition.index),
                 RemovalImage(name, topic.group_id(partition.index), nodes),
@@ -316,22 +319,29 @@ def _report_voters(image: MetadataImage, envelope: Envelope, offset: Offset) -> 
     after = image
     for report in command.reports:
         topic = after.topic_by_id(report.topic_id)
-        if topic is None or not 0 <= report.partition < len(topic.partitions):
+        if topic is None or not 0 <= report.partition < len(topic.partitions) or not report.voters:
             continue
         partition = topic.partitions[report.partition]
         if report.leader_epoch < partition.voters_epoch or report.voters == partition.voters:
             continue
-        left = tuple(
-            n for n in partition.voters if n not in report.voters and n not in partition.replicas
-        )
         changed = evolve(partition, voters=report.voters, voters_epoch=report.leader_epoch)
-        after = _with_partition(after, topic, changed)
-        if left:
-            # The group itself let them go and metadata no longer wants them: their data may go.
-            removal = RemovalImage(topic.name, topic.group_id(partition.index), left)
-            key = (topic.topic_id, partition.index)
-            after = evolve(after, removals=after.removals.set(key, removal))
+        removals = _after_report(after, topic, partition, changed)
+        after = evolve(_with_partition(after, topic, changed), removals=removals)
     return after, Done(offset)
+
+
+def _after_report(
+    image: MetadataImage, topic: TopicImage, before: PartitionImage, after: PartitionImage
+) -> Removals:
+    """Who left the group by its own word, and is not wanted by metadata either, may delete."""
+    key = (topic.topic_id, after.index)
+    ordered = image.removals.get(key)
+    nodes = (*(ordered.nodes if ordered is not None else ()), *before.voters)
+    left = [n for n in nodes if n not in after.voters and n not in after.replicas]
+    if not left:
+        return image.removals.delete(key) if ordered is not None else image.removals
+    removal = RemovalImage(topic.name, topic.group_id(after.index), tuple(sorted(set(left))))
+    return image.removals.set(key, removal)
 
 
 def _with_partition(
@@ -349,9 +359,6 @@ def _confirm_removed(image: MetadataImage, envelope: Envelope, offset: Offset) -
         removals = _remove_node(removals, key, command.node_id)
     after = image if removals is image.removals else evolve(image, removals=removals)
     return after, Done(offset)
-
-
-Removals: TypeAlias = Map[tuple[TopicId, int], RemovalImage]
 
 
 def _remove_node(removals: Removals, key: tuple[TopicId, int], node_id: NodeId) -> Removals:
