@@ -30,6 +30,7 @@ from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
+from raftmq.log.verify import VerifyJob
 from raftmq.ports import Clock, DiskError
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
@@ -54,6 +55,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
 RECHECK_MS: Final = 3
+CHECK_AHEAD_BYTES: Final = 4 << 20
 
 
 class LogPort(Protocol):
@@ -76,6 +78,8 @@ class LogPort(Protocol):
     def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None: ...
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
     def index_of(self, offset: Offset) -> RaftIndex: ...
+    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None: ...
+    def checked(self, job: VerifyJob) -> object: ...
 
 
 class ReplicaPort(Protocol):
@@ -138,11 +142,13 @@ class Partition:
         self._header: BatchHeader | None = None  # of the batch being appended right now
         self._recheck: Deadline | None = None
         self._is_closed = False
+        self._opened_end = Offset(0)  # what was appended since was never only on the disk
 
     def attach(self, replica: ReplicaPort) -> None:
         """Take the opened replica and replay what its log says of producers."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
+        self._opened_end = replica.log_end_offset
         self._replay(replica.log.log_start.base_offset)
 
     @property
@@ -223,6 +229,9 @@ class Partition:
             return AppendResult(error.code, message=error.message)
         finally:
             self._header = None
+        if not self.is_leader:
+            # Lost in the very moment; what was parked then was failed before this one came.
+            return AppendResult(self._no_leader_code())
         stamped_ms = now_ms if settings.timestamp_type == LOG_APPEND_TIME else -1
         result = AppendResult(
             ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset, None
@@ -288,6 +297,7 @@ class Partition:
         last_fetched_epoch: int = -1,
         may_follow: bool = False,
         at_least_one: bool = True,
+        may_check: bool = True,
     ) -> ReadResult:
         """Find what a consumer may read from `offset` on, as spans of whole batches.
 
@@ -296,6 +306,8 @@ class Partition:
             last_fetched_epoch: that of the record before `offset`, -1 for unknown (KIP-595).
             may_follow: a follower may answer (KIP-392).
             at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
+            may_check: check bytes here and now that nobody has checked since they were last read
+                from the disk; else such bytes are a job for a worker, in the result.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -323,6 +335,10 @@ class Partition:
         if offset == end or (bytes_max <= 0 and not at_least_one):
             return ReadResult(ErrorCode.NONE, end, start)
         try:
+            if not may_check and offset < self._opened_end:
+                job = replica.log.needs_verification(offset, max(bytes_max, CHECK_AHEAD_BYTES))
+                if job is not None:
+                    return ReadResult(ErrorCode.NONE, end, start, verify=job)
             spans = tuple(replica.log.locate(offset, bytes_max, end, at_least_one=at_least_one))
         except KafkaError as error:
             return ReadResult(error.code, end, start)
@@ -332,6 +348,10 @@ class Partition:
         for span in spans:
             size += span.size
         return ReadResult(ErrorCode.NONE, end, start, spans, size)
+
+    def verified(self, job: VerifyJob) -> None:
+        """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
+        self.replica.log.checked(job)
 
     @property
     def readable_end(self) -> Offset:

@@ -7,6 +7,7 @@ from typing import Protocol
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
+from raftmq.log.verify import VerifyJob
 from raftmq.ports import File
 from raftmq.types import LeaderEpoch, Offset
 
@@ -36,6 +37,8 @@ class ReadResult:
     spans: tuple[FileSpan, ...] = ()
     size: int = 0
     diverging: tuple[LeaderEpoch, Offset] | None = None
+    verify: VerifyJob | None = None
+    """These bytes must be read and checked first, in a worker; then `Partition.verified`."""
 
 
 @frozen(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
@@ -29,12 +29,8 @@ from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
+from raftmq.server.workers import Workers
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, TopicId, TopicPartition
-
-if TYPE_CHECKING:
-    from raftmq.log.replicated_log import ReplicatedLog
-    from raftmq.raft.core import RaftCore
-    from raftmq.raft.membership import Configuration
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
@@ -69,11 +65,8 @@ class QuorumReplica(Protocol):
     @property
     def voters(self) -> tuple[ReplicaId, ...]: ...
     @property
-    def configuration(self) -> Configuration: ...
-    @property
-    def core(self) -> RaftCore: ...
-    @property
-    def log(self) -> ReplicatedLog: ...
+    def learners(self) -> tuple[ReplicaId, ...]: ...
+    def follower_end_offset(self, replica: ReplicaId) -> Offset | None: ...
 
 
 HandOver: TypeAlias = Callable[[NodeId, TopicPartition], bool]
@@ -100,6 +93,7 @@ class Broker:
         random: Random,
         metadata_replica: QuorumReplica | None = None,
         hand_over: HandOver | None = None,
+        workers: Workers | None = None,
         metrics: ServerMetrics | None = None,
     ) -> None:
         self.node_id = node_id
@@ -113,6 +107,7 @@ class Broker:
         self.clock = clock
         self.config = config
         self.metadata_replica = metadata_replica
+        self.workers = workers or Workers()
         self._hand_over = hand_over
         self.metrics = metrics or ServerMetrics()
         self.sessions = FetchSessions(clock, random)
@@ -378,11 +373,7 @@ class Broker:
 
         def row(member: ReplicaId) -> dict[str, Any]:
             is_own = member.node_id == self.node_id
-            end: Offset | None = replica.log_end_offset
-            if not is_own:
-                progress = replica.core.progress.get(member)
-                # A leader's view of a follower; that one may hold entries it has not flushed yet.
-                end = None if progress is None else replica.log.offset_of(progress.match_end)
+            end = replica.log_end_offset if is_own else replica.follower_end_offset(member)
             return {
                 "replica_id": member.node_id,
                 "replica_directory_id": UUID(int=member.storage_id),
@@ -398,7 +389,7 @@ class Broker:
             "leader_epoch": replica.leader_epoch,
             "high_watermark": replica.high_watermark,
             "current_voters": [row(member) for member in replica.voters],
-            "observers": [row(member) for member in replica.configuration.learners],
+            "observers": [row(member) for member in replica.learners],
         }
 
 

@@ -13,6 +13,7 @@ from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.errors import NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
+from raftmq.log.verify import VerifyJob
 from raftmq.ports import File
 from raftmq.raft.ready import Role, SoftState
 from raftmq.records import BatchHeader, parse_header, stamp
@@ -128,6 +129,12 @@ class FakeLog:
 
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
         return iter([h for h, _ in self.batches if start < h.next_offset <= end])
+
+    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
+        return None
+
+    def checked(self, job: VerifyJob) -> object:
+        raise AssertionError("nothing was to be checked")
 
     def index_of(self, offset: Offset) -> RaftIndex:
         return RaftIndex(offset)

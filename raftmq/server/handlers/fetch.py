@@ -6,11 +6,13 @@ moves, until `max_wait_ms` is over. What it finally answers is read at that mome
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from raftmq.cluster.deadlines import Deadline
 from raftmq.cluster.partition import Partition
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.verify import VerifyJob
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader
 from raftmq.protocol.fetch import (
@@ -50,11 +52,15 @@ def handle(
         return FetchResponse(error_code=error.code)
     reading = _Reading(broker, version, request, context)
     reading.read()
-    min_bytes = request.min_bytes
-    if reading.is_urgent or reading.size >= min_bytes or request.max_wait_ms <= 0:
+    min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
+    if reading.jobs:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.check(wait_ms)
+        return parked
+    if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
         return reading.respond()
     parked = ParkedFetch(reading, min_bytes)
-    parked.park(min(request.max_wait_ms, MAX_WAIT_MS_MAX))
+    parked.park(wait_ms)
     return parked
 
 
@@ -64,11 +70,13 @@ class _Reading:
     __slots__ = (
         "_broker",
         "_context",
+        "_may_check",
         "_request",
         "_version",
         "answers",
         "broker",
         "is_urgent",
+        "jobs",
         "partitions",
         "size",
     )
@@ -87,11 +95,15 @@ class _Reading:
         self.size = 0
         self.is_urgent = False
         """An error or a hint that the client must learn at once."""
+        self.jobs: list[tuple[Partition, VerifyJob]] = []
+        """Bytes that a worker must check before they can be served."""
 
-    def read(self) -> None:
+    def read(self, *, may_check: bool = False) -> None:
         """Look at every partition, within the request's limits."""
+        self._may_check = may_check
         self.answers = []
         self.partitions = []
+        self.jobs = []
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
@@ -133,7 +145,7 @@ class _Reading:
                 break
         else:
             return False
-        self.read()
+        self.read(may_check=True)
         return self.is_urgent or self.size >= min_bytes
 
     def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
@@ -153,7 +165,10 @@ class _Reading:
             last_fetched_epoch=request.last_fetched_epoch,
             may_follow=self._version >= FOLLOWERS_FROM,
             at_least_one=is_first,
+            may_check=self._may_check,
         )
+        if result.verify is not None:
+            self.jobs.append((found, result.verify))
         if result.code is not ErrorCode.NONE:
             answer = self._refuse(wanted, result.code)
             answer.high_watermark = result.high_watermark
@@ -194,7 +209,7 @@ class _Reading:
 class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
-    __slots__ = ("_deadline", "_min_bytes", "_parked_at", "_reading")
+    __slots__ = ("_deadline", "_is_parked", "_min_bytes", "_parked_at", "_reading")
 
     def __init__(self, reading: _Reading, min_bytes: int) -> None:
         super().__init__()
@@ -202,9 +217,39 @@ class ParkedFetch(Abandonable[FetchResponse]):
         self._min_bytes = min_bytes
         self._parked_at: list[Partition] = []
         self._deadline: Deadline | None = None
+        self._is_parked = False
+
+    def check(self, wait_ms: int) -> None:
+        """Let workers read and check what is cold, then look again."""
+        left = len(self._reading.jobs)
+
+        def settled_for(partition: Partition, job: VerifyJob) -> Callable[[Promise[None]], None]:
+            def settled(done: Promise[None]) -> None:
+                nonlocal left
+                left -= 1
+                if done.error is None:
+                    partition.verified(job)
+                # An error of the disk shows again when the partition is read.
+                if left == 0 and not self.is_done:
+                    self._look(wait_ms)
+
+            return settled
+
+        for partition, job in self._reading.jobs:
+            promise = self._reading.broker.workers.submit(job.run)
+            promise.when_done(settled_for(partition, job))
+
+    def _look(self, wait_ms: int) -> None:
+        reading = self._reading
+        reading.read(may_check=True)
+        if reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
+            self.resolve(reading.respond())
+        else:
+            self.park(wait_ms)
 
     def park(self, wait_ms: int) -> None:
         """Wait at every partition."""
+        self._is_parked = True
         broker = self._reading.broker
         self._parked_at = [partition for partition, _ in self._reading.partitions]
         for partition in self._parked_at:
@@ -225,11 +270,14 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.resolve(FetchResponse())
 
     def _expire(self) -> None:
-        self._reading.read()
+        self._reading.read(may_check=True)
         self._unpark()
         self.resolve(self._reading.respond())
 
     def _unpark(self) -> None:
+        if not self._is_parked:
+            return
+        self._is_parked = False
         if self._deadline is not None:
             self._deadline.cancel()
         for partition in self._parked_at:
