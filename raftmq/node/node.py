@@ -316,7 +316,7 @@ class Node:
         self.partitions.tick(now_ms)
 
     def _wake(self) -> None:
-        """Drain the metadata replica and then the engine, at once or when the round under way ends."""
+        """Drain the metadata replica and then the engine, now or after the round under way."""
         replica = getattr(self, "metadata_replica", None)
         if replica is not None:
             self.plane.multiraft.touch(replica)
@@ -384,6 +384,8 @@ class Node:
     async def _hand_over(self) -> None:
         """Give every leadership away, then leave Metadata."""
         await self._until(lambda: not self.partitions.transfer_all())
+        releases = self.coordinator.drain()
+        await self._until(lambda: all(release.is_done for release in releases))
         self.control.lifecycle.drain()
         await self._until(lambda: not self.control.lifecycle.is_ready)
         replica = self.metadata_replica
