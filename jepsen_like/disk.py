@@ -34,6 +34,7 @@ class Inode:
     durable: bytearray = Factory(bytearray)
     dirty: list[tuple[int, int]] = Factory(list)  # byte ranges written since the last fdatasync
     size_is_dirty: bool = False
+    reserved: int = 0  # bytes that `allocate` or an extension made, whether written or not
     cut_size: int | None = None  # the least size since the last fdatasync
     previous: dict[int, bytes] = Factory(dict)  # sector -> what the device held there before
 
@@ -309,10 +310,11 @@ class SimDisk:
         self._operation("truncate", path)
         if size < have:
             del inode.cached[size:]
+            inode.reserved = min(inode.reserved, size)
             inode.cut_size = size if inode.cut_size is None else min(inode.cut_size, size)
         else:
             inode.cached.extend(bytes(size - have))
-            inode.dirty.append((have, size))
+            inode.reserved = size
         inode.size_is_dirty = True
 
     def fdatasync(self, inode: Inode, path: str) -> None:
@@ -480,21 +482,20 @@ def _keep_prefix(
     content = bytearray(before)
     if inode.cut_size is not None:
         del content[inode.cut_size :]
-    total = sum(end - start for start, end in inode.dirty)
-    left = random.randrange(0, total + 1)
+    left = random.randrange(0, sum(end - start for start, end in inode.dirty) + 1)
     for start, end in inode.dirty:
-        end = min(end, len(cached), start + left)
-        if not is_torn and end < start + left:
-            end = max(start, end)
-        elif not is_torn and end < len(cached) and left < total:
-            end = max(start, end // SECTOR * SECTOR)
-        if end > start:
-            if len(content) < start:
-                content.extend(bytes(start - len(content)))
-            content[start:end] = cached[start:end]
+        stop = min(end, start + left)
+        if stop < end and not is_torn:
+            stop = max(start, stop // SECTOR * SECTOR)
         left -= end - start
+        stop = min(stop, len(cached))
+        if stop > start:
+            content.extend(bytes(max(0, start - len(content))))
+            content[start:stop] = cached[start:stop]
         if left <= 0:
             break
+    if len(content) < inode.reserved and random.random() < 0.5:
+        content.extend(bytes(inode.reserved - len(content)))
     return bytes(content)
 
 

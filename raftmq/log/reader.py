@@ -319,7 +319,7 @@ class LogReader:
         return None
 
     def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
-        """The newest record below `end`, the first one if several are as new (KIP-734).
+        """The newest record below `end`, a batch's end; the first if several are as new (KIP-734).
 
         Raises:
             DamagedError: damage hides the answer.
@@ -400,11 +400,16 @@ def _greatest(segment: Segment, start: int, end: int) -> tuple[int, int] | None:
             return None
         return segment.max_timestamp, segment.max_timestamp_offset
     best = _greatest_known(segment, start, end)
-    for _, header in segment.headers_from(max(start, best[1] if best else segment.base_offset)):
+    at = max(start, best[1] if best else segment.base_offset)
+    for position, header in segment.headers_from(at):
         if header.base_offset >= end:
             break
-        if best is None or header.max_timestamp > best[0]:
-            best = (header.max_timestamp, header.base_offset)
+        stamp = header.max_timestamp
+        if header.base_offset < start:  # the log starts inside this batch
+            batch = next(segment.batches_from(position, header.base_offset, chunk=header.size))
+            stamp = max(r.timestamp for r in read_records(batch.data) if r.offset >= start)
+        if best is None or stamp > best[0]:
+            best = (stamp, header.base_offset)
     return best if best is not None and best[0] >= 0 else None
 
 

@@ -175,7 +175,9 @@ class _Recovery:
             base, epoch = entry.base_offset, entry.leader_epoch
         self._is_bare_suspect |= found.is_tail_bad or self._bare.is_new_name
         self._bare.load(accepted, start)
-        if found.is_tail_bad or not all(slot.is_whole for slot in found.slots):
+        kept = [slot for slot in found.slots if slot.entry.index >= start.index]
+        if found.is_tail_bad or len(accepted) < len(kept) or not all(s.is_whole for s in kept):
+            # Also so that what was refused does not stand before what is appended next.
             self._bare.compact(now=True)
 
     def _offset_of(self, index: int) -> int:

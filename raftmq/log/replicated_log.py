@@ -5,8 +5,9 @@ reach the page cache at once; `flush_job` says what to sync and may run elsewher
 the flushed end. It never decides what to append, truncate or drop, and never talks to peers.
 
 Invariants:
-- a batch reaches a segment only after every bare entry before it is flushed; until then it is
-  staged in memory. At recovery no batch exists whose index cannot be derived.
+- a batch reaches a segment only after every bare entry before it is flushed, and a new segment
+  only after the one before it is; until then it is staged in memory. So at recovery no batch
+  exists whose index cannot be derived, and a gap between segments is damage.
 - `flushed_end` covers a prefix of entries that are durable, bare ones and batches alike.
 - truncation is durable on return, segments before bare entries, and finished after a crash.
 - the log-start tuple is durable before anything below it goes.
@@ -251,15 +252,31 @@ class ReplicatedLog:
             BATCH_KIND,
             batch,
         )
+        position = base = -1
         if self._staged or self._flushed_bare - self._bare.dropped < len(self._bare.entries):
             self._stage(batch, header)
-            position, base = -1, -1
+        elif self._is_roll_pending(size, next_offset):
+            self._stage(batch, header)
         else:
-            position, segment = self._segments.append(batch, header, self._clock.wall_ms())
+            position, segment = self._segments.append(batch, header)
             base = segment.base_offset
         self._recent.add(RecentBatch(entry, base_offset, next_offset, position, base, size))
         self.log_end_offset = Offset(next_offset)
         self.end_index = entry.end
+
+    def _is_roll_pending(self, size: int, next_offset: int) -> bool:
+        """Roll if it is time for it; True when the batch must wait until the old one is flushed.
+
+        Files reach the device in any order: a new segment that survived a power loss while the end
+        of the old one did not would look like damage to something that was promised.
+        """
+        now_ms = self._clock.wall_ms()
+        if not self._segments.must_roll(size, next_offset, now_ms):
+            return False
+        if self._segments.end_offset > self._synced_offset:
+            return True
+        self._segments.roll(now_ms)
+        return False
 
     def _stage(self, batch: Buffer, header: BatchHeader) -> None:
         if self._staged_bytes + len(batch) > self.config.staged_bytes_max and self._staged:
@@ -338,9 +355,9 @@ class ReplicatedLog:
             if bare.dropped + bare.count_up_to(base_offset) > self._flushed_bare:
                 return
             try:
-                position, segment = self._segments.append(
-                    staged.data, staged.header, self._clock.wall_ms()
-                )
+                if self._is_roll_pending(len(staged.data), staged.header.next_offset):
+                    return
+                position, segment = self._segments.append(staged.data, staged.header)
             except DiskFullError:
                 self._cut(self.index_of(Offset(base_offset)))
                 raise
@@ -402,7 +419,7 @@ class ReplicatedLog:
         self._reader.config = config
 
     def roll_if_aged(self, now_ms: int) -> bool:
-        """Close an active segment that is older than `segment_ms`, so that it can be retained.
+        """Close an idle active segment that is older than `segment_ms`, so that it can be retained.
 
         Raises:
             DiskError: fatal, unless it is a DiskFullError.
@@ -412,6 +429,8 @@ class ReplicatedLog:
             return False
         if now_ms - active.created_ms < self.config.segment_ms:
             return False
+        if self._staged or self._segments.end_offset > self._synced_offset:
+            return False  # busy, so the next append rolls it
         self._segments.roll(now_ms)
         return True
 

@@ -86,26 +86,27 @@ class Segments:
 
     # --- appending --------------------------------------------------------------------------
 
-    def append(self, data: Buffer, header: BatchHeader, now_ms: int) -> tuple[int, Segment]:
-        """Write a batch at the end, in a new segment if it is time for one.
+    def must_roll(self, size: int, next_offset: int, now_ms: int) -> bool:
+        """True when a batch of that size belongs into a new segment."""
+        segment = self.all[-1] if self.all else None
+        if segment is None or not segment.is_active:
+            return True
+        return segment.size > 0 and (
+            segment.size + size > self._config.segment_bytes
+            or now_ms - segment.created_ms >= self._config.segment_ms
+            or next_offset - segment.base_offset > OFFSETS_MAX
+        )
+
+    def append(self, data: Buffer, header: BatchHeader) -> tuple[int, Segment]:
+        """Write a batch at the end of the active segment; returns its position.
 
         Raises:
             DiskFullError: nothing changed.
         """
-        segment = self.all[-1] if self.all else None
-        size = len(data)
-        if (
-            segment is None
-            or not segment.is_active
-            or segment.size + size > self._config.segment_bytes
-            or now_ms - segment.created_ms >= self._config.segment_ms
-            or header.next_offset - segment.base_offset > OFFSETS_MAX
-        ) and not (segment is not None and segment.is_active and segment.size == 0):
-            segment = self.roll(now_ms)
-        assert segment is not None
+        segment = self.all[-1]
         position = segment.append(data, header)
         self.end_offset = segment.end_offset
-        self.size_bytes += size
+        self.size_bytes += len(data)
         return position, segment
 
     def roll(self, now_ms: int) -> Segment:
