@@ -100,7 +100,8 @@ class RaftCore:
         """Take over what recovery found.
 
         `configuration` is in force at the log start, `configuration_history` are the membership
-        entries above. `commit_end` is a hint: at least the log start, at most what is flushed.
+        entries above. `commit_end` is a hint, recorded when all below it was flushed here (above
+        that a crash may bring back what a truncation had dropped); at least the log start.
         """
         assert epochs.log_start <= flushed_end <= epochs.log_end, "flushed beyond the log"
         assert epochs.log_start <= commit_end <= flushed_end, "committed beyond what is flushed"
@@ -135,16 +136,19 @@ class RaftCore:
         # All below agrees with the leader of this term; what is committed agrees with any.
         self.matched_end = commit_end
 
-        # Refuse votes to, and campaign with, no log shorter than this: recovery cut, or found
-        # damaged, what this replica may have promised to keep. The engine sets and clears it.
+        # Recovery cut, below this end, what this replica may have promised to keep. While its log
+        # is shorter it does not campaign, and votes only for logs that must hold what it lost. The
+        # engine sets it, and clears it once is_claim_restored.
         self.claimed_end_floor = RaftIndex(0)
+        # No entry that was lost had a later term. A longer log is not enough to go by: it may be
+        # full of an older term's entries and lack the committed ones.
+        self.claimed_term_floor = self.term
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
         # A replica whose past is lost: no vote, no campaign, no promise until a committed
         # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
         # unless its votes and claimed end survived.
         self.on_probation = not config.may_vote
-        self._recovered_term = self.term
 
         self.election: Final = Election(self, random)
         self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
@@ -198,8 +202,17 @@ class RaftCore:
 
     @property
     def can_campaign(self) -> bool:
-        """True when this replica may ask for votes."""
-        return not self.is_mute and self.log_end >= self.claimed_end_floor and self.is_voter
+        """True when this replica may ask for votes.
+
+        One whose removal is not committed yet may, too: it might hold the only log that can win,
+        and commit its removal (Raft thesis §4.2.2).
+        """
+        if self.is_mute or self.log_end < self.claimed_end_floor:
+            return False
+        return (
+            self.is_voter
+            or self.self_id in self.configurations.committed(self.commit_end)[1].voters
+        )
 
     @property
     def term_start(self) -> RaftIndex | None:
@@ -232,7 +245,7 @@ class RaftCore:
         if held_end >= self.claimed_end_floor:
             return True
         return (
-            self.epochs.last_term == self.term > self._recovered_term
+            self.epochs.last_term == self.term > self.claimed_term_floor
             and held_end > self.epochs.last_start
         )
 
@@ -440,15 +453,16 @@ class RaftCore:
             self.on_probation = False
 
     def _refuse_stale(self, message: Message) -> None:
-        """Answer a sender of an earlier term, so that it learns of ours (§5.1)."""
-        term, sender = self.term, message.sender
+        """Answer a sender of an earlier term, so that it learns of ours (§5.1).
+
+        By the time it arrives its receiver may lead our term, so it must say nothing that was not
+        true of that: no round, for it confirms none, and no refusal of a position.
+        """
         reply: Message
-        if isinstance(message, Heartbeat):
-            reply = HeartbeatReply(term, self.self_id, sender, message.round)
-        elif isinstance(message, AppendRequest | InstallLogStart):
-            reply = AppendReply(term, self.self_id, sender, False, RaftIndex(0))
+        if isinstance(message, AppendRequest | Heartbeat | InstallLogStart):
+            reply = HeartbeatReply(self.term, self.self_id, message.sender, 0, self.matched_end)
         elif isinstance(message, VoteRequest):
-            reply = VoteReply(term, self.self_id, sender, False)
+            reply = VoteReply(self.term, self.self_id, message.sender, False)
         else:
             return
         self.effects.send_now.append(reply)

@@ -102,6 +102,8 @@ class Election:
             self._stand()
             return
         rest = [voter for voter in core.configuration.voters if voter != lost]
+        if core.self_id not in rest:
+            rest.append(core.self_id)
         rank = (rest.index(core.self_id) + core.term) % len(rest)
         if rank == 0:
             self._stand()
@@ -158,11 +160,14 @@ class Election:
 
     def _may_grant(self, last_term: Term, log_end: RaftIndex) -> bool:
         core = self._core
-        return (
-            not core.on_probation
-            and log_end >= core.claimed_end_floor
-            and is_up_to_date(last_term, log_end, core.epochs.last_term, core.log_end)
-        )
+        if core.on_probation:
+            return False
+        floor = core.claimed_end_floor
+        if core.log_end < floor and not is_up_to_date(
+            last_term, log_end, core.claimed_term_floor, floor
+        ):
+            return False
+        return is_up_to_date(last_term, log_end, core.epochs.last_term, core.log_end)
 
     def _stand(self) -> None:
         core = self._core

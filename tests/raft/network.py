@@ -34,9 +34,7 @@ def configuration(voters: Iterable[int], learners: Iterable[int] = ()) -> Config
 
 def entry(start: int, term: int, width: int = 1, payload: bytes = b"") -> Entry:
     """A batch of `width` positions."""
-    return Entry(
-        RaftIndex(start), RaftIndex(start + width), Term(term), EntryKind.BATCH, payload
-    )
+    return Entry(RaftIndex(start), RaftIndex(start + width), Term(term), EntryKind.BATCH, payload)
 
 
 def entries_of(terms: Iterable[int], start: int = 0) -> list[Entry]:
