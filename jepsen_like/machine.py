@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
 from raftmq.cluster.replica import Replica
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import LogEntry
+from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.ready import Role, SoftState
 from raftmq.types import Offset, RaftGroupId, RaftIndex, ReplicaId
 
@@ -36,21 +36,41 @@ class SimMachine:
         self._on_role = on_role
         self._ends: list[int] = [0]
         self._digests: list[bytes] = [GENESIS]
+        self._is_blind = False
 
     def attach(self, replica: Replica) -> None:
         """Read what the recovered log holds."""
         self.replica = replica
+        self._read_log()
         log = replica.log
-        position = log.log_start.index
-        while position < log.end_index and not log.damaged:
-            entries = log.entries(position, 1 << 20)
-            assert entries, "a recovered log can be read"
-            for entry in entries:
-                self._add(entry)
-                position = entry.end
         self._invariants.truth(self.group).views[replica.self_id] = DurableView(
             lambda: log.flushed_end, self.digest_at
         )
+
+    def _read_log(self) -> None:
+        """Compute the chain from the log; blind while a part of it is damaged."""
+        assert self.replica is not None
+        log = self.replica.log
+        start = log.log_start
+        self._ends = [start.index]
+        self._digests = [start.state or GENESIS]
+        self._is_blind = False
+        position = start.index
+        try:
+            while position < log.end_index:
+                entries = log.entries(position, 1 << 20)
+                assert entries, "what a log holds can be read"
+                for entry in entries:
+                    self._add(entry)
+                    position = entry.end
+        except DamagedError:
+            self._is_blind = True
+
+    def _can_see(self) -> bool:
+        """False while damage hides a part of the log, and so the digests after it."""
+        if self._is_blind and self.replica is not None and not self.replica.log.damaged:
+            self._read_log()
+        return not self._is_blind
 
     @property
     def identity(self) -> ReplicaId:
@@ -65,6 +85,7 @@ class SimMachine:
 
     def digest_at(self, end: int) -> bytes | None:
         """The digest of the log below `end`; None where this log has no entry's end."""
+        self._can_see()
         position = bisect_left(self._ends, end)
         if position < len(self._ends) and self._ends[position] == end:
             return self._digests[position]
@@ -74,6 +95,8 @@ class SimMachine:
 
     def appended(self, entry: LogEntry) -> None:
         """Note an entry."""
+        if not self._can_see() or self.end >= entry.end:
+            return
         self._add(entry)
         self._invariants.appended(
             self.group, self.identity, entry.end, entry.leader_epoch, self._digests[-1]
@@ -98,9 +121,11 @@ class SimMachine:
             raise InvariantViolation(
                 "MonotonicHighWatermark", f"{self.group}: {self.identity} fell to {commit_end}"
             )
-        first = bisect_left(self._ends, self.commit_end)
+        before, self.commit_end = self.commit_end, commit_end
+        if not self._can_see():
+            return
+        first = bisect_left(self._ends, before)
         last = bisect_left(self._ends, commit_end)
-        self.commit_end = commit_end
         self._invariants.committed(
             self.group, self.identity, commit_end, self.digest_at(commit_end), replica.voters
         )
@@ -128,6 +153,7 @@ class SimMachine:
         digest = log_start.state or GENESIS
         self._ends = [log_start.index]
         self._digests = [digest]
+        self._is_blind = False
         if self.replica is not None:
             self._invariants.starts_at(self.group, self.identity, log_start.index, digest)
 

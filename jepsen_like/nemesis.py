@@ -1,13 +1,14 @@
 """The source of trouble: picks faults by the run's odds, starts them, ends them.
 
 A fault never takes more than the design promises to survive: at most a minority of the storages is
-lost at any time (the next one only after the group is whole again), and what a disk has synced stays.
-Everything else is fair: any number of nodes may crash, be cut off, be slow or paused at once.
+lost at any time (the next one only after the group is whole again), and what a disk has synced
+stays. Everything else is fair: any number of nodes may crash, be cut off, slow or paused at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from jepsen_like.node import SimNode
@@ -36,6 +37,8 @@ class Nemesis:
             "log-start": self._log_start,
             "transfer": self._transfer,
             "wipe": self._wipe,
+            "lose-folder": self._lose_folder,
+            "rot": self._rot,
             "full-disk": self._full_disk,
         }
 
@@ -167,13 +170,30 @@ class Nemesis:
         for node in self._world.leaders(group)[:1]:
             replica = node.leads(group)
             if replica is not None and target is not node:
-                node.run(lambda: node.transfer(group, target.node_id))
+                node.run(partial(node.transfer, group, target.node_id))
 
     def _wipe(self) -> None:
         if not self._world.is_whole():
             return
         node = self._any_node()
         node.wipe()
+        self._world.schedule(self._lasts_ms(), self._world.restart(node))
+
+    def _lose_folder(self) -> None:
+        """One group's folder is gone, the journal that knows of its promises is not."""
+        if not self._world.is_whole():
+            return
+        node = self._any_node()
+        node.lose_folder(self._random.randrange(len(self._world.groups)))
+        self._world.schedule(self._lasts_ms(), self._world.restart(node))
+
+    def _rot(self) -> None:
+        """Flushed bytes of one replica go bad while its node is down."""
+        if not self._world.is_whole():
+            return
+        node = self._any_node()
+        node.crash()
+        node.must_rot = True
         self._world.schedule(self._lasts_ms(), self._world.restart(node))
 
     def _full_disk(self) -> None:

@@ -1,8 +1,9 @@
 """A simulated node: the product's journal, logs and replicas on a forgetful disk.
 
-Owns what survives a crash (the disk, the storage id) and what does not (all the rest). The product's
-code runs here unchanged. Everything that reaches a node passes `run`, which turns a power loss in
-the middle of an operation into a crash and lets any other exception end the run as an anomaly.
+Owns what survives a crash (the disk, the storage id) and what does not (all the rest). The
+product's code runs here unchanged. Everything that reaches a node passes `run`, which turns a power
+loss in the middle of an operation into a crash and lets any other exception end the run as an
+anomaly.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.hard_state import HardStateJournal, JournalConfig
 
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
@@ -22,12 +23,16 @@ from raftmq.errors import KafkaError
 from raftmq.log.flush import FlushJob
 from raftmq.log.model import LogConfig
 from raftmq.log.shared import Shared
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
+from raftmq.records import HEADER_SIZE, parse_header
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId, ReplicaId, StorageId
 
 if TYPE_CHECKING:
     from jepsen_like.world import World
+
+
+SCRUB_BYTES = 500
 
 
 class SimClock:
@@ -58,6 +63,8 @@ class SimNode:
         self.is_up = False
         self.paused_until_ms = 0.0
         self.is_slow = False
+        self.must_rot = False
+        self._bare_counts: dict[RaftGroupId, int] = {}
         self.multiraft: MultiRaft | None = None
         self.journal: HardStateJournal | None = None
         self.machines: dict[RaftGroupId, SimMachine] = {}
@@ -79,14 +86,23 @@ class SimNode:
         self.is_up = True
         self.paused_until_ms = 0.0
         self.world.note("start", self.node_id, self.incarnation)
-        self.run(self._boot)
+        try:
+            self.run(self._boot)
+        except DiskFullError:
+            # As a supervisor does: the node cannot start now, try again later.
+            self.crash()
+            self.world.schedule(100.0, self.world.restart(self))
         if self.is_up:
             self._schedule_tick()
 
     def _boot(self) -> None:
         world = self.world
         self.disk.make_directories("data")
-        self.journal = HardStateJournal.open(self.disk, "data/state.journal")
+        self.journal = HardStateJournal.open(
+            self.disk,
+            "data/state.journal",
+            config=JournalConfig(size_max=8 << 10, reserve_bytes=4 << 10),
+        )
         multiraft = MultiRaft(
             self.node_id,
             self.journal,
@@ -106,6 +122,9 @@ class SimNode:
         )
         self.multiraft = multiraft
         self.machines = {}
+        if self.must_rot:
+            self.must_rot = False
+            self._rot()
         with multiraft.batch():
             for number, group in enumerate(world.groups):
                 machine = SimMachine(
@@ -118,7 +137,9 @@ class SimNode:
                     initial=world.initial,
                     machine=machine,
                     log_config=LogConfig(
-                        segment_bytes=world.options.segment_bytes, index_interval_bytes=256
+                        segment_bytes=world.options.segment_bytes,
+                        index_interval_bytes=256,
+                        bare_reserve_bytes=2048,
                     ),
                     config=self._config(group),
                 )
@@ -152,6 +173,8 @@ class SimNode:
     def _stop(self) -> None:
         self.is_up = False
         self.incarnation += 1
+        for group, replica in self.replicas.items():
+            self._bare_counts[group] = replica.log.end_index - replica.log.log_end_offset
         self.world.forget(self)
         self.multiraft = None
         self.journal = None
@@ -163,6 +186,38 @@ class SimNode:
         self.world.summary.wipes += 1
         self.disk = SimDisk(self._random)
         self.storage_id = StorageId(self._random.getrandbits(63) | 1)
+
+    def lose_folder(self, number: int) -> None:
+        """Lose one group's files, and nothing else."""
+        self.crash()
+        self.world.note("lose folder", self.node_id, number)
+        self.world.summary.wipes += 1
+        self.disk.remove_tree(f"data/group-{number}")
+
+    def _rot(self) -> None:
+        """Flip a bit in a batch that the journal knows to be flushed, preferably a late one."""
+        assert self.journal is not None
+        random = self._random
+        number = random.randrange(len(self.world.groups))
+        group = self.world.groups[number]
+        state = self.journal.get(group)
+        # Damage in closed segments is found late, so a second one might meet the only sound copy:
+        # more than the design promises to survive. One per group and run.
+        if state is None or group in self.world.rotten:
+            return
+        # Bare entries take no offset: everything below this one is surely below the claimed end.
+        sure_end = state.flushed_end - self._bare_counts.get(group, 0)
+        found: list[tuple[str, int, int]] = []
+        for path, size in self.disk.files(f"data/group-{number}").items():
+            if path.endswith(".log"):
+                found += _flushed_batches(path, self.disk.content(path)[:size], sure_end)
+        if not found:
+            return
+        path, position, size = found[-1] if random.random() < 0.5 else random.choice(found)
+        self.world.note("rot", self.node_id, path, position)
+        self.world.summary.rots += 1
+        self.world.rotten.append(group)
+        self.disk.flip(path, position + random.randrange(size), random.randrange(8))
 
     def run(self, action: Callable[[], None]) -> None:
         """Let something happen to this node; a power loss in the middle of it is a crash."""
@@ -203,6 +258,8 @@ class SimNode:
         assert self.multiraft is not None
         self._schedule_tick()
         self.multiraft.tick()
+        for replica in self.replicas.values():
+            replica.scrub(SCRUB_BYTES)
         self._restart_if_failed()
 
     def _restart_if_failed(self) -> None:
@@ -294,3 +351,16 @@ class SimNode:
 def original_configuration(nodes: Sequence[SimNode]) -> Configuration:
     """All nodes as voters, under their first storage."""
     return Configuration(tuple(ReplicaId(node.node_id, node.storage_id) for node in nodes))
+
+
+def _flushed_batches(path: str, data: bytes, sure_end: int) -> list[tuple[str, int, int]]:
+    """Batches of a segment that lie wholly below an offset: (path, position, size)."""
+    found: list[tuple[str, int, int]] = []
+    position = 0
+    while position + HEADER_SIZE <= len(data):
+        header = parse_header(data, position)
+        if header.batch_length <= 0 or header.next_offset > sure_end:
+            break
+        found.append((path, position, header.size))
+        position += header.size
+    return found

@@ -27,6 +27,8 @@ FAULTS = (
     "log-start",
     "transfer",
     "wipe",
+    "lose-folder",
+    "rot",
     "full-disk",
 )
 
@@ -87,6 +89,8 @@ def draw_options(seed: int) -> SimOptions:
         "log-start": 1.5,
         "transfer": 0.5,
         "wipe": 0.5,
+        "lose-folder": 0.4,
+        "rot": 0.6,
         "full-disk": 0.3,
     }
     # Some runs lack some faults altogether, so that others come in bursts (swarm testing).

@@ -1,9 +1,9 @@
 """One seed, one verdict: safety under faults, heal, then liveness.
 
 Safety: invariants are checked at every step while the nemesis strikes. Then everything heals, and
-within a bounded time each group must elect a leader, accept and commit new records, bring every node
-back as a voter under its present storage, and end with equal logs. At last every acknowledged record
-must lie where its client was told.
+within a bounded time each group must elect a leader, accept and commit new records, bring every
+node back as a voter under its present storage, and end with equal logs. At last every acknowledged
+record must lie where its client was told.
 """
 
 from __future__ import annotations

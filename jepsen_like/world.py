@@ -36,6 +36,7 @@ class Summary:
     crashes: int = 0
     truncations: int = 0
     wipes: int = 0
+    rots: int = 0
     log_starts: int = 0
     acked_records: int = 0
     events: int = 0
@@ -63,6 +64,7 @@ class World:
         self.history = History()
         self.invariants = Invariants()
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self.rotten: list[RaftGroupId] = []
         self._digest = blake2b(digest_size=16)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
@@ -180,6 +182,8 @@ class World:
             replica = node.replicas.get(group)
             if replica is None or replica.log.flushed_end < leader.commit_end:
                 return False
+            if replica.log.damaged or replica.core.claimed_end_floor:
+                return False
             present.append(replica.self_id)
         configuration = leader.configuration
         return (
@@ -228,7 +232,8 @@ class World:
         """A replica leads, follows or stopped."""
         if machine.replica is None:
             return
-        self.note("role", machine.identity, soft.role.value, soft.term)
+        number = self.groups.index(machine.group)
+        self.note("role", machine.identity, number, soft.role.value, soft.term)
         if soft.role is Role.LEADER:
             self.summary.leader_changes += 1
         else:
