@@ -14,7 +14,8 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from raftmq.log.log_start import LogStart
+import attrs
+
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
@@ -68,15 +69,13 @@ class LogStartMoves:
         target = min(target, replica.high_watermark)
         if target <= log.log_start_offset:
             return
-        index = log.index_of(target)
+        start = log.start_at(target)
+        index = start.index
         assert index <= replica.commit_end, "only a committed prefix may be dropped"
-        previous_epoch = log.previous_epoch_at(index)
-        log_start = LogStart(
-            offset=target,
-            index=index,
-            previous_epoch=previous_epoch,
+        log_start = attrs.evolve(
+            start,
             configuration=replica.core.configurations.committed(index)[1].encode(),
-            state=replica.machine.state_at(target, index),
+            state=replica.machine.state_at(start.base_offset, index),
         )
         try:
             log.move_start(log_start)
@@ -85,4 +84,4 @@ class LogStartMoves:
         except DiskError as error:
             replica.fail(f"moving the log start failed: {error}")
             return
-        replica.core.log_start_moved(index, Term(previous_epoch))
+        replica.core.log_start_moved(index, Term(log_start.previous_epoch))

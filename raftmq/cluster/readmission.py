@@ -36,7 +36,10 @@ class Readmission:
 
     def step(self, core: RaftCore, commit_end: RaftIndex) -> None:
         """Propose the next change that is due, if any; the caller leads and can commit."""
-        if not self._storages:
+        self.heard(core.self_id)  # its own node's earlier storage may be what has to go
+        storages = self._storages
+        members = core.configuration.members
+        if all(storages.get(m.node_id, m.storage_id) == m.storage_id for m in members):
             return
         heard = {
             replica: progress
@@ -45,7 +48,7 @@ class Readmission:
         }
         live = [core.self_id, *heard]
         caught_up = [r for r, progress in heard.items() if progress.match_end >= commit_end]
-        step = next_configuration(core.configuration, self._storages, live, caught_up)
+        step = next_configuration(core.configuration, storages, live, caught_up)
         if step is None:
             return
         try:

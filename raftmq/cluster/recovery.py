@@ -38,6 +38,15 @@ class Opening:
     buggify: Buggify = field(default=never)
 
 
+def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empty: bool) -> bool:
+    """True when something may have been promised under this identity that is not known any more."""
+    if state is None or state.bootstrapped is None:
+        # Nothing was promised before the journal knew it, unless the journal was lost; a group
+        # that has no files yet has nothing to forget even then.
+        return journal.damaged and not is_empty
+    return is_empty
+
+
 def open_replica(
     opening: Opening,
     group: RaftGroupId,
@@ -58,11 +67,7 @@ def open_replica(
     """
     journal = opening.journal
     state = journal.get(group)
-    has_promised = state is not None and state.bootstrapped is not None
-    is_empty = not opening.disk.list(folder)
-    is_lost = journal.damaged if not has_promised else is_empty
-    if is_lost and is_empty and not has_promised:
-        is_lost = False  # a new group on a node whose journal was lost before: nothing to forget
+    is_lost = is_forgotten(journal, state, is_empty=not opening.disk.list(folder))
     log: ReplicatedLog | None = None
     if not is_lost:
         claimed = RaftIndex(0) if state is None else RaftIndex(state.flushed_end)
@@ -76,6 +81,8 @@ def open_replica(
         # Named by no configuration, so it cannot vote; the leader learns of it by its answers.
         identity = ReplicaId(identity.node_id, StorageId(opening.random.getrandbits(63) | 1))
         journal.put(group, GroupState(bootstrapped=identity.storage_id))
+        # Before the new log: a folder that is no longer empty must not look like the old one's.
+        journal.flush_now()
         log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
     elif state is not None and state.bootstrapped is not None:
         identity = ReplicaId(identity.node_id, state.bootstrapped)

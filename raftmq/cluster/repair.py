@@ -132,7 +132,8 @@ class Repairer:
             return
         try:
             replica.log.repair(self._range[0], self._gathered)
-        except DiskFullError:
+        except (DiskFullError, CorruptBatchError):
+            self._gathered.clear()  # what was gathered does not fill the range: begin again
             return
         except DiskError as error:
             replica.fail(f"repair failed: {error}")

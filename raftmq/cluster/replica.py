@@ -587,12 +587,18 @@ class Replica:
 
     def _rebuild_core(self) -> None:
         """Begin again from disk, as after a crash: the core took what the log could not."""
+        if self.log.end_index < self._commit_end:
+            # Only entries staged behind an election's; the machine has used them, so it must
+            # begin again as well.
+            self.fail("disk full: committed entries could not be written here")
+            return
         suspended, floor = self.core.suspended, self.core.claimed_end_floor
         self.core = self._new_core()
         self.core.suspended, self.core.claimed_end_floor = suspended, floor
         self._prewritten_end = RaftIndex(0)
-        self._outbox.cap(self.log.end_index)
+        self._outbox.clear()  # withdrawn: what they vouch for may be what was lost
         self._moves.truncate_to(self.log.end_index)
+        self.machine.truncated(self.log.end_index)
         self._role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
 
     # ---- details of inputs ----
@@ -652,6 +658,10 @@ class Replica:
         self._repairer.tick()
         if self.is_writable:
             self._readmission.step(self.core, self._commit_end)
+
+    def retention_now_ms(self) -> int | None:
+        """The time that a majority of voters agrees on; None on any but a leader."""
+        return self._retention.now_ms()
 
     def retain(self, below: Offset) -> Entry | None:
         """Propose the log start that retention wants, never above `below`; None when there is none.
