@@ -8,7 +8,7 @@ Owns the one way in for other nodes' requests (`receive`) and the ways out for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import define
 
@@ -35,24 +35,14 @@ from raftmq.cluster.broker_messages import (
 from raftmq.cluster.commands import ConfirmRemoved
 from raftmq.cluster.controller import Controller, ControllerConfig
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
-from raftmq.cluster.metadata_engine import Forwarder, MetadataReplica
-from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.metadata_engine import DrivenEngine, Forwarder
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
-from raftmq.raft.membership import Configuration
 from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 
 CALL_RETRY_MS: Final = 50.0
 CALL_GRACE_MS: Final = 2_000.0
-
-
-class GroupReplica(MetadataReplica, Protocol):
-    """The metadata replica, with what joining needs of it."""
-
-    @property
-    def configuration(self) -> Configuration: ...
-    def change_membership(self, configuration: Configuration) -> object: ...
 
 
 MoveLocally = Callable[[TopicId, int, NodeId], bool]
@@ -94,7 +84,7 @@ class ControlPlane:
     def __init__(
         self,
         info: BrokerInfo,
-        engine: RaftMetadataEngine,
+        engine: DrivenEngine,
         forwarder: Forwarder,
         *,
         clock: Clock,
@@ -104,7 +94,7 @@ class ControlPlane:
         bootstrap: Iterable[NodeId],
         move_locally: MoveLocally,
     ) -> None:
-        """Compose; `attach` the metadata replica before the first tick.
+        """Compose.
 
         Args:
             info: what this node registers as.
@@ -124,7 +114,6 @@ class ControlPlane:
         self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
         self._clock = clock
         self._move_locally = move_locally
-        self._replica: GroupReplica | None = None
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
         self._removed: list[tuple[TopicId, int]] = []
@@ -139,14 +128,9 @@ class ControlPlane:
             clock=clock,
             heartbeat_ms=heartbeat_ms,
             bootstrap=tuple(bootstrap),
-            is_member=self._is_member,
+            is_member=lambda: engine.is_member,
         )
         self.leaders.on_change(self._leader_changed)
-
-    def attach(self, replica: GroupReplica) -> None:
-        """Take the metadata replica."""
-        self._replica = replica
-        self.engine.attach(replica)
 
     # ---- driven by the node ----
 
@@ -257,31 +241,16 @@ class ControlPlane:
 
     # ---- inside ----
 
-    def _is_member(self) -> bool:
-        if self._replica is None:
-            return False
-        configuration = self._replica.configuration
-        return self.self_id in (*configuration.voters, *configuration.learners)
-
     def _admit(self, request: JoinRequest) -> Reply:
-        """Take a node into the group as a learner, if its number is not in it yet; a node that is
-        in it under another storage is exchanged by the replica itself."""
-        if not self.engine.is_leader or self._replica is None:
-            controller = self.engine.controller_id
-            code = ErrorCode.NOT_CONTROLLER
-            return Reply(code, NodeId(-1) if controller is None else controller)
-        joiner = ReplicaId(request.node_id, StorageId(request.storage_id))
-        configuration = self._replica.configuration
-        members = (*configuration.voters, *configuration.learners)
-        if any(member.node_id == joiner.node_id for member in members):
-            return Reply(ErrorCode.NONE, self.node_id)
-        learners = tuple(sorted((*configuration.learners, joiner)))
         try:
-            self._replica.change_membership(Configuration(configuration.voters, learners))
+            self.engine.admit(ReplicaId(request.node_id, StorageId(request.storage_id)))
         except KafkaError as error:
-            return Reply(error.code, self.node_id, message=error.message)
-        self.engine.wake()
+            return Reply(error.code, self._controller_hint(), message=error.message)
         return Reply(ErrorCode.NONE, self.node_id)
+
+    def _controller_hint(self) -> NodeId:
+        controller = self.engine.controller_id
+        return NodeId(-1) if controller is None else controller
 
     def _serve_call(self, request: AdminRequest) -> Promise[bytes]:
         answer: Promise[bytes] = Promise()
@@ -292,9 +261,7 @@ class ControlPlane:
                 payload = encode_outcomes(outcomes.result())
                 reply = Reply(ErrorCode.NONE, self.node_id, payload=payload)
             elif isinstance(error, KafkaError):
-                controller = self.engine.controller_id
-                hint = NodeId(-1) if controller is None else controller
-                reply = Reply(error.code, hint, message=error.message)
+                reply = Reply(error.code, self._controller_hint(), message=error.message)
             else:
                 raise error
             answer.resolve(encode(reply))

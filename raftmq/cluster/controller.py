@@ -44,8 +44,8 @@ from raftmq.cluster.commands import (
 )
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.liveness import Liveness
+from raftmq.cluster.metadata_engine import MetadataEngine
 from raftmq.cluster.metadata_image import MetadataImage
-from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.topic_configs import broker_value
 from raftmq.cluster.topic_validation import (
     NO_ID,
@@ -108,7 +108,7 @@ class Controller:
     def __init__(
         self,
         node_id: NodeId,
-        engine: RaftMetadataEngine,
+        engine: MetadataEngine,
         leaders: LeaderTable,
         *,
         clock: Clock,

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from raftmq.cluster.broker_messages import BarrierRequest, ForwardCommands, Reply
 from raftmq.cluster.commands import AnyCommand
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
 
@@ -83,6 +85,39 @@ class MetadataEngine(Protocol):
         ...
 
 
+class DrivenEngine(MetadataEngine, Protocol):
+    """An engine as the control plane drives it."""
+
+    @property
+    def is_member(self) -> bool:
+        """True while this node follows the metadata log, as far as it knows."""
+        ...
+
+    def admit(self, joiner: ReplicaId) -> None:
+        """Let a node follow the metadata log, as a learner; only on the controller.
+
+        Raises:
+            KafkaError: not now; it may be asked for again.
+        """
+        ...
+
+    def receive_commands(self, request: ForwardCommands) -> Reply:
+        """Take another node's commands, if this node leads."""
+        ...
+
+    def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
+        """Tell another node how far it must apply to have seen all that is committed now."""
+        ...
+
+    def tick(self) -> None:
+        """Let time pass."""
+        ...
+
+    def drain(self) -> None:
+        """Do what may not be done from within callbacks of the replica."""
+        ...
+
+
 class Forwarder(Protocol):
     """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""
 
@@ -107,6 +142,9 @@ class MetadataReplica(Protocol):
     def append(self, batch: bytearray, header: BatchHeader) -> Offset: ...
     def read_barrier(self) -> Promise[RaftIndex]: ...
     def move_log_start(self, target: Offset) -> object: ...
+    @property
+    def configuration(self) -> Configuration: ...
+    def change_membership(self, configuration: Configuration) -> object: ...
 
 
 @frozen(slots=True)

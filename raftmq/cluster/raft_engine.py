@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define
 
 from raftmq.cluster.apply import STALE_SEQUENCE
+from raftmq.cluster.barrier_rounds import BarrierRounds, Round
 from raftmq.cluster.broker_messages import (
     NOBODY,
     BarrierRequest,
@@ -55,9 +56,10 @@ from raftmq.errors import (
 )
 from raftmq.ports import Clock
 from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.types import NodeId, Offset, RaftIndex
+from raftmq.types import NodeId, Offset, RaftIndex, ReplicaId
 
 
 @define(eq=False)
@@ -68,15 +70,6 @@ class _Pending:
     deadline_ms: float
     may_resend: bool
     is_sent: bool = False
-
-
-@define(eq=False)
-class _Barrier:
-    """One round: who waits (with deadlines), when it was asked (-1: not yet), and the answer."""
-
-    promises: list[tuple[Promise[None], float]] = field(factory=list)
-    asked_ms: float = -1.0
-    index: RaftIndex | None = None
 
 
 FIRST_SEQUENCE: Final = 1
@@ -127,8 +120,7 @@ class RaftMetadataEngine:
         self._in_flight_end: Offset | None = None
         self._forward_round = 0
         self._forward_began_ms = -1.0
-        self._barrier: _Barrier | None = None
-        self._next_barrier: _Barrier | None = None
+        self._rounds = BarrierRounds()
         self._controller: tuple[NodeId | None, int] = (None, -1)
         self._snapshot_target = Offset(-1)
         self._inside = 0  # within a callback of the replica, which must not be called then
@@ -200,9 +192,7 @@ class RaftMetadataEngine:
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
         """Kept once this node has applied everything that was committed before the call."""
         promise: Promise[None] = Promise()
-        if self._next_barrier is None:
-            self._next_barrier = _Barrier()
-        self._next_barrier.promises.append((promise, self._deadline(timeout_ms)))
+        self._rounds.add(promise, self._deadline(timeout_ms))
         self._has_work()
         return promise
 
@@ -227,9 +217,8 @@ class RaftMetadataEngine:
             self._retry_at_tick = False
             if not self._leads():
                 self._resend_all()
-            if self._barrier is not None and self._barrier.index is None:
-                self._barrier.asked_ms = -1.0
-        self._expire_barriers(now_ms)
+            self._rounds.ask_again()
+        self._rounds.expire(now_ms, self._config.resend_ms)
         self.drain()
 
     def drain(self) -> None:
@@ -250,6 +239,36 @@ class RaftMetadataEngine:
                 self._maybe_snapshot()
         finally:
             self._is_draining = False
+
+    # ---- members ----
+
+    @property
+    def is_member(self) -> bool:
+        """True while this node is in the group's configuration, as far as it knows."""
+        if self._replica is None:
+            return False
+        configuration = self._replica.configuration
+        members = (*configuration.voters, *configuration.learners)
+        return any(member.node_id == self._self_id for member in members)
+
+    def admit(self, joiner: ReplicaId) -> None:
+        """Take a node into the group as a learner, if its number is not in it yet; one that is in
+        it under another storage is exchanged by the replica itself.
+
+        Raises:
+            KafkaError: not the leader, or another change is under way.
+        """
+        if not self.is_leader or self._replica is None:
+            raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
+        configuration = self._replica.configuration
+        members = (*configuration.voters, *configuration.learners)
+        if any(member.node_id == joiner.node_id for member in members):
+            return
+        learners = tuple(sorted((*configuration.learners, joiner)))
+        self._replica.change_membership(Configuration(configuration.voters, learners))
+        self.wake()
+
+    # ---- other nodes' requests ----
 
     def receive_commands(self, request: ForwardCommands) -> Reply:
         """Take another node's commands into the queue, if this node leads."""
@@ -325,13 +344,12 @@ class RaftMetadataEngine:
 
     def advanced(self, applied_end: RaftIndex) -> None:
         """Keep barriers that waited for this."""
-        barrier = self._barrier
-        if barrier is None or barrier.index is None or applied_end < barrier.index:
+        kept = self._rounds.applied(applied_end)
+        if not kept:
             return
-        self._barrier = None
         self._inside += 1
         try:
-            for promise, _ in barrier.promises:
+            for promise in kept:
                 promise.resolve(None)
         finally:
             self._inside -= 1
@@ -352,7 +370,7 @@ class RaftMetadataEngine:
             self.drain()
 
     def _has_work_later(self) -> None:
-        if self._queue or self._next_barrier or self._sent_sequence < self._sequence:
+        if self._queue or self._rounds.has_next or self._sent_sequence < self._sequence:
             self.wake()
 
     # ---- sending ----
@@ -370,9 +388,7 @@ class RaftMetadataEngine:
         self._in_flight_end = None
         self._drop_unrepeatable()
         self._resend_all()
-        if self._barrier is not None:
-            self._barrier.index = None
-            self._barrier.asked_ms = -1.0
+        self._rounds.ask_again()
         for callback in self._role_callbacks:
             callback()
 
@@ -487,64 +503,45 @@ class RaftMetadataEngine:
 
     def _begin_barrier(self) -> None:
         """Ask for the committed end, for everybody who waits; one round at a time."""
-        if self._barrier is None:
-            self._barrier, self._next_barrier = self._next_barrier, None
-        barrier = self._barrier
-        if barrier is None or barrier.asked_ms >= 0:
+        due = self._rounds.due()
+        if due is None:
             return
         if self._leads():
             assert self._replica is not None
-            index = self._replica.read_barrier()
-            barrier.asked_ms = self._clock.monotonic_ms()
-            index.when_done(lambda promise: self._barrier_index(barrier, promise))
+            due.asked_ms = self._clock.monotonic_ms()
+            self._replica.read_barrier().when_done(lambda p: self._barrier_index(due, p))
             self.wake()
             return
         controller = self.controller_id
         if controller is None or controller == self._self_id:
             return
-        barrier.asked_ms = self._clock.monotonic_ms()
-        asked_ms = barrier.asked_ms
+        due.asked_ms = self._clock.monotonic_ms()
         self._forwarder.send(controller, encode(BarrierRequest())).when_done(
-            lambda promise: self._barrier_reply(barrier, asked_ms, promise)
+            lambda promise: self._barrier_reply(due, promise)
         )
 
-    def _barrier_reply(self, barrier: _Barrier, asked_ms: float, promise: Promise[bytes]) -> None:
-        if barrier is not self._barrier or barrier.asked_ms != asked_ms:
+    def _barrier_reply(self, asked: Round, promise: Promise[bytes]) -> None:
+        # An answer to an earlier asking of this round will do: it came after its callers.
+        if not self._rounds.is_waiting(asked):
             return
         reply = _read_reply(promise)
         if reply is None or reply.code is not ErrorCode.NONE:
             self._retry_at_tick = True
             return
-        self._barrier_known(barrier, reply.index)
+        self._barrier_known(asked, reply.index)
 
-    def _barrier_index(self, barrier: _Barrier, promise: Promise[RaftIndex]) -> None:
-        if barrier is not self._barrier or barrier.index is not None:
+    def _barrier_index(self, asked: Round, promise: Promise[RaftIndex]) -> None:
+        if not self._rounds.is_waiting(asked):
             return
         if promise.error is None:
-            self._barrier_known(barrier, promise.result())
+            self._barrier_known(asked, promise.result())
         else:
             self._retry_at_tick = True
 
-    def _barrier_known(self, barrier: _Barrier, index: RaftIndex) -> None:
-        barrier.index = index
+    def _barrier_known(self, asked: Round, index: RaftIndex) -> None:
+        asked.index = index
         self.last_contact_ms = self._clock.monotonic_ms()
         self.advanced(self._machine.applied_end)
-
-    def _expire_barriers(self, now_ms: float) -> None:
-        for waiting in (self._barrier, self._next_barrier):
-            if waiting is None:
-                continue
-            late = [promise for promise, deadline in waiting.promises if deadline <= now_ms]
-            waiting.promises = [row for row in waiting.promises if row[1] > now_ms]
-            for promise in late:
-                promise.fail(RequestTimedOutError("no majority of the metadata group answered"))
-        barrier = self._barrier
-        if barrier is None:
-            return
-        if not barrier.promises:
-            self._barrier = None
-        elif barrier.index is None and now_ms - barrier.asked_ms >= self._config.resend_ms:
-            barrier.asked_ms = -1.0
 
     # ---- snapshots ----
 

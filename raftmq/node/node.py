@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Final
 
 import trio
@@ -185,6 +186,7 @@ class Node:
             plane.clock,
             self._group_config(),
             random=plane.random,
+            retention_now_ms=self._agreed_now_ms,
         )
         self.broker = Broker(
             self.node_id,
@@ -235,6 +237,14 @@ class Node:
             pipeline_bytes_max=config.pipeline_bytes_max,
             connection_idle_ms=config.connection_idle_ms,
         )
+
+    def _agreed_now_ms(self) -> int | None:
+        """The time that a majority agrees on, of any group that this node leads."""
+        for replica in self.plane.multiraft.replicas.values():
+            now_ms = replica.retention_now_ms()
+            if now_ms is not None:
+                return now_ms
+        return None
 
     def _group_config(self) -> GroupConfig:
         defaults, built_in = self.config.defaults, GroupConfig()
@@ -294,7 +304,7 @@ class Node:
             ),
             config=plane.replica_config(announce_commit=True),
         )
-        self.control.attach(self.metadata_replica)
+        self.engine.attach(self.metadata_replica)
         self.broker.metadata_replica = self.metadata_replica
         plane.multiraft.register(self.metadata_replica)
         plane.multiraft.after_drain.append(self.control.drain)
@@ -359,9 +369,9 @@ class Node:
         return True
 
     async def _serve_admin(self) -> None:
-        from raftmq.server.admin_http import serve_admin  # not before the node is ready
-
-        await serve_admin(
+        # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
+        admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin_http")
+        await admin_http.serve_admin(
             self._admin_sock,
             self.broker,
             health=lambda: health(self),

@@ -199,7 +199,7 @@ class Node:
             bootstrap=cluster.voters,
             move_locally=self._move,
         )
-        self.control.attach(self.replica)
+        self.engine.attach(self.replica)
 
     def _move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
         self.moves.append((topic_id, partition, to))
