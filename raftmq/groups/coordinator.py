@@ -69,12 +69,14 @@ class Coordinator(OwnedGroups):
         config: GroupConfig | None = None,
         *,
         random: Random,
-        retention_now_ms: Callable[[], int] | None = None,
+        retention_now_ms: Callable[[], int | None] | None = None,
     ) -> None:
         super().__init__(node_id, engine, clock, config or GroupConfig())
         self._random = random
-        self._retention_now_ms = retention_now_ms or clock.wall_ms
+        # No single clock may delete offsets: the node brings the time that a majority agrees on.
+        self._retention_now_ms: Callable[[], int | None] = retention_now_ms or clock.wall_ms
         self._next_retention_ms = clock.monotonic_ms() + self.config.retention_check_ms
+        self._next_agreed_ms = 0.0
 
     # ---- members ----
 
@@ -192,7 +194,7 @@ class Coordinator(OwnedGroups):
             error = group.check_commit(generation, member_id, instance_id, now_ms)
             if error is not ErrorCode.NONE or not fitting:
                 return Promise.resolved(result(error))
-            timestamp_ms = self._clock.wall_ms()
+            timestamp_ms = self._stamp_ms()
             command = CommitOffsets(
                 group=name,
                 coordinator_epoch=group.coordinator_epoch,
@@ -331,43 +333,45 @@ class Coordinator(OwnedGroups):
 
     def tick(self, now_ms: float) -> None:
         """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so."""
+        if now_ms >= self._next_agreed_ms:
+            self._next_agreed_ms = now_ms + BARRIER_INTERVAL_MS
+            self._agreed_ms = self._retention_now_ms()
         super().tick(now_ms)
         if now_ms >= self._next_retention_ms:
             self._expire(now_ms)
 
     def _expire(self, now_ms: float) -> None:
         """Drop what nobody uses any more, a limited number of groups at a time."""
-        image = self._engine.image.groups
+        self._next_retention_ms = now_ms + self.config.retention_check_ms
         retention_now_ms = self._retention_now_ms()
+        if retention_now_ms is None:
+            return  # this node cannot tell; it may the next time
+        image = self._engine.image.groups
         begun = 0
         for name in image.names():
-            if begun >= _EXPIRIES_AT_ONCE:
-                self._next_retention_ms = now_ms + BARRIER_INTERVAL_MS
-                return
             state = image.groups[name]
             expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
             is_unused = not state.members and len(expired) == len(state.offsets)
             if not (expired or is_unused) or not self._is_mine(name):
                 continue
+            if begun == _EXPIRIES_AT_ONCE:
+                self._next_retention_ms = now_ms + BARRIER_INTERVAL_MS
+                return
             begun += 1
-            self._serve(name, partial(self._expire_group, now_ms), _same, ErrorCode.NONE)
-        self._next_retention_ms = now_ms + self.config.retention_check_ms
+            expire = partial(self._expire_group, now_ms, retention_now_ms)
+            self._serve(name, expire, _same, ErrorCode.NONE)
 
-    def _expire_group(self, checked_at_ms: float, group: Group) -> Promise[ErrorCode]:
+    def _expire_group(
+        self, checked_at_ms: float, retention_now_ms: int, group: Group
+    ) -> Promise[ErrorCode]:
         state = self._engine.image.groups.get(group.name)
-        retention_now_ms = self._retention_now_ms()
-        expired = (
-            ()
-            if state is None
-            else expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
-        )
-        is_idle = group.is_quiet and (
-            checked_at_ms - group.quiet_since_ms >= self.config.retention_check_ms
-        )
-        if state is None or (not expired and (state.offsets or not is_idle)):
+        if state is None or (not group.is_quiet and not state.members):
+            return Promise.resolved(ErrorCode.NONE)  # gone, or its first members are just joining
+        expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
+        idle_ms = checked_at_ms - group.quiet_since_ms
+        is_idle = group.is_quiet and idle_ms >= self.config.retention_check_ms
+        if not expired and (state.offsets or not is_idle):
             return Promise.resolved(ErrorCode.NONE)
-        if not group.is_quiet and not state.members:
-            return Promise.resolved(ErrorCode.NONE)  # its first members are just joining
         command = ExpireOffsets(
             group=group.name, coordinator_epoch=group.coordinator_epoch, expired=expired
         )

@@ -106,6 +106,7 @@ class OwnedGroups:
         self._barrier_asked_at_ms: float | None = None
         self._session_ms_min = self.config.session_timeout_ms_min
         self._is_draining = False
+        self._agreed_ms: int | None = None
 
     # ---- where a group lives ----
 
@@ -245,6 +246,10 @@ class OwnedGroups:
 
         self._engine.read_barrier(timeout_ms=self._session_ms_min / 2).when_done(done)
 
+    def _stamp_ms(self) -> int:
+        """When something happens, for expiry: a clock that is behind must not age it at once."""
+        return max(self._clock.wall_ms(), self._agreed_ms or 0)
+
     # ---- performing ----
 
     def _perform(self, group: Group) -> None:
@@ -252,7 +257,7 @@ class OwnedGroups:
         work = group.take_work()
         for command in work.commands:
             if isinstance(command, Generation):
-                command = msgspec.structs.replace(command, timestamp_ms=self._clock.wall_ms())
+                command = msgspec.structs.replace(command, timestamp_ms=self._stamp_ms())
             self._propose(group, command).when_done(partial(self._stored, group, command))
         for promise, result in work.answers:
             promise.resolve(result)

@@ -449,3 +449,59 @@ def test_groups_of_a_dead_coordinator_expire_too() -> None:
     nodes.log.apply_all()
     nodes.pass_time(2 * DAY, step_ms=DAY // 8)
     assert nodes.of("g")._engine.image.groups.names() == []
+
+
+def test_expiry_goes_by_the_time_that_a_majority_agrees_on() -> None:
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    committed_ms = nodes.clock.wall_ms()
+    agreed_ms: list[int | None] = [None]
+    home._retention_now_ms = lambda: agreed_ms[0]
+    got(home.commit("g", -1, "", None, [position(1)]))
+    nodes.clock.skew_ms += 100 * DAY  # its own clock is far ahead
+    for agreed, is_kept in ((None, True), (committed_ms + 6 * DAY, True)):
+        agreed_ms[0] = agreed
+        nodes.pass_time(DAY // 4, step_ms=DAY // 4)
+        assert bool(got(home.fetch_offsets("g")).offsets) == is_kept
+    agreed_ms[0] = committed_ms + 7 * DAY
+    nodes.pass_time(DAY // 4, step_ms=DAY // 4)
+    assert not got(home.fetch_offsets("g")).offsets
+
+
+def test_commits_are_not_stamped_with_a_clock_that_is_behind() -> None:
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    agreed_ms = nodes.clock.wall_ms()
+    home._retention_now_ms = lambda: agreed_ms
+    nodes.clock.skew_ms -= 100 * DAY
+    nodes.pass_time(50)
+    got(home.commit("g", -1, "", None, [position(1)]))
+    (saved,) = got(home.fetch_offsets("g")).offsets.values()
+    assert saved.timestamp_ms == agreed_ms
+
+
+def test_many_groups_expire_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftmq.groups.coordinator._EXPIRIES_AT_ONCE", 2)
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    for i in range(5):
+        got(home.commit(f"g{i}", -1, "", None, [position(1)]))
+    nodes.clock.now_ms += 8 * DAY
+    nodes.pass_time(50)
+    assert len(home._engine.image.groups.names()) == 3
+    nodes.pass_time(2_500)
+    assert home._engine.image.groups.names() == []
+
+
+def test_a_group_that_nobody_loaded_without_a_barrier() -> None:
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    nodes.log.engines[NodeId(1)].is_cut_off = True
+    assert got(home.describe("g")).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_a_claim_that_is_overtaken_is_not_served() -> None:
+    home = Nodes(1).coordinators[NodeId(1)]
+    join_alone(home)
+    assert home._load("g", 99, 0.0) is ErrorCode.NOT_COORDINATOR
+    assert home._load("gone", 1, 0.0) is ErrorCode.NOT_COORDINATOR
