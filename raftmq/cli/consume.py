@@ -47,7 +47,7 @@ def consume(
             "-o",
             "--offset",
             metavar="N|earliest|latest|@TIME",
-            help="Where to start [earliest; in a group as committed]. -N: N before the end.",
+            help="Where to start; default: earliest. -N: N before the end.",
         ),
     ] = None,
     count: Annotated[
@@ -56,7 +56,7 @@ def consume(
     group: Annotated[
         str | None, typer.Option("-G", "--group", help="Read as a member of this group.")
     ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for new records.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new records.")] = False,
     exit_at_end: Annotated[
         bool, typer.Option("-e", "--exit", help="End at the log's end (the default).")
     ] = False,
@@ -70,7 +70,7 @@ def consume(
     delimiter: Annotated[str, typer.Option("-D", "--delimiter", help="Ends a record.")] = "\\n",
     record_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="kcat's: %t %p %o %k %s %h %T %K %S %%"),
+        typer.Option("-f", "--format", metavar="FORMAT", help="%t %p %o %k %s %h %T %K %S %%"),
     ] = None,
     committed_only: Annotated[
         bool, typer.Option("--read-committed", help="Hide aborted transactions.")
@@ -78,6 +78,9 @@ def consume(
     idle: Annotated[
         float | None,
         typer.Option("--idle", metavar="SECONDS", help="End after so long without a record."),
+    ] = None,
+    kcat: Annotated[
+        list[bool] | None, typer.Option("-C", "-q", "-u", hidden=True, help="kcat's, no effect.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:

@@ -19,7 +19,8 @@ from raftmq.cli.common import (
 from raftmq.cli.console import out
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import LATEST, GroupDescription, OffsetFound
+from raftmq_client.core.admin import LATEST, OffsetFound
+from raftmq_client.core.group_admin import GroupDescription
 from raftmq_client.errors import ClientError
 
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)

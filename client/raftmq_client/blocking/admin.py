@@ -13,12 +13,10 @@ from typing import Any, Final, Self, TypeVar
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
+from raftmq_client.core import group_admin
 from raftmq_client.core.admin import (
-    CommittedOffset,
     ConfigEntry,
     CreatedTopic,
-    GroupDescription,
-    GroupListing,
     LogDirPartition,
     NewTopic,
     OffsetFound,
@@ -30,6 +28,7 @@ from raftmq_client.core.admin import (
 from raftmq_client.core.assignors import decode_assignment
 from raftmq_client.core.call import ANY_NODE, Call, Finish, struct_call
 from raftmq_client.core.client import ClientOptions
+from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.errors import (
     BrokerError,
@@ -159,27 +158,27 @@ class Admin:
         """All groups, by name; each broker tells of those that it coordinates."""
         found: dict[str, GroupListing] = {}
         for broker in self.brokers():
-            for item in self._run(operations.list_groups(broker.node_id)):
+            for item in self._run(group_admin.list_groups(broker.node_id)):
                 found.setdefault(item.group, item)
         return [found[name] for name in sorted(found)]
 
     def describe_group(self, group: str) -> GroupDescription:
         """A group's state and members."""
-        return self._run(operations.describe_group(group, decode_assignment))
+        return self._run(group_admin.describe_group(group, decode_assignment))
 
     def group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         """A group's committed offsets."""
-        return self._run(operations.fetch_offsets(group, partitions))
+        return self._run(group_admin.fetch_offsets(group, partitions))
 
     def delete_group(self, group: str) -> None:
         """Forget an empty group."""
-        self._run(operations.delete_groups(group))
+        self._run(group_admin.delete_groups(group))
 
     def coordinator(self, group: str) -> int:
         """The node that coordinates a group."""
-        node, host, port = self._run(operations.find_coordinator(group))
+        node, host, port = self._run(group_admin.find_coordinator(group))
         with self._engine.lock:
             self._engine.client.metadata.brokers.setdefault(node, Broker(node, host, port))
         return node

@@ -17,13 +17,13 @@ from raftmq_client.core.admin import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    CommittedOffset,
     OffsetFound,
     list_offsets,
 )
 from raftmq_client.core.call import Call, Finish, struct_call
 from raftmq_client.core.fetcher import ConsumerRecord, FetcherCore, FetcherOptions, Reset
 from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, Pending
+from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.errors import ClientError, TimedOutError, UsageError
 from raftmq_client.options import client_options
 

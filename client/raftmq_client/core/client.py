@@ -86,6 +86,7 @@ class ClientCore:
             self._links[-2 - number] = Link(-2 - number, host, port)
         self._anywhere: list[Call] = []
         self._connects: list[Link] = []
+        self._last_failure = ""
 
     @property
     def links(self) -> list[Link]:
@@ -143,6 +144,7 @@ class ClientCore:
         backoff = self.options.reconnect_backoff_ms * 2 ** min(link.failures, 10)
         link.not_before = now + min(backoff, self.options.reconnect_backoff_max_ms)
         link.failures += 1
+        self._last_failure = reason
         self.metadata.invalidate()
         if connection is not None:
             connection.fail(reason, now)
@@ -228,10 +230,8 @@ class ClientCore:
         self._connects.append(link)
 
     def _why_nobody(self) -> str:
-        if self.metadata.last_error is not None:
-            return str(self.metadata.last_error)
         where = ", ".join(f"{host}:{port}" for host, port in self.options.bootstrap)
-        return f"tried {where}"
+        return f"tried {where}" + (f" ({self._last_failure})" if self._last_failure else "")
 
 
 def _is_ready(link: Link) -> bool:

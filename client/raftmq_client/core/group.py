@@ -19,7 +19,6 @@ from attrs import define, frozen
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
-from raftmq_client.core.admin import CommittedOffset, coordinator_lookup, offset_fetch
 from raftmq_client.core.assignors import (
     ASSIGNORS,
     Subscription,
@@ -31,6 +30,7 @@ from raftmq_client.core.assignors import (
 )
 from raftmq_client.core.call import Call, Finish, struct_call
 from raftmq_client.core.client import coordinator_link
+from raftmq_client.core.group_admin import CommittedOffset, coordinator_lookup, offset_fetch
 from raftmq_client.core.group_requests import (
     Identity,
     commit_request,

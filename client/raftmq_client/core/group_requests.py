@@ -9,8 +9,9 @@ from attrs import frozen
 
 from raftmq.protocol import Struct
 from raftmq.types import TopicPartition
-from raftmq_client.core.admin import CommittedOffset, by_topic
+from raftmq_client.core.admin import by_topic
 from raftmq_client.core.assignors import PROTOCOL_TYPE
+from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.errors import BrokerError
 
 
