@@ -133,9 +133,9 @@ class RealDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
             return RealFile(path, os.open(path, flags, 0o644))
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not create:
+                raise
             _refuse(error, path, "open")
 
     def exists(self, path: str) -> bool:

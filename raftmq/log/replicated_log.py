@@ -253,9 +253,11 @@ class ReplicatedLog:
             batch,
         )
         position = base = -1
-        if self._staged or self._flushed_bare - self._bare.dropped < len(self._bare.entries):
-            self._stage(batch, header)
-        elif self._is_roll_pending(size, next_offset):
+        if (
+            self._staged
+            or self._flushed_bare - self._bare.dropped < len(self._bare.entries)
+            or self._is_roll_pending(size, next_offset)
+        ):
             self._stage(batch, header)
         else:
             position, segment = self._segments.append(batch, header)

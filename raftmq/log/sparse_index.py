@@ -164,6 +164,15 @@ class SparseIndex:
             return self._pending_keys[at], self._pending_values[at]
         return self._pick(bisect_right(self._load().values, value) - 1)
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs that the file holds.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        table = self._load()
+        return list(zip(table.keys, table.values, strict=True))
+
     def _pick(self, at: int) -> tuple[int, int] | None:
         if at < 0:
             return None
