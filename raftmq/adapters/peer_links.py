@@ -22,7 +22,7 @@ import trio
 from attrs import define, field, frozen
 from crc32c import crc32c
 
-from raftmq.config import Address
+from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
 from raftmq.types import Buffer, NodeId, StorageId
 
@@ -47,13 +47,14 @@ logger = structlog.get_logger("raftmq.peers")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """How a node introduces itself on every stream."""
+    """How a node introduces itself on every stream; `address` is where it can be dialled."""
 
     version: int
     cluster_id: str
     node_id: int
     storage_id: str
     stream: str
+    address: str = ""
     formation_id: str = ""
     refusal: str = ""
 
@@ -154,13 +155,21 @@ class PeerLinks:
         cluster_id: str,
         node_id: NodeId,
         storage_id: StorageId,
+        address: Address | None = None,
         queue_bytes_max: int,
         on_frame: FrameHandler,
         on_identity: Callable[[PeerIdentity], None],
         on_lost: Callable[[NodeId], None],
         random: Random,
     ) -> None:
-        self._hello = Hello(PEER_FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}", "bulk")
+        self._hello = Hello(
+            PEER_FORMAT_VERSION,
+            cluster_id,
+            node_id,
+            f"{storage_id:016x}",
+            "bulk",
+            str(address) if address is not None else "",
+        )
         self._queue_bytes_max = queue_bytes_max
         self._on_frame = on_frame
         self._on_identity = on_identity
@@ -331,11 +340,14 @@ class PeerLinks:
                 logger.warning("refused a peer", peer=theirs.node_id, reason=reason)
                 return
             identity = _identity(theirs)
+            if theirs.address:
+                # It may be a node that no config here names: it is answered where it says it is.
+                self.set_addresses({identity.node_id: Address.parse(theirs.address)})
             if (redial := self._redial.get(identity.node_id)) is not None:
                 redial.set()  # it is up: no need to wait out our back-off
             self._on_identity(identity)
             await self._read_frames(sock, identity)
-        except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError):
+        except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError, ConfigError):
             pass  # the peer went away or spoke nonsense: its connection is all it costs
         except (PeerRefusedError, RemoteProtocolError) as error:
             logger.warning("peer stream broken", reason=str(error))

@@ -84,6 +84,7 @@ class DataPlane:
             cluster_id=config.cluster_id,
             node_id=self.node_id,
             storage_id=folder.storage_id,
+            address=config.peer_address,
             queue_bytes_max=config.peer_queue_bytes_max,
             on_frame=self._on_frame,
             on_identity=self._on_identity,

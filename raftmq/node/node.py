@@ -203,8 +203,12 @@ class Node:
             hand_over=self._hand_to_preferred,
         )
         self.port = ClientPort(
-            Dispatcher(self.broker, HANDLERS).begin, self._limits(), self.broker.metrics
+            Dispatcher(self.broker, HANDLERS).begin,
+            self._limits(),
+            self.broker.metrics,
+            drains=plane.multiraft,
         )
+        self.broker.drains = plane.multiraft
 
     def _first_voters(self) -> list[NodeId]:
         return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]

@@ -45,6 +45,7 @@ class Node:
             on_identity=lambda identity: self.tell(self.identities, identity),
             on_lost=lambda lost: self.tell(self.lost, lost),
             random=Random(node_id),
+            address=self.address,
         )
 
     def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]
@@ -167,12 +168,12 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
         (Hello(2, "c", 2, "1", "bulk"), "version 2"),
         (Hello(1, "other", 2, "1", "bulk"), "'other'"),
         (Hello(1, "c", 1, "1", "bulk"), "own"),
-        (Hello(1, "c", 2, "1", "bulk", "f2"), "formed anew"),
-        (Hello(1, "c", 2, "1", "bulk", "f1", "go away"), "go away"),
+        (Hello(1, "c", 2, "1", "bulk", "", "f2"), "formed anew"),
+        (Hello(1, "c", 2, "1", "bulk", "", "f1", "go away"), "go away"),
     ],
 )
 def test_hello(theirs: Hello, told: str) -> None:
-    reason = check_hello(Hello(1, "c", 1, "1", "bulk", "f1"), theirs)
+    reason = check_hello(Hello(1, "c", 1, "1", "bulk", "", "f1"), theirs)
     assert (told in reason) if told else reason == ""
 
 
@@ -186,3 +187,11 @@ async def test_another_cluster_is_refused_by_name() -> None:
         assert "'c'" in (await _read_hello(sock)).refusal
         sock.close()
         assert not a.links.is_connected(NodeId(2))
+
+
+async def test_a_stranger_is_answered_where_it_says_it_is() -> None:
+    a, b = Node(1), Node(2)
+    b.links.set_addresses({NodeId(1): a.address})
+    async with running(a, b):
+        await a.until(lambda: a.links.send(NodeId(2), KIND_RAFT, [b"welcome"]))
+        await b.until(lambda: b.frames)

@@ -405,7 +405,7 @@ class AioKafka:
             await admin.close()
 
     def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        new = AioNewTopic(topic, partitions, -1, topic_configs=configs)
+        new = AioNewTopic(topic, partitions, 3, topic_configs=configs)
         self._loop.run(self._with_admin("create_topics", [new]))
 
     def delete_topic(self, topic: str) -> None:
