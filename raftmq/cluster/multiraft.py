@@ -116,6 +116,11 @@ class MultiRaft:
             if not self._depth:
                 self._drain()
 
+    @property
+    def is_draining(self) -> bool:
+        """True while effects of replicas are performed; `after_drain` follows."""
+        return self._is_draining
+
     # ---- inputs ----
 
     def tick(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
+from raftmq.server.cork import Drains
 from raftmq.server.fetch_sessions import FetchSessions
 from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
@@ -108,6 +110,8 @@ class Broker:
         self.config = config
         self.metadata_replica = metadata_replica
         self.workers = workers or Workers()
+        self.drains: Drains | None = None
+        """The engine of this node's replicas, where there is one."""
         self._hand_over = hand_over
         self.metrics = metrics or ServerMetrics()
         self.sessions = FetchSessions(clock, random)
@@ -116,6 +120,10 @@ class Broker:
         self._creating: dict[str, Promise[ErrorCode]] = {}
         self.client_host = ""
         """Address of the client whose request is being begun; valid until its handler returns."""
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Do several things to replicas and let each take them in once, at the end."""
+        return nullcontext() if self.drains is None else self.drains.batch()
 
     @property
     def image(self) -> MetadataImage:

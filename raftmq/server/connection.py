@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.server.cork import Cork
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
@@ -45,10 +46,13 @@ class Begin(Protocol):
 class Shared:
     """What all connections of a port have in common."""
 
-    __slots__ = ("begin", "limits", "memory", "metrics", "scratch")
+    __slots__ = ("begin", "cork", "limits", "memory", "metrics", "scratch")
 
-    def __init__(self, begin: Begin, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, begin: Begin, limits: Limits, metrics: ServerMetrics, cork: Cork | None = None
+    ) -> None:
         self.begin = begin
+        self.cork = cork or Cork()
         self.limits = limits
         self.metrics = metrics
         self.memory = RequestMemory(limits.request_memory_bytes_max)
@@ -84,7 +88,7 @@ class Connection:
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
-            sock, shared.limits, shared.memory, shared.metrics, self._cancel.cancel
+            sock, shared.limits, shared.memory, shared.metrics, self._cancel.cancel, shared.cork
         )
 
     async def serve(self) -> None:
@@ -165,6 +169,14 @@ class Connection:
 
     def _begin_complete(self, view: memoryview) -> int:
         """Begin the complete frames at the front while there is room; how many bytes they took."""
+        if len(view) >= 2 * FRAME_HEAD.size:
+            first_end = 4 + FRAME_HEAD.unpack_from(view)[0]
+            if first_end + FRAME_HEAD.size <= len(view):
+                with self._shared.cork.together():
+                    return self._begin_each(view)
+        return self._begin_each(view)
+
+    def _begin_each(self, view: memoryview) -> int:
         position = 0
         shared = self._shared
         while len(view) - position >= FRAME_HEAD.size:

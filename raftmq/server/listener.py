@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from raftmq.server.connection import Begin, Connection, Shared
+from raftmq.server.cork import Cork, Drains
 from raftmq.server.limits import Limits
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
@@ -51,10 +52,17 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
 class ClientPort:
     """Accepts and keeps client connections."""
 
-    def __init__(self, begin: Begin, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        begin: Begin,
+        limits: Limits,
+        metrics: ServerMetrics,
+        *,
+        drains: Drains | None = None,
+    ) -> None:
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics)
+        self.shared = Shared(begin, limits, metrics, Cork(drains))
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
 

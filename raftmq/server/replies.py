@@ -23,6 +23,7 @@ import trio
 
 from raftmq.errors import RaftmqError
 from raftmq.ports import DiskError, File
+from raftmq.server.cork import Cork
 from raftmq.server.limits import Limits, RequestMemory
 from raftmq.server.metrics import ServerMetrics
 from raftmq.types import Buffer
@@ -90,6 +91,7 @@ class ReplyQueue:
 
     __slots__ = (
         "_bytes",
+        "_cork",
         "_is_closed",
         "_is_pumping",
         "_limits",
@@ -114,12 +116,14 @@ class ReplyQueue:
         memory: RequestMemory,
         metrics: ServerMetrics,
         on_broken: Callable[[], None],
+        cork: Cork,
     ) -> None:
         self._sock = sock
         self._limits = limits
         self._memory = memory
         self._metrics = metrics
         self._on_broken = on_broken
+        self._cork = cork
         self._slots: deque[Slot] = deque()
         self._outbox: deque[Piece] = deque()  # the answer under way, its front piece partly sent
         self._outbox_charge = 0
@@ -178,9 +182,18 @@ class ReplyQueue:
         self._bytes += size - slot.charge
         slot.charge = size
         if self._slots[0] is slot and self._stall is None and not self._is_pumping:
-            self._pump()
-            if self._stall is None:
-                self._metrics.direct_sends += 1
+            if self._cork.is_in:
+                self._cork.hold(self)
+            else:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what is ready, here and now, as far as the socket takes it."""
+        if self._is_closed or self._stall is not None or self._is_pumping:
+            return
+        self._pump()
+        if self._stall is None:
+            self._metrics.direct_sends += 1
 
     def broken(self) -> None:
         """End the connection."""
@@ -262,10 +275,7 @@ class ReplyQueue:
                     self._outbox_charge = 0
                 if not slots or slots[0].pieces is None:
                     return None
-                slot = slots.popleft()
-                assert slot.pieces is not None
-                outbox.extend(slot.pieces)
-                self._outbox_charge = slot.charge
+                self._take_ready()
                 continue
             front = outbox[0]
             if isinstance(front, (bytes, bytearray, memoryview)):
@@ -279,6 +289,16 @@ class ReplyQueue:
             if isinstance(sent, _Stall):
                 return sent
             turn_bytes -= sent
+
+    def _take_ready(self) -> None:
+        """Move answers whose turn it is to the outbox: several small ones leave as one piece."""
+        slots = self._slots
+        while slots and self._outbox_charge < JOIN_BYTES_MAX:
+            pieces = slots[0].pieces
+            if pieces is None:
+                return
+            self._outbox_charge += slots.popleft().charge
+            self._outbox.extend(pieces)
 
     def _send_bytes(self, data: Buffer) -> _Stall | None:
         outbox = self._outbox

@@ -44,6 +44,15 @@ def handle(
         refused = AppendResult(refusal)
         count = sum(len(topic.partitions) for topic in request.topics)
         return _respond(broker, version, request, [refused] * count)
+    if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
+        results = _append(broker, request)
+    else:
+        with broker.batch():
+            results = _append(broker, request)
+    return gather(results, lambda values: _respond(broker, version, request, values))
+
+
+def _append(broker: Broker, request: ProduceRequest) -> list[AppendResult | Promise[AppendResult]]:
     results: list[AppendResult | Promise[AppendResult]] = []
     acks, timeout_ms = request.acks, max(request.timeout_ms, 0)
     for topic in request.topics:
@@ -53,7 +62,7 @@ def handle(
                 results.append(AppendResult(found))
             else:
                 results.append(found.append(part.records, acks, timeout_ms))
-    return gather(results, lambda values: _respond(broker, version, request, values))
+    return results
 
 
 def _respond(
