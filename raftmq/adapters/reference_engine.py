@@ -43,12 +43,11 @@ Post = Callable[[Callable[[], None]], None]
 """Run a function soon in the loop's thread (`TrioToken.run_sync_soon`)."""
 
 WARNING: Final = (
-    "the pysyncobj metadata engine loses acknowledged changes when nodes fail; it is for comparison "
-    "on one machine only (docs/decisions/0001-metadata-on-our-raft.md)"
+    "the pysyncobj metadata engine loses acknowledged changes when nodes fail; it is for "
+    "comparison on one machine only (docs/decisions/0001-metadata-on-our-raft.md)"
 )
 
 TIMEOUT_MS: Final = 5_000.0
-CONTACT_EVERY_MS: Final = 1_000.0
 
 _NEVER_TAKEN: Final = frozenset(
     {FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.NOT_LEADER}
@@ -101,12 +100,14 @@ class ReferenceOptions:
         folder: where journal and dump go; None keeps everything in memory.
         auto_tick: let the library tick in its own thread; tests tick by hand.
         transport: instead of the library's TCP.
+        contact_every_ms: how often a command of no effect shows that a majority is there; 0 never.
     """
 
     addresses: Mapping[NodeId, str]
     folder: str | None = None
     auto_tick: bool = True
     transport: Transport | None = None
+    contact_every_ms: float = 1_000.0
 
 
 @define(eq=False)
@@ -139,6 +140,7 @@ class ReferenceMetadataEngine:
         self._role: tuple[NodeId | None, int] = (None, -1)
         self._sequence = 0
         self._pending: dict[int, _Pending] = {}
+        self._contact_every_ms = options.contact_every_ms
         self._contact_due_ms = 0.0
         self.last_contact_ms = clock.monotonic_ms()
         self._nodes = {address: node_id for node_id, address in options.addresses.items()}
@@ -246,8 +248,9 @@ class ReferenceMetadataEngine:
             self._role = role
             for callback in self._role_callbacks:
                 callback()
-        if role[0] is not None and now_ms >= self._contact_due_ms:
-            self._contact_due_ms = now_ms + CONTACT_EVERY_MS
+        every_ms = self._contact_every_ms
+        if every_ms and role[0] is not None and now_ms >= self._contact_due_ms:
+            self._contact_due_ms = now_ms + every_ms
             self.read_barrier()  # for last_contact_ms
 
     def drain(self) -> None:
