@@ -58,6 +58,7 @@ class GroupTruth:
     seen: dict[tuple[int, int], bytes] = field(factory=dict)
     committed: dict[int, bytes] = field(factory=lambda: {0: GENESIS})
     commit_end: int = 0
+    commit_end_by_term: dict[int, int] = field(factory=dict)
     acked_end: int = 0
     views: dict[ReplicaId, DurableView] = field(factory=dict)
 
@@ -89,14 +90,23 @@ class Invariants:
         self.leader_changes += 1
 
     def holds_committed(
-        self, group: RaftGroupId, replica: ReplicaId, digest_at: Callable[[int], bytes | None]
+        self,
+        group: RaftGroupId,
+        replica: ReplicaId,
+        term: int,
+        digest_at: Callable[[int], bytes | None],
     ) -> None:
-        """A new leader must hold everything committed so far."""
+        """A new leader must hold everything committed in earlier terms.
+
+        Not in later ones: it may learn of its election when another term has long begun.
+        """
         truth = self.truth(group)
-        end = truth.commit_end
+        ends = [end for earlier, end in truth.commit_end_by_term.items() if earlier < term]
+        end = max(ends, default=0)
         if digest_at(end) != truth.committed[end]:
             raise InvariantViolation(
-                "LeaderCompleteness", f"{group}: leader {replica} lacks what is committed at {end}"
+                "LeaderCompleteness",
+                f"{group}: leader {replica} of term {term} lacks what is committed at {end}",
             )
 
     def appended(
@@ -116,6 +126,7 @@ class Invariants:
         end: int,
         digest: bytes | None,
         voters: tuple[ReplicaId, ...],
+        term: int,
     ) -> None:
         """A replica takes everything below `end` for committed."""
         truth = self.truth(group)
@@ -137,7 +148,7 @@ class Invariants:
                 f"{group}: {end} is committed and flushed only at {[str(v) for v in durable]}",
             )
         truth.committed[end] = digest
-        truth.commit_end = end
+        truth.commit_end = truth.commit_end_by_term[term] = end
 
     def knows_committed(self, group: RaftGroupId, ends: list[tuple[int, bytes]]) -> None:
         """The entries below a commit, so that later commits at their ends can be compared."""

@@ -127,7 +127,12 @@ class SimMachine:
         first = bisect_left(self._ends, before)
         last = bisect_left(self._ends, commit_end)
         self._invariants.committed(
-            self.group, self.identity, commit_end, self.digest_at(commit_end), replica.voters
+            self.group,
+            self.identity,
+            commit_end,
+            self.digest_at(commit_end),
+            replica.voters,
+            replica.leader_epoch,
         )
         self._invariants.knows_committed(
             self.group,
@@ -139,12 +144,14 @@ class SimMachine:
         """Leaders are watched."""
         if self.replica is not None and soft.role is Role.LEADER:
             self._invariants.leads(self.group, self.identity, soft.term)
-            self._invariants.holds_committed(self.group, self.identity, self.digest_at)
+            self._invariants.holds_committed(self.group, self.identity, soft.term, self.digest_at)
         self._on_role(self, soft)
 
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
         """The digest below `index`."""
         digest = self.digest_at(index)
+        if self._is_blind:
+            raise DamagedError(offset, offset)
         assert digest is not None, "a log starts at an entry"
         return digest
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmq.log.hard_state import HardStateJournal, JournalConfig
-
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
 from raftmq.cluster.multiraft import MultiRaft
@@ -21,6 +19,7 @@ from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import KafkaError
 from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.log.shared import Shared
 from raftmq.ports import DiskError, DiskFullError

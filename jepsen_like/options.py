@@ -40,7 +40,7 @@ class SimOptions:
     nodes: int = 3
     groups: int = 2
     clients_per_group: int = 2
-    safety_ms: float = 9_000
+    safety_ms: float = 5_000
     liveness_ms: float = 12_000
     tick_ms: float = 25
     election_ticks: int = 8

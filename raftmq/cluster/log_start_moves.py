@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from raftmq.log.model import DamagedError
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
@@ -59,9 +60,17 @@ class LogStartMoves:
         self._wishes.clear()
 
     def fulfil(self, commit_end: RaftIndex) -> None:
-        """Drop what committed wishes ask to drop."""
+        """Drop what committed wishes ask to drop; the last one says it all."""
+        due: tuple[RaftIndex, Offset] | None = None
         while self._wishes and self._wishes[0][0] <= commit_end:
-            self._move(self._wishes.popleft()[1])
+            due = self._wishes.popleft()
+        if due is None:
+            return
+        try:
+            self._move(due[1])
+        except DamagedError:
+            # The state at the start cannot be told before the range is repaired.
+            self._wishes.appendleft(due)
 
     def _move(self, target: Offset) -> None:
         replica = self._replica
@@ -69,6 +78,8 @@ class LogStartMoves:
         target = min(target, replica.high_watermark)
         if target <= log.log_start_offset:
             return
+        if any(start < target for start, _ in log.damaged):
+            raise DamagedError(*log.damaged[0])
         start = log.start_at(target)
         index = start.index
         assert index <= replica.commit_end, "only a committed prefix may be dropped"

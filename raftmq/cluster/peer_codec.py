@@ -75,7 +75,7 @@ _APPEND_REPLY: Final = struct.Struct(">??qqqqq")
 _BEAT_REPLY: Final = struct.Struct(">qqq")
 _INSTALL: Final = struct.Struct(">qqII")
 _RANGE: Final = struct.Struct(">qq")
-_BATCHES: Final = struct.Struct(">qI")
+_BATCHES: Final = struct.Struct(">qII")
 _SIZE: Final = struct.Struct(">I")
 _INDEX: Final = struct.Struct(">q")
 
@@ -207,8 +207,10 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
         case RepairRequest():
             body = _RANGE.pack(message.start, message.end)
         case RepairReply():
-            sizes = b"".join(_SIZE.pack(len(batch)) for batch in message.batches)
-            return _BATCHES.pack(message.start, len(message.batches)) + sizes, message.batches
+            log_start = message.log_start
+            fixed = _BATCHES.pack(message.start, len(message.batches), len(log_start))
+            pieces = [fixed, *(_SIZE.pack(len(batch)) for batch in message.batches), log_start]
+            return b"".join(pieces), message.batches
         case TailRequest():
             body = _INDEX.pack(message.floor)
         case TailReply():
@@ -388,16 +390,17 @@ def _read_repair_request(
 def _read_repair_reply(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, rest: memoryview
 ) -> tuple[PeerMessage, int]:
-    start, count = _BATCHES.unpack_from(body, 0)
+    start, count, log_start_size = _BATCHES.unpack_from(body, 0)
     _check_position(start)
-    if count * _SIZE.size != len(body) - _BATCHES.size:
+    sizes_end = _BATCHES.size + count * _SIZE.size
+    if sizes_end + log_start_size != len(body):
         raise RemoteProtocolError("batch sizes do not fill their head")
     batches = []
     position = 0
-    for (size,) in _SIZE.iter_unpack(body[_BATCHES.size :]):
+    for (size,) in _SIZE.iter_unpack(body[_BATCHES.size : sizes_end]):
         batches.append(_take(rest, position, size))
         position += size
-    return RepairReply(term, sender, to, Offset(start), tuple(batches)), position
+    return RepairReply(term, sender, to, Offset(start), tuple(batches), body[sizes_end:]), position
 
 
 def _read_tail(kind: type[TailRequest | TailReply]) -> Callable[..., Any]:

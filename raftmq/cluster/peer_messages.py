@@ -40,13 +40,17 @@ class RepairRequest:
 
 @frozen(slots=True)
 class RepairReply:
-    """Whole, verified batches from `start` on; they may end before the asked range does."""
+    """Whole, verified batches from `start` on; they may end before the asked range does.
+
+    Where the sender dropped the beginning of the range, its encoded log start instead.
+    """
 
     term: Term
     sender: ReplicaId
     to: ReplicaId
     start: Offset
-    batches: tuple[Buffer, ...]
+    batches: tuple[Buffer, ...] = ()
+    log_start: Buffer = b""
 
 
 @frozen(slots=True)

@@ -20,11 +20,12 @@ import attrs
 
 from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
 from raftmq.errors import CorruptBatchError, StorageError
+from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.ready import Role
 from raftmq.records import check_batch, parse_header
-from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId
+from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
@@ -88,7 +89,15 @@ class Repairer:
         replica = self._replica
         log = replica.log
         end = min(request.end, log.log_end_offset)
-        if request.start >= end or request.start < log.log_start_offset:
+        if request.start < log.log_start_offset:
+            term, start = replica.core.term, request.start
+            replica.send(
+                RepairReply(
+                    term, replica.self_id, request.sender, start, (), log.log_start.encode()
+                )
+            )
+            return
+        if request.start >= end:
             return
         try:
             spans = log.locate(request.start, self._bytes_max, end)
@@ -110,6 +119,9 @@ class Repairer:
         """Check a peer's batches; once the whole range is there, repair it durably."""
         replica = self._replica
         if self._range is None or self._range not in replica.log.damaged:
+            return
+        if len(reply.log_start):
+            self._adopt(LogStart.decode(reply.log_start))
             return
         expected = self._next_offset()
         for batch in reply.batches:
@@ -143,6 +155,30 @@ class Repairer:
         self.look()
         if replica.log.damaged:
             self._ask()
+
+    def _adopt(self, log_start: LogStart) -> None:
+        """A peer dropped the damaged range by a committed order: do so too, with its tuple.
+
+        The same position of a committed log has the same tuple on every replica, so this is what
+        this replica would have made itself, could it read what leads up to it.
+        """
+        replica = self._replica
+        log = replica.log
+        index = log_start.index
+        if not log.log_start.index < index <= replica.commit_end:
+            return
+        epoch = log.previous_epoch_at(index)
+        if epoch != log_start.previous_epoch or log.offset_of(index) != log_start.base_offset:
+            return
+        try:
+            log.move_start(log_start)
+        except DiskFullError:
+            return
+        except DiskError as error:
+            replica.fail(f"moving the log start failed: {error}")
+            return
+        replica.core.log_start_moved(index, Term(epoch))
+        self.look()
 
     # ---- a cut tail ----
 

@@ -656,6 +656,7 @@ class Replica:
     def _maintain(self) -> None:
         self._claim()
         self._repairer.tick()
+        self._moves.fulfil(self._commit_end)
         if self.is_writable:
             self._readmission.step(self.core, self._commit_end)
 

@@ -78,6 +78,7 @@ MESSAGES: list[PeerMessage] = [
     WrongReplica(T, A, B),
     RepairRequest(T, A, B, Offset(5), Offset(10)),
     RepairReply(T, A, B, Offset(5), (b"one", b"three")),
+    RepairReply(T, A, B, Offset(5), (), b"log start"),
     TailRequest(T, A, B, RaftIndex(9)),
     TailReply(T, A, B, RaftIndex(9), RaftIndex(7)),
 ]
