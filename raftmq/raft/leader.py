@@ -63,7 +63,6 @@ class Leadership:
         "_first_round",
         "_followers",
         "_heartbeat_at",
-        "_must_beat",
         "_quorum",
         "_round",
         "_round_is_unsent",
@@ -84,7 +83,6 @@ class Leadership:
         self._counts_self = True
         self._quorum = 1
         self._heartbeat_at = core.now + core.config.heartbeat_ticks
-        self._must_beat = False
         self._first_round = self._round = core.next_round()
         self._round_is_unsent = False
         self.transferee: ReplicaId | None = None
@@ -125,7 +123,6 @@ class Leadership:
         if not self._round_is_unsent:
             self._round = self._core.next_round()
             self._round_is_unsent = True
-            self._must_beat = True
 
     # Sending.
 
@@ -136,20 +133,24 @@ class Leadership:
             # Nobody else voted, so until the election entry is on disk a restart might enter this
             # term again, with other entries: learners must not see any of it.
             return
-        if self._must_beat:
-            self._send_heartbeats()
+        if self._round_is_unsent:
+            self._round_is_unsent = False
+            for progress in self._followers:
+                self._send_heartbeat(progress)
         for progress in self._followers:
             self._replicate(progress)
         self._chunks.clear()
+        if core.config.announce_commit:
+            for progress in self._followers:
+                if progress.told_commit_end < min(core.commit_end, progress.match_end):
+                    self._send_heartbeat(progress)
 
-    def _send_heartbeats(self) -> None:
+    def _send_heartbeat(self, progress: Progress) -> None:
         core = self._core
-        self._must_beat = self._round_is_unsent = False
-        for progress in self._followers:
-            commit_end = min(core.commit_end, progress.match_end)
-            core.effects.send_now.append(
-                Heartbeat(core.term, core.self_id, progress.replica, commit_end, self._round)
-            )
+        commit_end = progress.told_commit_end = min(core.commit_end, progress.match_end)
+        core.effects.send_now.append(
+            Heartbeat(core.term, core.self_id, progress.replica, commit_end, self._round)
+        )
 
     def _replicate(self, progress: Progress) -> None:
         if progress.state is not ProgressState.REPLICATE and progress.is_awaiting:
@@ -195,9 +196,12 @@ class Leadership:
             )
         )
         if entries:
-            progress.sent_entries(entries[-1].end, size_bytes, core.now)
+            end = entries[-1].end
+            progress.sent_entries(end, size_bytes, core.now)
         else:
+            end = prev_end
             progress.sent_question(core.now)
+        progress.told_commit_end = min(core.commit_end, end)
 
     def _send_log_start(self, progress: Progress) -> None:
         core = self._core
@@ -281,8 +285,6 @@ class Leadership:
             ends.append(RaftIndex(0) if core.suspended else core.flushed_end)
         end = quorum_end(ends)
         if may_commit(end, core.commit_end, self.term_start):
-            if core.config.announce_commit:
-                self._must_beat = True
             core.set_commit_end(end)
 
     # Membership.

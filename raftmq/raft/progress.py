@@ -44,6 +44,7 @@ class Progress:
         "next_end",
         "replica",
         "state",
+        "told_commit_end",
     )
 
     def __init__(
@@ -65,6 +66,7 @@ class Progress:
         self.last_heard_tick = now
         self.last_ack_tick = now  # of the last append reply, or of the request it owes one for
         self.acked_round = 0
+        self.told_commit_end = RaftIndex(0)  # how far a message that left lets it commit
         self.clock_ms = 0
         self.inflight_bytes = 0
         self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first

@@ -265,6 +265,8 @@ class World:
         dice = self.random.random()
         if dice < 0.30:
             node.crash(self.random.randrange(0, 3))
+            if self.random.random() < 0.5:
+                self.restart_all()  # at once, while its own messages are still on their way
         elif dice < 0.55:
             self.restart_all()
         elif dice < 0.70:
