@@ -114,9 +114,12 @@ class Batch:
     is_closed: bool = False
     is_hurried: bool = False
     base_sequence: int = -1
+    slot: int = -1
+    """Counts the partition's numbered batches, whatever their epoch."""
     producer_epoch: int = -1
     sent_as_head: bool = False
-    was_sent: bool = False
+    may_exist: bool = False
+    """An earlier attempt may have been appended: it can no longer simply fail."""
     attempts: int = 0
     is_done: bool = False
     error: ClientError | None = None
@@ -152,6 +155,7 @@ class Batch:
                 self.records[start:end], self.receipts[start:end], strict=True
             ):
                 half.add(record, receipt, record_size(record))
+            half.may_exist = self.may_exist
             half.producer_epoch = self.producer_epoch
             if self.base_sequence >= 0:
                 half.base_sequence = (self.base_sequence + start) & 0x7FFFFFFF

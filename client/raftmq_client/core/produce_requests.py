@@ -14,7 +14,12 @@ from typing import Final
 from attrs import define, field, frozen
 
 from raftmq.codec import Codec
-from raftmq.protocol.produce import ProducePartition, ProduceRequest, ProduceTopic
+from raftmq.protocol.produce import (
+    ProducePartition,
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+)
 from raftmq.records import build_batch
 from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import Batch
@@ -57,6 +62,7 @@ class PartitionState:
     producer_id: int = -1
     producer_epoch: int = -1
     next_sequence: int = 0
+    next_slot: int = 0
     in_flight: list[Batch] = field(factory=list)
     node: int = -1
     retries: deque[Batch] = field(factory=deque)
@@ -64,6 +70,33 @@ class PartitionState:
     failures: int = 0
     not_before: float = 0.0
     sent_at: float = 0.0
+
+    def put_back(self, batch: Batch) -> None:
+        """Send a batch again, in the order of sending."""
+        position = 0
+        for other in self.retries:
+            if batch.order < other.order:
+                break
+            position += 1
+        self.retries.insert(position, batch)
+
+    def may_number(self, slot: int, window: int) -> bool:
+        """True when a broker would still recognise everything unsettled before this batch.
+
+        Brokers remember the last five batches of a producer. Were a sixth appended behind one whose
+        outcome is open, repeating that one would look like a gap, not like a duplicate.
+        """
+        unsettled = [batch.slot for batch in (*self.in_flight, *self.retries) if batch.slot >= 0]
+        return not unsettled or slot - min(unsettled) < window
+
+    def renumber_slots(self, split: Batch) -> None:
+        """After a split nothing behind it was appended: count what is unsettled anew."""
+        slot = split.slot
+        for batch in sorted((*self.in_flight, *self.retries), key=lambda item: item.order):
+            if batch.order >= split.order and max(batch.slot, batch.base_sequence) >= 0:
+                batch.slot = slot
+                slot += 1
+        self.next_slot = max(self.next_slot, slot)
 
 
 @frozen(eq=False)
@@ -108,3 +141,12 @@ def build_request(
         topic = topics.setdefault(key.topic, ProduceTopic(key.topic, None, []))
         topic.partitions.append(ProducePartition(key.partition, memoryview(records)))
     return ProduceRequest(None, options.acks, timeout_ms, list(topics.values()))
+
+
+def refusal(answer: ProducePartitionResponse) -> str | None:
+    """What a broker said of a refused batch, for people."""
+    if answer.error_message:
+        return answer.error_message
+    for item in answer.record_errors:
+        return f"record {item.batch_index} of its batch: {item.message or 'refused'}"
+    return None

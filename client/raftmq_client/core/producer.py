@@ -36,6 +36,7 @@ from raftmq_client.core.produce_requests import (
     PartitionState,
     ProducerOptions,
     build_request,
+    refusal,
 )
 from raftmq_client.errors import (
     BrokerError,
@@ -167,7 +168,7 @@ class ProducerCore:
             for batch in partition.in_flight:
                 self._settle(batch, TimedOutError(str(error), sent=True))
             for batch in partition.retries:
-                self._settle(batch, TimedOutError(str(error), sent=batch.was_sent))
+                self._settle(batch, TimedOutError(str(error), sent=batch.may_exist))
         for queue in self.accumulator.queues.values():
             while queue:
                 self._settle(queue.popleft(), error)
@@ -282,7 +283,10 @@ class ProducerCore:
             self._wake(partition.not_before)
             return False
         if partition.retries:
-            return True
+            head = partition.retries[0]
+            return head.slot < 0 or partition.may_number(head.slot, limit)
+        if self.options.is_idempotent and not partition.may_number(partition.next_slot, limit):
+            return False
         queue = self.accumulator.queues[partition.key]
         if not queue:
             return False
@@ -302,7 +306,7 @@ class ProducerCore:
             return
         if leader is not None and leader[0] != partition.node:
             for batch in [*partition.in_flight]:
-                batch.was_sent = True
+                batch.may_exist = True
                 self._retry(partition, batch, None, now)
             partition.not_before = 0.0
         elif now - partition.sent_at >= _STALL_MS:
@@ -363,9 +367,7 @@ class ProducerCore:
         return self._make_call(node, attempts)
 
     def _peek(self, partition: PartitionState) -> Batch:
-        if partition.retries:
-            return partition.retries[0]
-        return self.accumulator.queues[partition.key][0]
+        return (partition.retries or self.accumulator.queues[partition.key])[0]
 
     def _take(self, partition: PartitionState, node: int, now: float) -> Attempt:
         if partition.retries:
@@ -375,6 +377,9 @@ class ProducerCore:
             self._partitioner.batch_closed(*partition.key)
         if self.options.is_idempotent and batch.base_sequence < 0:
             self._number(partition, batch)
+        if self.options.is_idempotent and batch.slot < 0:
+            batch.slot = partition.next_slot
+            partition.next_slot += 1
         batch.sent_as_head = not partition.in_flight
         batch.attempts += 1
         partition.in_flight.append(batch)
@@ -462,7 +467,7 @@ class ProducerCore:
         if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self._acknowledge(partition, batch, -1, -1)  # appended before, offset forgotten
             return
-        error = BrokerError(code, _reason(answer), about=f"partition {partition.key}")
+        error = BrokerError(code, refusal(answer), about=f"partition {partition.key}")
         if code in _SEQUENCE_CODES and self.options.is_idempotent:
             self._sequence_refused(partition, batch, error, now)
             return
@@ -489,13 +494,16 @@ class ProducerCore:
         if error.outcome is Outcome.UNKNOWN or (
             isinstance(error, BrokerError) and error.retriable and error.code not in _NOT_APPENDED
         ):
-            batch.was_sent = True
+            batch.may_exist = True
         if batch.is_done:  # its delivery timeout passed while it was in flight
             partition.in_flight.remove(batch)
             return
         if not error.retriable:
             partition.in_flight.remove(batch)
-            self._rewind(partition, batch)
+            if batch.may_exist:
+                error.outcome = Outcome.UNKNOWN  # an earlier attempt may have been appended
+            else:
+                self._rewind(partition, batch)
             self._settle(batch, error)
             return
         self._metadata.invalidate()
@@ -508,12 +516,7 @@ class ProducerCore:
         batch.last_error = error or batch.last_error
         if batch.is_done:
             return
-        position = 0
-        for other in partition.retries:
-            if _is_before(batch, other):
-                break
-            position += 1
-        partition.retries.insert(position, batch)
+        partition.put_back(batch)
         partition.is_recovering = True
         backoff = self.options.backoff_ms * 2 ** min(partition.failures, 8)
         partition.not_before = now + min(backoff, self.options.backoff_max_ms)
@@ -541,8 +544,9 @@ class ProducerCore:
         partition.in_flight.remove(batch)
         if batch.is_done:
             return
-        first, second = batch.split()
-        partition.retries.extendleft((second, first))
+        for half in batch.split():
+            partition.put_back(half)
+        partition.renumber_slots(batch)
         partition.is_recovering = True
 
     def _rewind(self, partition: PartitionState, batch: Batch) -> None:
@@ -576,7 +580,7 @@ class ProducerCore:
         timeout = self.options.delivery_timeout_ms
         reason = batch.last_error or self._id_error or self._metadata.last_error
         message = f"not acknowledged within {timeout:.0f} ms: {reason or 'no leader was reached'}"
-        return TimedOutError(message, sent=batch.was_sent)
+        return TimedOutError(message, sent=batch.may_exist)
 
     def _settle(
         self,
@@ -593,15 +597,3 @@ class ProducerCore:
 
     def _wake(self, at: float) -> None:
         self._wake_at = min(self._wake_at, at)
-
-
-def _is_before(batch: Batch, other: Batch) -> bool:
-    return batch.order < other.order
-
-
-def _reason(answer: ProducePartitionResponse) -> str | None:
-    if answer.error_message:
-        return answer.error_message
-    for item in answer.record_errors:
-        return f"record {item.batch_index} of its batch: {item.message or 'refused'}"
-    return None

@@ -1,0 +1,75 @@
+"""A key goes where the Java client, librdkafka and kafka-python would put it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2 as kafka_python_murmur2
+
+from raftmq_client.core.partitioners import make_partitioner, murmur2
+from raftmq_client.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("key", "signed"),
+    [
+        # The vectors of Kafka's own UtilsTest.testMurmur2.
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_has_kafkas_vectors(key: bytes, signed: int) -> None:
+    assert murmur2(key) == signed & 0xFFFFFFFF
+
+
+@given(st.binary(max_size=64))
+def test_murmur2_agrees_with_kafka_python(key: bytes) -> None:
+    assert murmur2(key) & 0x7FFFFFFF == kafka_python_murmur2(key) & 0x7FFFFFFF
+
+
+@given(st.binary(max_size=64), st.integers(1, 300))
+def test_keys_choose_by_hash_alone(key: bytes, count: int) -> None:
+    for name, hashed in (("murmur2", murmur2(key) & 0x7FFFFFFF), ("crc32", zlib.crc32(key))):
+        chosen = make_partitioner(name, random.Random(1)).choose("t", key, count)
+        assert chosen == hashed % count
+
+
+def test_records_without_key_stick_until_the_batch_closes() -> None:
+    partitioner = make_partitioner("murmur2", random.Random(7))
+    first = partitioner.choose("t", None, 100)
+    assert {partitioner.choose("t", None, 100) for _ in range(50)} == {first}
+    partitioner.batch_closed("t", first + 1)  # another partition's batch changes nothing
+    assert partitioner.choose("t", None, 100) == first
+    chosen = Counter()
+    for _ in range(200):
+        now = partitioner.choose("t", None, 100)
+        partitioner.batch_closed("t", now)
+        chosen[now] += 1
+    assert len(chosen) > 50
+
+
+def test_sticky_forgets_a_partition_that_is_gone() -> None:
+    partitioner = make_partitioner("murmur2", random.Random(3))
+    for _ in range(20):
+        partitioner.choose("t", None, 50)
+        assert partitioner.choose("t", None, 1) == 0
+
+
+def test_round_robin_takes_turns_whatever_the_key() -> None:
+    partitioner = make_partitioner("round_robin", random.Random())
+    chosen = [partitioner.choose("t", b"same", 3) for _ in range(7)]
+    assert chosen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_an_unknown_name_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="'fnv'"):
+        make_partitioner("fnv", random.Random())
