@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from raftmq.log.checker import Checker
 from raftmq.log.flush import FlushJob
 from raftmq.log.log_start import LocalStart, LogStart, Pending
 from raftmq.log.model import (
@@ -35,7 +36,6 @@ from raftmq.log.recent import RecentBatch, RecentBatches
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import repair as repair_segment
 from raftmq.log.retention import retention_target
-from raftmq.log.segment import Damage, Segment
 from raftmq.log.shared import Shared
 from raftmq.log.verify import VerifyJob
 from raftmq.ports import Clock, Disk, DiskFullError
@@ -108,8 +108,7 @@ class ReplicatedLog:
         self._synced_offset = found.synced_offset
         self._flushed_bare = self._bare.dropped + found.flushed_bare
         self._job: FlushJob | None = None
-        self._scrub_offset = 0
-        self._rotate_at_ms = clock.monotonic_ms() + config.verified_ms
+        self._checker = Checker(self._segments, self._bare.epochs, clock, config.verified_ms)
         self.log_end_offset = Offset(self._segments.end_offset)
         self.end_index = RaftIndex(0)
         self.flushed_end = RaftIndex(0)
@@ -147,13 +146,7 @@ class ReplicatedLog:
     @property
     def damaged(self) -> list[tuple[Offset, Offset]]:
         """Offset ranges that should be here and cannot be read."""
-        start = self.log_start.base_offset
-        return [
-            (Offset(max(damage.start, start)), Offset(damage.end))
-            for segment in self._segments.all
-            for damage in segment.damages
-            if damage.end > start
-        ]
+        return self._segments.damaged(self.log_start.base_offset)
 
     def epochs(self) -> list[tuple[LeaderEpoch, RaftIndex]]:
         """Each leader epoch that has entries here, with the index of the first of them."""
@@ -383,6 +376,7 @@ class ReplicatedLog:
         offset = int(self.offset_of(end))
         while self._staged and self._staged[-1].header.base_offset >= offset:
             self._staged_bytes -= len(self._staged.pop().data)
+        assert not self._staged or self._staged[-1].header.next_offset <= offset, "not a boundary"
         self._recent.truncate(offset)
         self._reader.forget_positions()
         cuts_segments = offset < self._segments.end_offset
@@ -506,7 +500,7 @@ class ReplicatedLog:
             DamagedError: the first of them is damaged.
         """
         assert self.log_start.offset <= offset
-        self._rotate_if_due()
+        self._checker.rotate_if_due()
         return self._reader.locate(offset, bytes_max, end, at_least_one=at_least_one)
 
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
@@ -545,62 +539,15 @@ class ReplicatedLog:
         Raises:
             DamagedError: the batch is known to be damaged.
         """
-        self._rotate_if_due()
-        if offset >= self._segments.end_offset:
-            return None
-        segment = self._segments.holding(offset)
-        for position, header in segment.headers_from(offset):
-            if segment.verified.end_from(position) > position:
-                return None
-            return self._verify_job(segment, position, header.base_offset, bytes_max)
-        return None
+        return self._checker.needed(offset, bytes_max)
 
     def scrub_job(self, bytes_max: int) -> VerifyJob | None:
         """Check the next stretch of the log, from the start again after the end; None if empty."""
-        self._rotate_if_due()
-        start = max(self._scrub_offset, self.log_start.base_offset)
-        if start >= self._segments.end_offset:
-            start = self.log_start.base_offset
-        if start >= self._segments.end_offset:
-            return None
-        segment = self._segments.holding(start)
-        if segment.is_missing:
-            self._scrub_offset = segment.end_offset
-            return None
-        at, position = segment.floor(start)
-        job = self._verify_job(segment, position, at, bytes_max)
-        job.is_scrub = True
-        return job
-
-    def _verify_job(
-        self, segment: Segment, position: int, offset: int, bytes_max: int
-    ) -> VerifyJob:
-        return VerifyJob(
-            segment=segment,
-            file=segment.file,
-            position=position,
-            offset=offset,
-            bytes_max=bytes_max,
-            size=segment.size,
-            end_offset=segment.end_offset,
-            epochs=self._bare.epochs(),
-            version=segment.version,
-            skip=tuple(segment.damages),
-        )
+        return self._checker.next_stretch(self.log_start.base_offset, bytes_max)
 
     def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
         """Take over what a job found; returns damage that was not known before."""
-        segment = job.segment
-        if job.is_scrub:
-            self._scrub_offset = job.offset
-        is_current = any(s is segment for s in self._segments.all)
-        if not is_current or job.version != segment.version:
-            return []  # cut, replaced or dropped meanwhile
-        for start, end in job.verified:
-            segment.verified.add(start, end)
-        for damage in job.damages:
-            segment.mark_damaged(damage)
-        return [(Offset(d.start), Offset(d.end)) for d in job.damages]
+        return self._checker.take(job)
 
     def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:
         """Check about `budget_bytes` more of the log here and now; returns new damage.
@@ -622,7 +569,7 @@ class ReplicatedLog:
             DiskFullError: nothing changed.
             DiskError: fatal.
         """
-        segment, damage = self._damage_at(start)
+        segment, damage = self._segments.damage_at(start, self.log_start.base_offset)
         if segment.is_active:
             self._segments.roll(self._clock.wall_ms())  # only closed segments are replaced
         mended = self._segments.new(start if damage.start < start else segment.base_offset)
@@ -631,21 +578,6 @@ class ReplicatedLog:
         self._segments.replace(segment, mended)
         self._reader.forget_positions()
         self._recent.clear()
-
-    def _damage_at(self, start: Offset) -> tuple[Segment, Damage]:
-        first = self.log_start.base_offset
-        for segment in self._segments.all:
-            for damage in segment.damages:
-                if max(damage.start, first) == start and damage.end > first:
-                    return segment, damage
-        raise AssertionError("no damage begins there")
-
-    def _rotate_if_due(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._rotate_at_ms:
-            self._rotate_at_ms = now_ms + self.config.verified_ms
-            for segment in self._segments.all:
-                segment.verified.rotate()
 
     # --- the end ----------------------------------------------------------------------------
 

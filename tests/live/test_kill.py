@@ -104,7 +104,9 @@ def test_producers_survive_many_elections(cluster: Cluster) -> None:
 def test_frozen_node(cluster: Cluster) -> None:
     """SIGSTOP for ten seconds: others go on; the sleeper leaves the ISR and comes back."""
     create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
-    with Load(cluster.bootstrap, "t", 1) as load:
+    # A client waits for a broker's answer as long as it was told to: by default half a minute.
+    impatient = {"request.timeout.ms": 500, "socket.timeout.ms": 1000}
+    with Load(cluster.bootstrap, "t", 1, **impatient) as load:
         load.wait_for(300)
         leader = leaders(cluster.bootstrap, "t")[0]
         cluster[leader].signal(signal.SIGSTOP)

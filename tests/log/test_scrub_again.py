@@ -1,0 +1,46 @@
+"""The scrub begins again at the log start once it has been everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raftmq.adapters.clock import RealClock
+from raftmq.adapters.disk import RealDisk
+from raftmq.log.model import LogConfig
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.records import NewRecord, build_batch, stamp
+from raftmq.types import LeaderEpoch, RaftIndex
+
+
+def flush(log: ReplicatedLog) -> None:
+    while (job := log.flush_job()) is not None:
+        job.run()
+        log.complete(job)
+
+
+def append(log: ReplicatedLog, count: int, epoch: LeaderEpoch) -> None:
+    for number in range(count):
+        batch = build_batch([NewRecord(b"k", b"%d" % number)])
+        stamp(batch, log.log_end_offset, epoch)
+        log.append_batch(batch)
+    flush(log)
+
+
+def test_a_second_round_finds_no_damage_in_a_sound_log(tmp_path: Path) -> None:
+    """The place where a round ended is no place in the first segment's beginning."""
+    log = ReplicatedLog.open(
+        RealDisk(),
+        str(tmp_path / "p"),
+        LogConfig(),
+        claimed_flushed_end=RaftIndex(0),
+        initial=None,
+        clock=RealClock(),
+    )
+    log.append_bare(log.end_index, LeaderEpoch(1), 1, b"x")
+    flush(log)
+    append(log, 50, LeaderEpoch(1))
+    assert log.scrub(1 << 20) == []
+    append(log, 50, LeaderEpoch(1))
+    for _ in range(4):
+        assert log.scrub(1 << 20) == []
+    log.close()
