@@ -34,6 +34,7 @@ class Inode:
     durable: bytearray = Factory(bytearray)
     dirty: list[tuple[int, int]] = Factory(list)  # byte ranges written since the last fdatasync
     size_is_dirty: bool = False
+    is_lying: bool = False  # a sync failed: the device lacks bytes that no longer count as dirty
     reserved: int = 0  # bytes that `allocate` or an extension made, whether written or not
     cut_size: int | None = None  # the least size since the last fdatasync
     previous: dict[int, bytes] = Factory(dict)  # sector -> what the device held there before
@@ -322,6 +323,7 @@ class SimDisk:
         self._operation("fdatasync", path)
         self.counters.fdatasyncs += 1
         if self._failing is not None and self._failing("fdatasync", path):
+            inode.is_lying = True
             inode.dirty.clear()  # Linux marks the pages clean: a second fdatasync would lie
             inode.size_is_dirty = False
             inode.cut_size = None
@@ -365,7 +367,11 @@ class SimDisk:
         self._pending.clear()
         self._names = dict(self._durable_names)
         for _, inode in sorted(self._names.items()):
-            if inode.dirty or inode.size_is_dirty:
+            if inode.is_lying:
+                inode.cached = bytearray(inode.durable)
+                inode.is_lying = False
+                inode.dirty.clear()
+            elif inode.dirty or inode.size_is_dirty:
                 self._lose(inode, random, odds)
         self.counters.crashes += 1
         self._has_crashed = False

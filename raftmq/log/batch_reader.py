@@ -161,15 +161,31 @@ def find_next_batch(
     """Find the first sound batch after damage: (position, base offset), or None.
 
     Looks at every byte that could be a magic, since lengths before it cannot be trusted. Offsets
-    must lie in `[offset_min, offset_max]`.
+    must lie in `[offset_min, offset_max]`. One that its own successor confirms is preferred: base
+    offsets are not in the CRC.
 
     Raises:
         DiskError: the device failed.
     """
+    offsets = (offset_min, offset_max)
+    return _find(file, position, end, offsets, epochs, confirmed=True) or _find(
+        file, position, end, offsets, epochs, confirmed=False
+    )
+
+
+def _find(
+    file: File,
+    position: int,
+    end: int,
+    offsets: tuple[int, int],
+    epochs: Epochs,
+    *,
+    confirmed: bool,
+) -> tuple[int, int] | None:
     at = position
     while at + HEADER_SIZE <= end:
         window = file.pread(min(CHUNK_BYTES, end - at), at)
-        found = _find_in_window(file, window, at, end, (offset_min, offset_max), epochs)
+        found = _find_in_window(file, window, at, end, offsets, epochs, confirmed=confirmed)
         if found is not None:
             return found
         if at + len(window) >= end or len(window) < HEADER_SIZE:
@@ -208,7 +224,14 @@ def find_after(
 
 
 def _find_in_window(
-    file: File, window: bytes, at: int, end: int, offsets: tuple[int, int], epochs: Epochs
+    file: File,
+    window: bytes,
+    at: int,
+    end: int,
+    offsets: tuple[int, int],
+    epochs: Epochs,
+    *,
+    confirmed: bool,
 ) -> tuple[int, int] | None:
     magic = bytes((MAGIC,))
     hit = window.find(magic, _MAGIC_POSITION)
@@ -221,9 +244,18 @@ def _find_in_window(
             and is_plausible(header, header.base_offset)
             and header.size <= end - at - start
             and epochs.allows(header.base_offset, header.leader_epoch)
+            and (not confirmed or _is_confirmed(file, at + start + header.size, end, header))
         ):
             batch = file.pread(header.size, at + start)
             if len(batch) == header.size and _is_sound(memoryview(batch)):
                 return at + start, header.base_offset
         hit = window.find(magic, hit + 1)
     return None
+
+
+def _is_confirmed(file: File, position: int, end: int, header: BatchHeader) -> bool:
+    """True at the end of the file, or when what follows has the offset that must follow."""
+    if position >= end:
+        return True
+    data = file.pread(HEADER_SIZE, position)
+    return len(data) == HEADER_SIZE and parse_header(data).base_offset == header.next_offset

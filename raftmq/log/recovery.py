@@ -22,7 +22,7 @@ from raftmq.log.bare_entries import BareEntries, Slot
 from raftmq.log.batch_reader import BadBatch, checked_batches, find_after, is_plausible
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, RecoveryReport, UnusableLogError
-from raftmq.log.segment import Damage, Scan, Segment
+from raftmq.log.segment import OFFSETS_MAX, Damage, Scan, Segment
 from raftmq.log.segments import Segments
 from raftmq.log.shared import Shared
 from raftmq.log.sparse_index import DamagedIndexError, SegmentSummary
@@ -308,7 +308,7 @@ class _Recovery:
         if position == 0:
             segment.offset_index.reset()
             segment.time_index.reset()
-        offset_max = (1 << 62) if next_base is None else next_base - 1
+        offset_max = segment.base_offset + OFFSETS_MAX if next_base is None else next_base - 1
         scan = segment.scan(position, offset, size, offset_max)
         self._report.scanned_bytes += size - position
         if next_base is not None and scan.offset > next_base:
@@ -389,7 +389,10 @@ class _Recovery:
             return self._index_of(tail.offset + 1, tail.offset)
         if tail.is_short and not _is_sound_but_for_length(data):
             return 0
-        return self._index_of(tail.claimed.next_offset, tail.offset)
+        # Of two counts that must agree one may be what is broken; the lower one still tells every
+        # log without this batch from every log with it.
+        count = max(1, min(tail.claimed.offset_count, tail.claimed.record_count))
+        return self._index_of(tail.offset + count, tail.offset)
 
     def _end_index(self, end: int) -> int:
         return self._index_of(end, end)

@@ -221,8 +221,9 @@ class Segment:
         assert file is not None, "only the active segment is appended to"
         position = self.size
         size = len(data)
-        if position + size > self.allocated and self._config.segment_reserve_bytes:
-            self._reserve(file, position + size)
+        reserve = self._config.segment_reserve_bytes
+        if reserve and position + size + reserve // 2 > self.allocated:
+            self._reserve(file, position + size + reserve)
         try:
             file.pwrite(data, position)
         except DiskFullError:
@@ -233,13 +234,12 @@ class Segment:
         self.is_dirty = True
         return position
 
-    def _reserve(self, file: File, needed: int) -> None:
-        target = needed + self._config.segment_reserve_bytes
+    def _reserve(self, file: File, target: int) -> None:
         try:
             file.allocate(target)
             self.allocated = target
         except DiskFullError:
-            return  # the reserve itself is what this append may use up
+            return  # what is left of the reserve is what this append may use up
 
     def note(self, position: int, header: BatchHeader) -> None:
         """Account for a batch that lies in the file now."""
@@ -285,6 +285,7 @@ class Segment:
             DamagedError: when it comes to damaged bytes.
         """
         at, position = self.floor(offset)
+        hint = position
         while at < self.end_offset:
             damage = self.damage_from(position)
             limit = self.size if damage is None else damage.position
@@ -296,7 +297,13 @@ class Segment:
                         at = header.next_offset
                         position = found + header.size
             except BadBatch as bad:
-                self.add_damage(bad)
+                if bad.position == hint > 0:
+                    # The index is what is wrong, or a batch that begins an index interval.
+                    self.rebuild()
+                    at, position = self.floor(offset)
+                    hint = 0
+                else:
+                    self.add_damage(bad)
                 continue
             if damage is not None:
                 if damage.end > offset:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from raftmq.log.batch_reader import Epochs
 from raftmq.log.model import LogConfig
-from raftmq.log.segment import OFFSETS_MAX, Segment
+from raftmq.log.segment import OFFSETS_MAX, Damage, Segment
 from raftmq.log.shared import Shared
 from raftmq.ports import File
 from raftmq.records import BatchHeader
-from raftmq.types import Buffer
+from raftmq.types import Buffer, Offset
 
 
 class Segments:
@@ -216,6 +216,23 @@ class Segments:
         segment.end_offset = offset
         for damage in segment.damages:
             damage.end = min(damage.end, offset)
+
+    def damaged(self, first: int) -> list[tuple[Offset, Offset]]:
+        """Offset ranges from `first` on that cannot be read."""
+        return [
+            (Offset(max(damage.start, first)), Offset(damage.end))
+            for segment in self.all
+            for damage in segment.damages
+            if damage.end > first
+        ]
+
+    def damage_at(self, start: int, first: int) -> tuple[Segment, Damage]:
+        """The damage of which `damaged(first)` says that it begins at `start`."""
+        for segment in self.all:
+            for damage in segment.damages:
+                if max(damage.start, first) == start and damage.end > first:
+                    return segment, damage
+        raise AssertionError("no damage begins there")
 
     def replace(self, old: Segment, new: Segment) -> None:
         """A repaired copy took the place of a segment."""

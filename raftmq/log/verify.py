@@ -25,7 +25,7 @@ class VerifyJob:
     """
 
     segment: Segment
-    file: File
+    file: File | None
     position: int
     offset: int
     bytes_max: int
@@ -62,7 +62,7 @@ class VerifyJob:
         self.read_bytes = self.position - start
 
     def _check(self, start: int, limit: int) -> None:
-        if self.position >= limit:
+        if self.position >= limit or self.file is None:
             return
         for batch in checked_batches(self.file, self.position, limit, self.offset, self.epochs):
             end = batch.position + batch.header.size
@@ -78,6 +78,7 @@ class VerifyJob:
             self.verified.append((start, end))
 
     def _add_damage(self, bad: BadBatch) -> None:
+        assert self.file is not None
         found = find_after(self.file, bad, self.size, self.end_offset - 1, self.epochs)
         position_end, end = found or (self.size, self.end_offset)
         self.damages.append(Damage(bad.offset, end, bad.position, position_end))

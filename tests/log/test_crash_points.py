@@ -1,0 +1,249 @@
+"""Power fails in the middle of every step of every operation of several steps.
+
+Each scenario runs once per change that it makes to the disk, and with several fates of what was not
+synced. Whatever happened, the log opens again as it was before or after, and nothing flushed is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import attrs
+import pytest
+
+from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
+from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogConfig
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.types import METADATA_TOPIC_ID, LeaderEpoch, Offset, RaftGroupId, RaftIndex
+from tests.log.helpers import SMALL, all_entries, append, elect, flush, open_log, sim_disk
+
+FATES = [
+    CrashOdds(lose=1, names=1),
+    CrashOdds(lose=0, prefix=0, torn=0, sectors=0, names=0),
+    CrashOdds(lose=1, names=0),
+    CrashOdds(lose=0, prefix=0, torn=0, sectors=0, names=1),
+    *[CrashOdds(lose=0.2, prefix=0.4, torn=0.4, sectors=0, names=0.5)] * 6,
+]
+NO_RECENT_SEGMENTS = attrs.evolve(SMALL, segment_bytes=600)
+
+Contents = list[tuple[int, int, bytes]]
+
+
+def contents(log: ReplicatedLog) -> Contents:
+    return [(e.start, e.kind, bytes(e.payload)) for e in all_entries(log)]
+
+
+def prepared(disk: SimDisk, config: LogConfig = NO_RECENT_SEGMENTS) -> ReplicatedLog:
+    """Three epochs over several segments, all flushed."""
+    log = open_log(disk, config)
+    for epoch in (1, 2, 3):
+        elect(log, epoch)
+        for _ in range(4):
+            append(log, epoch, count=2, size=70)
+        flush(log)
+    return log
+
+
+def roll(log: ReplicatedLog) -> None:
+    for _ in range(3):
+        append(log, 3, size=300)
+        flush(log)
+
+
+def bare_then_batches(log: ReplicatedLog) -> None:
+    elect(log, 4)
+    append(log, 4, size=300)
+    log.append_bare(log.end_index, LeaderEpoch(4), 2, b"m" * 700)
+    append(log, 4, size=300)
+    flush(log)
+
+
+def truncate_in_active(log: ReplicatedLog) -> None:
+    log.truncate_to(RaftIndex(log.end_index - 2))
+
+
+def truncate_across(log: ReplicatedLog) -> None:
+    log.truncate_to(RaftIndex(10))
+
+
+def truncate_and_go_on(log: ReplicatedLog) -> None:
+    log.truncate_to(RaftIndex(5))
+    elect(log, 7)
+    append(log, 7)
+    flush(log)
+
+
+def move_start(log: ReplicatedLog) -> None:
+    log.move_start(attrs.evolve(log.start_at(Offset(13)), state=b"s" * 900))
+
+
+def reset(log: ReplicatedLog) -> None:
+    log.reset_to(LogStart(Offset(50), RaftIndex(60), LeaderEpoch(5)))
+
+
+def reset_and_go_on(log: ReplicatedLog) -> None:
+    reset(log)
+    elect(log, 6)
+    append(log, 6)
+    flush(log)
+
+
+SCENARIOS: list[tuple[Callable[[ReplicatedLog], None], int]] = [
+    (roll, 27),
+    (bare_then_batches, 27),
+    (truncate_in_active, 25),
+    (truncate_across, 10),
+    (truncate_and_go_on, 5),
+    (move_start, 27),
+    (reset, 0),
+    (reset_and_go_on, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "kept"), SCENARIOS, ids=[operation.__name__ for operation, _ in SCENARIOS]
+)
+def test_a_crash_at_every_step(operation: Callable[[ReplicatedLog], None], kept: int) -> None:
+    """`kept` is how far the log must reach afterwards; the caller claims no more than that."""
+    is_done = False
+    step = 0
+    while not is_done:
+        step += 1
+        for seed, fate in enumerate(FATES):
+            disk = sim_disk(seed)
+            log = prepared(disk)
+            before = contents(log)
+            disk.crash_after(step)
+            try:
+                operation(log)
+                is_done = True
+            except SimCrash:
+                pass
+            disk.crash(Random(seed), fate)
+            check_reopened(disk, operation, before, kept)
+    assert step > 5
+
+
+def check_reopened(
+    disk: SimDisk, operation: Callable[[ReplicatedLog], None], before: Contents, kept: int
+) -> None:
+    for _ in range(2):  # what recovery did must itself be durable
+        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=kept)
+        assert log.damaged == []
+        assert log.recovery.claimed_end == 0
+        found = contents(log)
+        if log.log_start.index == 60:
+            assert operation in (reset, reset_and_go_on)
+            assert all(start >= 60 for start, _, _ in found)
+        else:
+            assert log.end_index >= kept
+            old = [entry for entry in before if entry[0] >= log.log_start.index]
+            common = [entry for entry in found if entry[0] < 5 or entry in old]
+            assert found[: len(old)] == old[: len(found)] or operation is truncate_and_go_on
+            assert len(common) >= len([e for e in old if e[0] < kept])
+        disk.crash(Random(1), FATES[0])
+    epoch = max(9, *(e for e, _ in log.epochs())) if log.epochs() else 9
+    log = open_log(disk, NO_RECENT_SEGMENTS, claimed=kept)
+    elect(log, epoch)
+    append(log, epoch)
+    assert flush(log) == log.end_index
+
+
+def test_a_crash_during_recovery() -> None:
+    """Recovery cuts, drops and finishes; being interrupted in that must not matter."""
+    for step in range(1, 40):
+        for seed, fate in enumerate(FATES):
+            disk = sim_disk(seed)
+            log = prepared(disk)
+            before = contents(log)
+            elect(log, 4)
+            append(log, 4, size=300)
+            flush(log)
+            disk.crash_after(6)
+            with pytest.raises(SimCrash):
+                log.truncate_to(RaftIndex(14))
+            disk.crash(Random(seed), FATES[1])
+            disk.crash_after(step)
+            try:
+                open_log(disk, NO_RECENT_SEGMENTS, claimed=14)
+            except SimCrash:
+                pass
+            disk.crash(Random(seed), fate)
+            log = open_log(disk, NO_RECENT_SEGMENTS, claimed=14)
+            assert log.damaged == []
+            found = contents(log)
+            assert found == before[: len(found)] or found[: len(before)] == before
+            assert log.end_index >= 14
+
+
+def test_a_crash_during_repair() -> None:
+    step = 0
+    is_done = False
+    while not is_done:
+        step += 1
+        for seed, fate in enumerate(FATES):
+            disk = sim_disk(seed)
+            log = prepared(disk)
+            before = contents(log)
+            first = log._segments.all[0]
+            position = first.size - 30
+            log.close()
+            disk.flip(first.path, position)
+            disk.remove(first.offset_index.path)
+            disk.sync_directory(log.folder)
+            log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+            start, end = log.damaged[0]
+            index = log.index_of(start)
+            good = [p for s, k, p in before if k == 0 and index <= s < index + end - start]
+            disk.crash_after(step)
+            try:
+                log.repair(start, good)
+                is_done = True
+            except SimCrash:
+                pass
+            disk.crash(Random(seed), fate)
+            log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+            if log.damaged:
+                assert log.damaged == [(start, end)]
+                log.repair(start, good)
+            assert contents(log) == before
+    assert step > 5
+
+
+def group(number: int) -> RaftGroupId:
+    return RaftGroupId(METADATA_TOPIC_ID, number, 1)
+
+
+def test_a_crash_at_every_step_of_the_journal() -> None:
+    """Votes that were flushed stay, through any number of rewritten files."""
+    config = JournalConfig(size_max=2048, reserve_bytes=512)
+    for step in range(1, 120):
+        for seed, fate in enumerate(FATES):
+            disk = sim_disk(seed)
+            disk.make_directories("data")
+            disk.crash_after(step)
+            promised: dict[int, int] = {}
+            written: dict[int, int] = {}
+            try:
+                journal = HardStateJournal.open(disk, "data/state.journal", config=config)
+                for term in range(1, 25):
+                    number = term % 3
+                    written[number] = term
+                    sequence = journal.put(group(number), GroupState(term=term))
+                    journal.put(group(number), GroupState(term=term, flushed_end=term), lazy=True)
+                    if term % 2:
+                        journal.flush_now()
+                        assert journal.flushed_sequence >= sequence
+                        promised = dict(written)
+            except SimCrash:
+                pass
+            disk.crash(Random(seed), fate)
+            journal = HardStateJournal.open(disk, "data/state.journal", config=config)
+            assert not journal.damaged
+            for number, term in promised.items():
+                state = journal.get(group(number))
+                assert state is not None
+                assert term <= state.term <= written[number]
