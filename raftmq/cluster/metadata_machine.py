@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from raftmq.cluster.apply import apply
 from raftmq.cluster.commands import Envelope, Result, decode_envelope
 from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage, decode_image, encode_image
-from raftmq.log.model import LogEntry
+from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import SoftState
 from raftmq.records import check_batch, read_records
@@ -62,6 +62,10 @@ class MetadataListener(Protocol):
         """One command took its effect; `machine.image` is not published yet."""
         ...
 
+    def state_restored(self, image: MetadataImage) -> None:
+        """A snapshot took the place of commands whose results nobody here will see."""
+        ...
+
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """`machine.image` is `after` now."""
         ...
@@ -86,6 +90,8 @@ class MetadataMachine:
         self.state_bytes = 0
         """Size of the last snapshot that was written or read."""
         self.failure: Exception | None = None
+        self._damage: DamagedError | None = None
+        self._commit_end = RaftIndex(0)
         self._log: CommittedEntries | None = None
         self._listeners: list[MetadataListener] = []
         self._recent: deque[LogEntry] = deque()
@@ -123,19 +129,30 @@ class MetadataMachine:
             self._recent_bytes -= len(self._recent.pop().payload)
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
-        """Apply everything below `commit_end`.
+        """Apply everything below `commit_end`; what is damaged here waits for its repair.
 
         Raises:
             Exception: an entry could not be applied; the node must stop.
         """
+        self._commit_end = max(self._commit_end, commit_end)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Apply what is committed and was not readable before.
+
+        Raises:
+            Exception: an entry could not be applied; the node must stop.
+        """
+        commit_end = self._commit_end
         if commit_end <= self.applied_end or self.failure is not None:
             return
         before = self.image
+        self._damage = None
         try:
             while self.applied_end < commit_end:
                 entry = self._next_entry()
                 if entry is None:
-                    break  # not readable now (under repair): tried again at the next commit
+                    break  # under repair; tried again at the next commit or tick
                 assert entry.end <= commit_end, "entries commit as a whole"
                 self._apply_entry(entry)
         except Exception as error:  # whatever it was: the images would drift apart
@@ -152,9 +169,15 @@ class MetadataMachine:
             listener.role_changed(soft)
 
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
-        """The snapshot of the state exactly at `offset`, which is committed."""
+        """The snapshot of the state exactly at `offset`, which is committed.
+
+        Raises:
+            DamagedError: entries below are not readable; ask again when they are repaired.
+        """
         if self.applied_offset < offset:
             self.committed(offset, index)
+        if self.applied_offset < offset and self._damage is not None:
+            raise self._damage
         image = self.image if self.applied_offset == offset else self._kept.get(offset)
         assert image is not None, f"the state at {offset} was asked for without a log-start entry"
         state = encode_image(image)
@@ -178,7 +201,9 @@ class MetadataMachine:
         self.log_bytes = 0
         self._forget()
         self._kept.clear()
+        self._commit_end = self.applied_end
         for listener in self._listeners:
+            listener.state_restored(self.image)
             listener.image_changed(before, self.image)
             listener.advanced(self.applied_end)
 
@@ -194,7 +219,11 @@ class MetadataMachine:
         if self._recent and self._recent[0].start == self.applied_end:
             return self._recent[0]
         assert self._log is not None, "attach_log() comes first"
-        entries = self._log.entries(self.applied_end, READ_BYTES_MAX)
+        try:
+            entries = self._log.entries(self.applied_end, READ_BYTES_MAX)
+        except DamagedError as error:
+            self._damage = error
+            return None
         if not entries:
             return None
         assert entries[0].start == self.applied_end, "the log gives entries from where it is asked"

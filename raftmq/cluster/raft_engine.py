@@ -74,6 +74,7 @@ class _Pending:
 
 FIRST_SEQUENCE: Final = 1
 _OVERTAKEN: Final = object()
+_SKIPPED: Final = object()
 
 
 def _nothing() -> None:
@@ -209,6 +210,7 @@ class RaftMetadataEngine:
     def tick(self) -> None:
         """Let time pass: expire, and send again what seems lost."""
         now_ms = self._clock.monotonic_ms()
+        self._machine.catch_up()
         for pending in list(self._pending.values()):
             if pending.deadline_ms <= now_ms:
                 self._fail(pending, RequestTimedOutError("the command's outcome is unknown"))
@@ -323,6 +325,14 @@ class RaftMetadataEngine:
         pending = self._pending.pop(envelope.sequence, None)
         if pending is not None:
             self._applied.append((pending, result))
+
+    def state_restored(self, image: MetadataImage) -> None:
+        """What a snapshot skipped may hold own commands: their outcome is unknown."""
+        incarnation, last = image.submitters.get(self._self_id, (-1, -1))
+        if incarnation != self.incarnation:
+            return  # an earlier process's; a later one's shows when a command comes back stale
+        for sequence in [s for s in self._pending if s <= last]:
+            self._applied.append((self._pending.pop(sequence), _SKIPPED))
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """Publish the image, then answer."""
@@ -570,6 +580,8 @@ class RaftMetadataEngine:
 def _settle(promise: Promise[Any], result: Result) -> None:
     if result is _OVERTAKEN:
         promise.fail(CommandNotAppliedError("overtaken by a later command"))
+    elif result is _SKIPPED:
+        promise.fail(RequestTimedOutError("applied or not, before the snapshot that came"))
     elif isinstance(result, Rejection):
         promise.fail(KafkaError(result.message, code=result.code))
     else:

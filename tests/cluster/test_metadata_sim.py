@@ -1,0 +1,90 @@
+"""The control plane under crashes, partitions, loss: safety always, liveness when it is healed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.control_world import ControlWorld
+
+SEEDS = range(12)
+
+
+def _nemesis(world: ControlWorld, *, wipes: bool) -> None:
+    random = world.random
+    nodes = list(world.nodes.values())
+    voters = [world.nodes[n] for n in world.voters]
+    draw = random.random()
+    if draw < 0.35:
+        node = random.choice(nodes)
+        node.crash()
+        world.schedule(random.uniform(50, 1_500), lambda: None if node.is_up else node.boot())
+    elif draw < 0.75:
+        alone = random.choice(nodes)
+        for other in nodes:
+            if other is not alone:
+                world.cut[alone.node_id, other.node_id] = True
+                if random.random() < 0.7:
+                    world.cut[other.node_id, alone.node_id] = True
+        world.schedule(random.uniform(100, 2_000), world.cut.clear)
+    elif draw < 0.85:
+        for node in nodes:  # power fails everywhere at once
+            node.crash()
+            world.schedule(
+                random.uniform(10, 400), lambda node=node: None if node.is_up else node.boot()
+            )
+    elif wipes and all(node.is_up for node in voters):
+        node = random.choice(voters)
+        node.crash(wipe=True)
+        world.schedule(random.uniform(10, 300), node.boot)
+
+
+def _heal(world: ControlWorld) -> None:
+    world.cut.clear()
+    world.loss = 0.0
+    for node in world.nodes.values():
+        if not node.is_up:
+            node.boot()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_metadata_survives_faults(seed: int) -> None:
+    world = ControlWorld(seed)
+    world.run(1_500)
+    for node in world.nodes.values():
+        world.client(node)
+    for _ in range(12):
+        _nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+    _heal(world)
+    world.run(6_000)
+    world.check()
+    acknowledged = sum(1 for o in world.operations if o.promise.is_done and o.promise.error is None)
+    assert acknowledged > 100
+    assert world.barriers > 30
+    assert any(node.engine.image.topics for node in world.nodes.values()) or world.topics < 5
+    late = [node for node in world.nodes.values() if not node.control.lifecycle.is_ready]
+    assert not late, f"seed {seed}: not ready {[n.node_id for n in late]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wiped_voter_of_the_metadata_group_comes_back(seed: int) -> None:
+    world = ControlWorld(1_000 + seed)
+    world.run(2_000)
+    for node in world.nodes.values():
+        world.client(node)
+    world.run(500)
+    victim = world.nodes[world.random.choice(world.voters)]
+    old = victim.storage_id
+    victim.crash(wipe=True)
+    world.run(world.random.uniform(10, 1_500))
+    victim.boot()
+    _heal(world)
+    world.run(6_000)
+    world.check()
+    for node in world.nodes.values():
+        voters = node.replica.configuration.voters
+        assert [v.node_id for v in voters] == [1, 2, 3]
+        assert old not in [v.storage_id for v in voters]
+        assert node.control.lifecycle.is_ready
