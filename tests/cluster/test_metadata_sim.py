@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.control_world import ControlWorld
 
-SEEDS = range(12)
+SEEDS = range(4)
 
 
 def _nemesis(world: ControlWorld, *, wipes: bool) -> None:
