@@ -248,7 +248,7 @@ class PeerLinks:
         backoff_ms = BACKOFF_MS[0]
         while True:
             try:
-                sock = await self._dial(stream)
+                sock, identity = await self._dial(stream)
             except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError):
                 pass  # not up yet, or just gone: try again
             except PeerRefusedError as error:
@@ -258,6 +258,9 @@ class PeerLinks:
                 backoff_ms = BACKOFF_MS[0]
                 stream.sock = sock
                 try:
+                    if stream.name == "bulk":
+                        logger.info("peer connected", peer=stream.node_id)
+                        self._on_identity(identity)  # who hears it may send to the peer already
                     await self._drain(stream)
                 finally:
                     stream.drop_connection()
@@ -272,7 +275,7 @@ class PeerLinks:
                 backoff_ms = BACKOFF_MS[0]
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
 
-    async def _dial(self, stream: _Stream) -> socket.socket:
+    async def _dial(self, stream: _Stream) -> tuple[socket.socket, PeerIdentity]:
         address = self._addresses[stream.node_id]
         with trio.fail_after(HELLO_TIMEOUT_S):
             connected = await trio.open_tcp_stream(address.host, address.port)
@@ -291,10 +294,7 @@ class PeerLinks:
             except BaseException:
                 sock.close()
                 raise
-        if stream.name == "bulk":
-            logger.info("peer connected", peer=stream.node_id)
-            self._on_identity(_identity(theirs))
-        return sock
+        return sock, _identity(theirs)
 
     async def _drain(self, stream: _Stream) -> None:
         """Write what did not fit at once; return when the connection ends."""

@@ -34,6 +34,7 @@ class Node:
         self.address = Address("127.0.0.1", self.listener.getsockname()[1])
         self.frames: list[tuple[int, int, bytes]] = []
         self.identities: list[PeerIdentity] = []
+        self.greeted: set[NodeId] = set()
         self.lost: list[int] = []
         self.changed = trio.Event()
         self.links = PeerLinks(
@@ -42,7 +43,7 @@ class Node:
             storage_id=StorageId(node_id * 11),
             queue_bytes_max=queue_bytes_max,
             on_frame=self.on_frame,
-            on_identity=lambda identity: self.tell(self.identities, identity),
+            on_identity=self.on_identity,
             on_lost=lambda lost: self.tell(self.lost, lost),
             random=Random(node_id),
             address=self.address,
@@ -52,8 +53,14 @@ class Node:
         where.append(what)
         self.changed.set()
 
+    def on_identity(self, identity: PeerIdentity) -> None:
+        if self.links.send(identity.node_id, KIND_RAFT, [b"hello"]):
+            self.greeted.add(identity.node_id)
+        self.tell(self.identities, identity)
+
     def on_frame(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
-        self.tell(self.frames, (sender.node_id, kind, bytes(payload)))
+        if payload != b"hello":
+            self.tell(self.frames, (sender.node_id, kind, bytes(payload)))
 
     async def until(self, condition: object) -> None:
         with trio.fail_after(10):
@@ -99,6 +106,14 @@ async def test_frames_arrive_whole_and_in_order() -> None:
         await b.until(lambda: b.links.send(NodeId(1), KIND_HEARTBEATS, [b"h"]))
         await a.until(lambda: a.frames)
         assert a.frames == [(2, KIND_HEARTBEATS, b"h")]
+
+
+async def test_a_dialled_peer_can_be_told_things_as_soon_as_it_is_heard() -> None:
+    """What a node knows is told to a peer when it connects; it must get through at that moment."""
+    a, b = Node(1), Node(2)
+    a.links.set_addresses({NodeId(2): b.address})
+    async with running(a, b):
+        await a.until(lambda: NodeId(2) in a.greeted)
 
 
 async def test_a_full_queue_drops_and_says_so() -> None:
