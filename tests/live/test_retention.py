@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.live.harness import Cluster, wait_until
+from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic, leaders
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -33,12 +33,26 @@ def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
         consumer.close()
 
 
-def first_bases(cluster: Cluster, topic: str) -> set[int]:
-    """Base offset of the first segment on each node."""
-    return {
-        min(int(path.stem) for path in node.partition_folder(topic).glob("*.log"))
-        for node in cluster.nodes.values()
-    }
+def segments(node: Node, topic: str) -> list[Path]:
+    """The segments of a partition on one node, oldest first."""
+    return sorted(node.partition_folder(topic).glob("*.log"))
+
+
+def settled_low(cluster: Cluster, topic: str, is_settled: Callable[[list[Path]], bool]) -> int:
+    """The log start, once retention has nothing left to do on any node."""
+
+    def settled() -> int:
+        kept = [segments(node, topic) for node in cluster.nodes.values()]
+        bases = {int(paths[0].stem) for paths in kept}
+        try:
+            done = len(bases) == 1 and all(is_settled(paths) for paths in kept)
+        except FileNotFoundError:  # went while we looked
+            return 0
+        return bases.pop() if done else 0
+
+    low: int = wait_until(settled, 20, "retention settles")
+    assert watermarks(cluster.bootstrap, topic)[0] == low
+    return low
 
 
 def check_reset(bootstrap: str, topic: str, low: int) -> None:
@@ -59,9 +73,10 @@ def test_by_size_across_leader_change_and_restart(cluster: Cluster) -> None:
     create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576", retention_bytes="2097152")
     with Load(cluster.bootstrap, "t", 1, rate=20_000, size=1000) as load:
         load.wait_for(8_000, timeout_s=60)
-    low = wait_until(lambda: watermarks(cluster.bootstrap, "t")[0], 20)
-    wait_until(lambda: len(first_bases(cluster, "t")) == 1 and 0 not in first_bases(cluster, "t"))
-    low = watermarks(cluster.bootstrap, "t")[0]
+    low = settled_low(
+        cluster, "t", lambda paths: sum(p.stat().st_size for p in paths[1:]) < 2_097_152
+    )
+    assert sum(p.stat().st_size for p in segments(cluster[1], "t")) >= 2_097_152, "no more than due"
     check_reset(cluster.bootstrap, "t", low)
     leader = leaders(cluster.bootstrap, "t")[0]
     cluster[leader].kill()
@@ -83,9 +98,8 @@ def test_by_age(cluster: Cluster) -> None:
     for _ in range(10):
         producer.produce("t", b"now")
     assert producer.flush(30) == 0
-    low = wait_until(lambda: watermarks(cluster.bootstrap, "t")[0], 20)
+    low = settled_low(cluster, "t", lambda paths: len(paths) == 1)
     assert watermarks(cluster.bootstrap, "t")[1] == 3_010
-    wait_until(lambda: len(first_bases(cluster, "t")) == 1 and 0 not in first_bases(cluster, "t"))
     check_reset(cluster.bootstrap, "t", low)
 
 
