@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from raftmq.cluster.deadlines import Deadline, Deadlines
 from raftmq.cluster.parked_fetches import ParkedFetches
 from raftmq.cluster.parked_produces import AppendResult, ParkedProduces
+from raftmq.cluster.partition_producers import PartitionProducers
 from raftmq.cluster.partition_results import (
     DeleteResult,
     EpochEnd,
@@ -26,6 +27,7 @@ from raftmq.cluster.partition_results import (
 )
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.produce_checks import check_produced_batch, prepare
+from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
@@ -65,6 +67,8 @@ class LogPort(Protocol):
     def log_start(self) -> LogStart: ...
     @property
     def flushed_end_offset(self) -> Offset: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
     @property
     def size_bytes(self) -> int: ...
     def locate(
@@ -123,8 +127,14 @@ class Partition:
         settings: PartitionSettings,
         deadlines: Deadlines,
         clock: Clock,
+        checkpoints: ProducerCheckpoints | None = None,
+        is_internal: bool = False,
     ) -> None:
-        """Make the machine; `attach` its replica before anything is asked of it."""
+        """Make the machine; `attach` its replica before anything is asked of it.
+
+        An internal one shows a log that another machine owns (the metadata group's) to readers; it
+        takes nothing from clients, and its owner wakes its fetches.
+        """
         self.name = name
         self.topic_id: TopicId = group.topic_id
         self.index = group.partition
@@ -132,10 +142,11 @@ class Partition:
         self.node_id = node_id
         self.settings = settings
         self.fetches = ParkedFetches()
-        self.producers = ProducerStateTable()
+        self._producers = PartitionProducers(checkpoints or ProducerCheckpoints())
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
+        self._is_internal = is_internal
         self._deadlines = deadlines
         self._clock = clock
         self._replica: ReplicaPort | None = None
@@ -149,7 +160,8 @@ class Partition:
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
         self._opened_end = replica.log_end_offset
-        self._replay(replica.log.log_start.base_offset)
+        if not self._is_internal:
+            self._producers.attach(replica.log)
 
     @property
     def replica(self) -> ReplicaPort:
@@ -171,6 +183,11 @@ class Partition:
     def size_bytes(self) -> int:
         """Bytes of its log."""
         return self.replica.log.size_bytes
+
+    @property
+    def producers(self) -> ProducerStateTable:
+        """What is known of idempotent producers."""
+        return self._producers.table
 
     @property
     def lag(self) -> int:
@@ -200,6 +217,8 @@ class Partition:
         settles once it is durable at a majority, with the result or an error code.
         """
         replica = self.replica
+        if self._is_internal:
+            return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not replica.is_writable:
@@ -219,7 +238,7 @@ class Partition:
         try:
             header = check_produced_batch(check_batches(records), settings, now_ms)
             if header.producer_id >= 0:
-                verdict = self.producers.check(header)
+                verdict = self._producers.table.check(header)
                 if isinstance(verdict, Duplicate):
                     return self._acknowledge_duplicate(verdict, acks, timeout_ms)
             batch, header = prepare(records, header, settings, now_ms)
@@ -460,6 +479,8 @@ class Partition:
     def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
         """Drop everything below `offset` (-1: the high watermark); answered when it is dropped."""
         replica = self.replica
+        if self._is_internal:
+            return DeleteResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return DeleteResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not replica.is_writable:
@@ -505,18 +526,17 @@ class Partition:
         else:  # parsed before it was stamped
             base_offset = self.replica.log_end_offset - header.offset_count
             header = header._replace(base_offset=base_offset)
-        self.producers.append(header)
+        self._producers.appended(header)
 
     def truncated(self, _end: RaftIndex) -> None:
         """Entries are gone: what they said of producers as well."""
-        log_start = self.replica.log.log_start
-        self.producers = ProducerStateTable.decode(log_start.state)
-        self._replay(log_start.base_offset)
+        self._producers.truncated()
 
     def committed(self, _high_watermark: Offset, _commit_end: RaftIndex) -> None:
         """The high watermark moved: acknowledge and wake."""
         if self._replica is None:
             return  # the replica is being opened; nothing can be parked yet
+        self._producers.committed(self._replica.high_watermark)
         self._settle_produces()
         if self._deletes:
             self._look_again_soon()
@@ -534,24 +554,13 @@ class Partition:
 
     def state_at(self, offset: Offset, _index: RaftIndex) -> bytes:
         """What producers had written exactly below `offset`."""
-        log = self.replica.log
-        table = ProducerStateTable.decode(log.log_start.state)
-        for header in log.headers(log.log_start.base_offset, offset):
-            if header.next_offset <= offset:
-                table.append(header)
-        return table.encode()
+        return self._producers.state_at(offset)
 
     def restore(self, log_start: LogStart) -> None:
         """Begin anew at a log start; `attach` replays what follows it at opening."""
-        self.producers = ProducerStateTable.decode(log_start.state)
+        self._producers.restore(log_start)
         if self._replica is not None:
             self.fetches.wake_all()
-
-    def _replay(self, start: Offset) -> None:
-        log = self.replica.log
-        for header in log.headers(start, self.replica.log_end_offset):
-            if header.base_offset >= self.producers.next_offset:
-                self.producers.append(header)
 
     def _fail_parked(self, code: ErrorCode) -> None:
         self._produces.fail_all(code)

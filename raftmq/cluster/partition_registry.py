@@ -18,6 +18,8 @@ class PartitionRegistry:
     def __init__(self) -> None:
         self._by_name: dict[TopicPartition, Partition] = {}
         self._by_id: dict[tuple[TopicId, int], Partition] = {}
+        self._internal_by_name: dict[TopicPartition, Partition] = {}
+        self._internal_by_id: dict[tuple[TopicId, int], Partition] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -32,6 +34,11 @@ class PartitionRegistry:
         self._by_id[key] = partition
         self._by_name[partition.name] = partition
 
+    def add_internal(self, partition: Partition) -> None:
+        """Let handlers find a log that is no data partition: by name or id, never by iteration."""
+        self._internal_by_id[(partition.topic_id, partition.index)] = partition
+        self._internal_by_name[partition.name] = partition
+
     def remove(self, partition: Partition) -> None:
         """Forget a partition; what is parked in it was failed by its `close`."""
         del self._by_id[(partition.topic_id, partition.index)]
@@ -40,8 +47,10 @@ class PartitionRegistry:
 
     def by_name(self, topic: str, index: int) -> Partition | None:
         """The replica of a partition that this node holds."""
-        return self._by_name.get(TopicPartition(topic, index))
+        name = TopicPartition(topic, index)
+        return self._by_name.get(name) or self._internal_by_name.get(name)
 
     def by_id(self, topic_id: TopicId, index: int) -> Partition | None:
         """The replica of a partition that this node holds."""
-        return self._by_id.get((topic_id, index))
+        key = (topic_id, index)
+        return self._by_id.get(key) or self._internal_by_id.get(key)

@@ -26,6 +26,8 @@ from raftmq.cluster.controller import ControllerConfig
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.formation import Formation
 from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.cluster.partition import Partition
+from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica
@@ -47,7 +49,15 @@ from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
-from raftmq.types import METADATA_GROUP, Buffer, NodeId, ReplicaId, TopicId, TopicPartition
+from raftmq.types import (
+    METADATA_GROUP,
+    METADATA_TOPIC,
+    Buffer,
+    NodeId,
+    ReplicaId,
+    TopicId,
+    TopicPartition,
+)
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -136,7 +146,7 @@ class Node:
             on_formation=self._on_formation,
             on_broker=self.calls.receive,
             on_identity=self._on_identity,
-            on_lost=self.calls.peer_lost,
+            on_lost=self._on_lost,
         )
         self.deadlines = Deadlines(self.plane.clock)
         self.formation = Formation(
@@ -311,8 +321,24 @@ class Node:
         self.engine.attach(self.metadata_replica)
         self.broker.metadata_replica = self.metadata_replica
         plane.multiraft.register(self.metadata_replica)
+        self._show_metadata_log()
         plane.multiraft.after_drain.append(self.control.drain)
         plane.on_tick.append(self._tick)
+
+    def _show_metadata_log(self) -> None:
+        """Let Kafka clients read the committed metadata log, by its name alone."""
+        log = Partition(
+            TopicPartition(METADATA_TOPIC, 0),
+            METADATA_GROUP,
+            self.node_id,
+            settings=PartitionSettings(),
+            deadlines=self.deadlines,
+            clock=self.plane.clock,
+            is_internal=True,
+        )
+        log.attach(self.metadata_replica)
+        self.partitions.registry.add_internal(log)
+        self.engine.on_image(lambda _before, _after: log.fetches.wake_all())
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         refusal = None
@@ -354,7 +380,12 @@ class Node:
         if self.formation.chosen is None:
             self.formation.heard(identity.node_id, identity.storage_id)
         if self.plane.links.is_connected(identity.node_id):
+            self.broker.elections.node_connected(identity.node_id)
             self.control.peer_connected(identity.node_id)
+
+    def _on_lost(self, node_id: NodeId) -> None:
+        self.calls.peer_lost(node_id)
+        self.broker.elections.node_lost(node_id)
 
     def _learn_addresses(self) -> None:
         addresses = {}

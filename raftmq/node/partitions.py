@@ -20,6 +20,7 @@ from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_registry import PartitionRegistry
 from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.reconciler import (
     Action,
     Quarantine,
@@ -159,6 +160,9 @@ class Partitions:
             settings=PartitionSettings.from_configs(configs),
             deadlines=self._deadlines,
             clock=self._plane.clock,
+            checkpoints=ProducerCheckpoints(
+                self._plane.disk, self._folder(action.name, action.group.topic_id)
+            ),
         )
         partition.on_led = self._led
         is_preferred = action.preferred_leader == self._plane.node_id

@@ -1,0 +1,99 @@
+"""The producer state of one partition, kept in step with its log.
+
+`producer_state.py` is the pure table; this follows the log with it: forward at each append, back at
+a truncation, to any offset for a log start. Checkpoints at committed offsets bound how much of the
+log is read again for that.
+
+Invariant: between two calls the table is exactly what the batches of the log say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
+from raftmq.cluster.producer_state import ProducerStateTable
+from raftmq.log.log_start import LogStart
+from raftmq.records import BatchHeader
+from raftmq.types import Offset
+
+CHECKPOINT_BATCHES: Final = 4_000
+"""So many headers are replayed at most when a log start moves or a suffix is truncated."""
+CHECKPOINT_PRODUCERS_MAX: Final = 2_000
+"""Beyond this taking the state costs more than replaying does."""
+
+
+class HeaderLog(Protocol):
+    """What is read of the log."""
+
+    @property
+    def log_start(self) -> LogStart: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
+
+
+class PartitionProducers:
+    """The table of one partition's idempotent producers, and its past."""
+
+    def __init__(self, checkpoints: ProducerCheckpoints) -> None:
+        self.table = ProducerStateTable()
+        self._checkpoints = checkpoints
+        self._log: HeaderLog | None = None
+        self._batches_since = 0
+        self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
+
+    def attach(self, log: HeaderLog) -> None:
+        """Catch up with an opened log."""
+        self._log = log
+        self._checkpoints.load()
+        self.table = self._at(log.log_end_offset)
+
+    def appended(self, header: BatchHeader) -> None:
+        """A batch was written at the log's end."""
+        self.table.append(header)
+        self._batches_since += 1
+        if self._batches_since < CHECKPOINT_BATCHES:
+            return
+        self._batches_since = 0
+        if self._planned is None and len(self.table) <= CHECKPOINT_PRODUCERS_MAX:
+            self._planned = self.table.next_offset, self.table.encode()
+
+    def truncated(self) -> None:
+        """The log's end moved back."""
+        assert self._log is not None
+        end = self._log.log_end_offset
+        self.table = self._at(end)
+        if self._planned is not None and self._planned[0] > end:
+            self._planned = None
+
+    def committed(self, high_watermark: Offset) -> None:
+        """What lies below will never change."""
+        if self._planned is not None and self._planned[0] <= high_watermark:
+            self._checkpoints.add(*self._planned)
+            self._planned = None
+
+    def state_at(self, offset: Offset) -> bytes:
+        """What the batches that end at or below `offset` say, encoded."""
+        assert self._log is not None
+        self._checkpoints.drop_below(self._log.log_start.base_offset)
+        return self._at(offset).encode()
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin anew at a log start."""
+        self.table = ProducerStateTable.decode(log_start.state)
+        self._planned = None
+
+    def _at(self, end: Offset) -> ProducerStateTable:
+        assert self._log is not None
+        log_start = self._log.log_start
+        start, state = log_start.base_offset, log_start.state
+        checkpoint = self._checkpoints.best(end, start)
+        if checkpoint is not None:
+            start, state = checkpoint
+        table = ProducerStateTable.decode(state)
+        for header in self._log.headers(start, end):
+            if table.next_offset <= header.base_offset and header.next_offset <= end:
+                table.append(header)
+        return table

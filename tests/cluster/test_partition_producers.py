@@ -1,0 +1,170 @@
+"""Producer checkpoints: fewer headers read, never another answer; a cache that may be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from attrs import define, field
+
+from jepsen_like.disk import SimDisk
+from raftmq.cluster.partition_producers import CHECKPOINT_BATCHES, PartitionProducers
+from raftmq.cluster.producer_checkpoints import BYTES_MAX, FILE_NAME, ProducerCheckpoints
+from raftmq.cluster.producer_state import ProducerStateTable
+from raftmq.log.log_start import LogStart
+from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
+from raftmq.types import Offset
+
+_TEMPLATE = parse_header(
+    build_batch([NewRecord(None, b"")], producer_id=1, producer_epoch=0, base_sequence=0)
+)
+
+
+def header(offset: int) -> BatchHeader:
+    return _TEMPLATE._replace(base_offset=offset, producer_id=offset % 3, base_sequence=offset // 3)
+
+
+@define
+class Log:
+    """Headers alone; counts how many were read."""
+
+    log_start: LogStart = field(factory=LogStart)
+    rows: list[BatchHeader] = field(factory=list)
+    reads: int = 0
+
+    @property
+    def log_end_offset(self) -> Offset:
+        return Offset(self.rows[-1].next_offset) if self.rows else Offset(0)
+
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        for row in self.rows[start:end]:
+            self.reads += 1
+            yield row
+
+
+def truth(end: int) -> bytes:
+    table = ProducerStateTable()
+    for offset in range(end):
+        table.append(header(offset))
+    return table.encode()
+
+
+def make(disk: SimDisk | None = None) -> ProducerCheckpoints:
+    if disk is None:
+        return ProducerCheckpoints()
+    disk.make_directories("p")
+    return ProducerCheckpoints(disk, "p")
+
+
+def filled(
+    disk: SimDisk | None = None, count: int = 2 * CHECKPOINT_BATCHES + 100
+) -> tuple[PartitionProducers, Log]:
+    log = Log()
+    producers = PartitionProducers(make(disk))
+    producers.attach(log)
+    for offset in range(count):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+        if offset % 50 == 49:
+            producers.committed(Offset(offset - 20))
+    return producers, log
+
+
+@pytest.mark.parametrize("offset", [0, 17, CHECKPOINT_BATCHES, 2 * CHECKPOINT_BATCHES + 55])
+def test_states_of_the_past_are_exact_and_cheap(offset: int) -> None:
+    producers, log = filled()
+    assert producers.state_at(Offset(offset)) == truth(offset)
+    assert log.reads <= CHECKPOINT_BATCHES
+
+
+def test_truncation_goes_back_exactly() -> None:
+    producers, log = filled()
+    end = 2 * CHECKPOINT_BATCHES + 90
+    del log.rows[end:]
+    producers.truncated()
+    assert producers.table.encode() == truth(end)
+    assert log.reads <= CHECKPOINT_BATCHES
+
+
+def test_what_is_not_committed_is_no_checkpoint() -> None:
+    log = Log()
+    checkpoints = make()
+    producers = PartitionProducers(checkpoints)
+    producers.attach(log)
+    for offset in range(CHECKPOINT_BATCHES + 5):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    assert len(checkpoints) == 0
+    del log.rows[CHECKPOINT_BATCHES - 1 :]
+    producers.truncated()
+    producers.committed(Offset(CHECKPOINT_BATCHES + 5))
+    assert len(checkpoints) == 0, "that future was truncated"
+
+
+@pytest.mark.parametrize("harm", ["none", "lost", "cut", "flipped", "another version"])
+def test_a_restart_reads_little_and_trusts_nothing(harm: str) -> None:
+    disk = SimDisk(Random(1))
+    _, log = filled(disk)
+    path = f"p/{FILE_NAME}"
+    if harm == "lost":
+        disk.remove(path)
+    elif harm != "none":
+        file = disk.open(path)
+        if harm == "cut":
+            file.truncate(file.size() - 5)
+        elif harm == "flipped":
+            file.pwrite(b"\xff", 40)
+        else:
+            file.pwrite(b"\xff\xff", 4)
+        file.close()
+    again = PartitionProducers(make(disk))
+    log.reads = 0
+    again.attach(log)
+    assert again.table.encode() == truth(len(log.rows))
+    least = {"none": 100, "cut": CHECKPOINT_BATCHES + 100}.get(harm, len(log.rows))
+    assert log.reads == least
+
+
+def test_a_log_that_lost_its_end_ignores_later_checkpoints() -> None:
+    disk = SimDisk(Random(1))
+    _, log = filled(disk)
+    del log.rows[CHECKPOINT_BATCHES + 7 :]
+    again = PartitionProducers(make(disk))
+    again.attach(log)
+    assert again.table.encode() == truth(CHECKPOINT_BATCHES + 7)
+
+
+def test_checkpoints_below_the_log_start_go() -> None:
+    disk = SimDisk(Random(1))
+    producers, log = filled(disk)
+    start = CHECKPOINT_BATCHES + 10
+    log.log_start = LogStart(offset=Offset(start), index=start, state=truth(start))  # type: ignore[arg-type]
+    assert producers.state_at(Offset(start)) == truth(start)
+    again = PartitionProducers(make(disk))
+    again.attach(log)
+    assert again.table.encode() == truth(len(log.rows))
+
+
+def test_checkpoints_are_bounded_and_survive_thinning() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    size = BYTES_MAX // 10
+    for i in range(1, 41):
+        checkpoints.add(Offset(i), bytes([i]) * size)
+    checkpoints.add(Offset(3), b"late")
+    again = make(disk)
+    again.load()
+    assert len(again) == len(checkpoints) <= 11
+    assert again.best(Offset(99), Offset(0)) == (40, bytes([40]) * size)
+    assert again.best(Offset(99), Offset(41)) is None
+    low = again.best(Offset(20), Offset(0))
+    assert low is None or low[0] <= 20
+
+
+def test_a_full_disk_is_no_reason_to_stop() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    disk.capacity_bytes = 0
+    checkpoints.add(Offset(1), b"x" * 100)
+    assert checkpoints.best(Offset(5), Offset(0)) == (1, b"x" * 100)
