@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import attrs
@@ -172,7 +173,7 @@ def test_damage_before_a_sound_batch_is_damage_whatever_the_claim() -> None:
 @pytest.mark.slow
 def test_every_flipped_byte_is_detected_and_never_served() -> None:
     disk = sim_disk()
-    log = filled(disk, 5, attrs.evolve(SMALL, segment_bytes=500), size=20)
+    log = filled(disk, 3, attrs.evolve(SMALL, segment_bytes=300), size=9)
     model = model_of(log)
     payloads = {e.start: e.payload for e in model.entries}
     log.close()
@@ -183,7 +184,7 @@ def test_every_flipped_byte_is_detected_and_never_served() -> None:
                 disk.open(other, create=True)
                 disk.overwrite(other, content)
             disk.flip(path, position, position % 8)
-            opened = open_log(disk, log.config, claimed=11)
+            opened = open_log(disk, log.config, claimed=7)
             found = readable(opened)
             assert all(payloads[start] == payload for start, payload in found.items())
             if path.endswith(".log"):
@@ -191,14 +192,14 @@ def test_every_flipped_byte_is_detected_and_never_served() -> None:
                 assert len(found) == len(payloads) - 1
                 start = opened.damaged[0][0]
                 with pytest.raises(DamagedError):
-                    opened.locate(start, 1 << 20, Offset(10))
+                    opened.locate(start, 1 << 20, Offset(6))
                 good = [e for e in model.entries[1:] if e.end - 1 <= start]
-                spans = opened.locate(Offset(0), 1 << 20, Offset(10)) if good else []
+                spans = opened.locate(Offset(0), 1 << 20, Offset(6)) if good else []
                 assert span_bytes(spans) == b"".join(e.payload for e in good)
             else:
                 assert len(found) == len(payloads), (path, position)
                 assert opened.damaged == []
-            assert opened.log_end_offset == 10
+            assert opened.log_end_offset == 6
 
 
 def test_the_scrub_finds_what_recovery_trusts() -> None:
@@ -234,13 +235,13 @@ def test_reading_finds_damage_too(reader: str) -> None:
         assert log.checked(job) == [(start, start + 2)]
         with pytest.raises(DamagedError):
             log.needs_verification(start, 1)
+    reads: dict[str, Callable[[], object]] = {
+        "headers": lambda: list(log.headers(start, Offset(40))),
+        "entries": lambda: log.entries(log.index_of(start), 100),
+        "locate": lambda: log.locate(start, 100, Offset(40)),
+    }
     with pytest.raises(DamagedError) as caught:
-        if reader == "headers":
-            list(log.headers(start, Offset(40)))
-        elif reader == "entries":
-            log.entries(log.index_of(start), 100)
-        else:
-            log.locate(start, 100, Offset(40))
+        reads.get(reader, reads["locate"])()
     assert (caught.value.start, caught.value.end) == (start, start + 2)
     assert log.damaged == [(start, start + 2)]
 

@@ -1,0 +1,183 @@
+"""A full disk refuses what does not fit and nothing else; freed space is used at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from raftmq.log.model import LogConfig
+from raftmq.ports import DiskError, DiskFullError
+from raftmq.types import Offset, RaftIndex
+from tests.log.helpers import SMALL, all_entries, append, elect, filled, flush, open_log, sim_disk
+
+BIG = LogConfig(segment_bytes=1 << 20, index_interval_bytes=300, bare_reserve_bytes=8192)
+
+
+def until_full(step: Callable[[int], object]) -> int:
+    """Repeat a step until the disk is full; returns how often it worked."""
+    for count in range(10_000):
+        try:
+            step(count)
+        except DiskFullError:
+            return count
+    raise AssertionError("the disk never filled")
+
+
+def test_an_append_that_does_not_fit_changes_nothing() -> None:
+    disk = sim_disk()
+    log = filled(disk, 5, BIG)
+    path = log._segments.all[0].path
+    size = disk.files()[path]
+    for room in (0, 1, 50, 400):
+        disk.capacity_bytes = disk.used_bytes() + room
+        with pytest.raises(DiskFullError):
+            append(log, 1, size=500)
+        assert disk.files()[path] == size, "the partial batch was cut back"
+        assert (log.log_end_offset, log.end_index) == (10, 11)
+    disk.capacity_bytes = None
+    append(log, 1, size=500)
+    assert flush(log) == 12
+    assert len(all_entries(open_log(disk, BIG, claimed=12))) == 7
+
+
+def test_a_new_segment_that_does_not_fit() -> None:
+    disk = sim_disk()
+    config = attrs.evolve(SMALL, segment_reserve_bytes=4096)
+    log = filled(disk, 5, config)
+    log.config = config
+    append(log, 1, size=1500)
+    flush(log)
+    disk.capacity_bytes = disk.used_bytes()
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            append(log, 1, size=1500)
+    names = disk.list(log.folder)
+    assert not log._segments.all[-1].path.endswith(f"{log.log_end_offset:020d}.log")
+    assert f"{log.log_end_offset:020d}.log" not in names
+    disk.capacity_bytes = None
+    append(log, 1, size=1500)
+    assert flush(log) == log.end_index
+
+
+def test_a_segment_reserve_is_used_up() -> None:
+    disk = sim_disk()
+    log = filled(disk, 2, attrs.evolve(BIG, segment_reserve_bytes=5000))
+    disk.capacity_bytes = disk.used_bytes()
+    written = until_full(lambda _count: append(log, 1, size=100))
+    assert written > 10
+    flush(log)
+    assert open_log(disk, BIG, claimed=log.flushed_end).log_end_offset == 4 + written
+
+
+def test_elections_work_on_a_full_disk() -> None:
+    disk = sim_disk()
+    log = filled(disk, 2, BIG)
+    disk.capacity_bytes = disk.used_bytes()
+
+    def elect_and_flush(count: int) -> None:
+        elect(log, count + 2)
+        assert flush(log) == log.end_index
+
+    epoch = 1 + until_full(elect_and_flush)
+    assert epoch >= 5
+    end = log.end_index
+    assert log.epochs()[-1] == (epoch, end - 1)
+    disk.capacity_bytes = None
+    elect(log, epoch + 1)
+    assert flush(log) == end + 1
+    log = open_log(disk, BIG, claimed=end + 1)
+    assert log.end_index == end + 1
+
+
+def test_staged_batches_that_do_not_fit_are_dropped_with_what_follows() -> None:
+    disk = sim_disk()
+    log = filled(disk, 2, BIG)
+    elect(log, 2)
+    append(log, 2, size=10)
+    append(log, 2, size=900)
+    elect(log, 3)
+    append(log, 3)
+    disk.capacity_bytes = disk.used_bytes() + 200
+    job = log.flush_job()
+    assert job is not None
+    job.run()
+    with pytest.raises(DiskFullError):
+        log.complete(job)
+    assert (log.end_index, log.log_end_offset) == (7, 5)
+    assert log.epochs() == [(1, 0), (2, 5)]
+    assert flush(log) == 7
+    disk.capacity_bytes = None
+    append(log, 2)
+    assert flush(log) == 8
+    assert open_log(disk, BIG, claimed=8).end_index == 8
+
+
+def test_what_waits_in_memory_is_bounded() -> None:
+    disk = sim_disk()
+    log = open_log(disk, attrs.evolve(BIG, staged_bytes_max=1000))
+    elect(log, 1)
+    append(log, 1, size=5000)
+    with pytest.raises(DiskFullError):
+        append(log, 1)
+    assert log.end_index == 2
+    assert flush(log) == 2
+    append(log, 1)
+    assert flush(log) == 3
+
+
+def test_indexes_wait_for_space() -> None:
+    disk = sim_disk()
+    config = attrs.evolve(BIG, index_interval_bytes=1, segment_reserve_bytes=60_000)
+    log = filled(disk, 2, config)
+    disk.capacity_bytes = disk.used_bytes()
+    sent = [append(log, 1, size=100) for _ in range(150)]
+    flush(log)
+    log._recent.clear()
+    for number in (0, 70, 149):
+        span = log.locate(Offset(4 + number), 1, Offset(154))[0]
+        assert span.file.pread(span.size, span.position) == sent[number]
+    log.close()
+    log = open_log(disk, config, claimed=log.flushed_end)
+    assert len(all_entries(log)) == 153
+
+
+def test_other_steps_leave_things_as_they_were() -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(DiskFullError):
+        log.move_start(log.start_at(Offset(20)))
+    assert log.log_start_offset == 0
+    with pytest.raises(DiskFullError):
+        log.reset_to(log.start_at(Offset(20)))
+    with pytest.raises(DiskFullError):
+        log.truncate_to(RaftIndex(11))
+    assert len(all_entries(log)) == 21
+    assert open_log(disk, claimed=log.flushed_end).end_index == 41
+
+
+def test_a_failed_flush_never_completes() -> None:
+    disk = sim_disk()
+    log = filled(disk, 2)
+    append(log, 1)
+    job = log.flush_job()
+    assert job is not None
+    disk.fail_when(lambda verb, _path: verb == "fdatasync")
+    with pytest.raises(DiskError):
+        job.run()
+    assert log.flush_job() is None
+    assert log.flushed_end == 5
+
+
+def test_closing_without_room_for_indexes() -> None:
+    disk = sim_disk()
+    log = filled(disk, 3, attrs.evolve(SMALL, index_interval_bytes=1))
+    disk.capacity_bytes = disk.used_bytes()
+    log.close()
+    log = open_log(disk, claimed=log.flushed_end)
+    assert log.end_index == 7
+    disk.capacity_bytes = disk.used_bytes() + 100
+    append(log, 1)
+    flush(log)

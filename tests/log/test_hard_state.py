@@ -1,0 +1,256 @@
+"""The journal of hard states: votes stay, lazy records ride along, damage is noticed."""
+
+from __future__ import annotations
+
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from jepsen_like.disk import CrashOdds, SimDisk
+from raftmq.log import hard_state
+from raftmq.log.hard_state import RECORD_SIZE, GroupState, HardStateJournal, JournalConfig
+from raftmq.log.model import NewerFormatError
+from raftmq.ports import Disk, DiskError, DiskFullError
+from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
+from tests.log.conftest import Place
+from tests.log.helpers import flush_journal, sim_disk
+from tests.log.test_disk_full import until_full
+
+SMALL = JournalConfig(size_max=4096, reserve_bytes=1024)
+PATH = "data/state.journal"
+FIRST = 512
+
+
+def group(number: int) -> RaftGroupId:
+    return RaftGroupId(TopicId(UUID(int=7)), number, 3)
+
+
+def state(term: int, **more: int) -> GroupState:
+    vote = ReplicaId(NodeId(2), StorageId(1 << 63))
+    return GroupState(term=term, vote=vote, bootstrapped=StorageId(5), **more)
+
+
+def start(disk: Disk | None = None, config: JournalConfig = SMALL) -> HardStateJournal:
+    if disk is None:
+        disk = sim_disk()
+    disk.make_directories("data")
+    return HardStateJournal.open(disk, PATH, config=config)
+
+
+def lose(disk: SimDisk) -> None:
+    disk.crash(Random(0), CrashOdds(lose=1, names=1))
+
+
+def test_round_trip(place: Place) -> None:
+    path = f"{place.root}/state.journal"
+    journal = HardStateJournal.open(place.disk, path)
+    assert journal.get(group(1)) is None
+    states = {
+        group(1): GroupState(),
+        group(2): state(9, flushed_end=1 << 40, cut_floor=17, commit_end=12),
+        group(3): GroupState(term=1 << 50, bootstrapped=StorageId((1 << 64) - 1)),
+    }
+    for key, value in states.items():
+        journal.put(key, value)
+    journal.put(group(4), state(1))
+    journal.forget(group(4))
+    assert list(journal.groups()) == list(states)
+    flush_journal(journal)
+    journal.close()
+    for _ in range(3):
+        journal = HardStateJournal.open(place.disk, path)
+        assert not journal.damaged
+        assert {key: journal.get(key) for key in journal.groups()} == states
+        journal.close()
+
+
+def test_a_promise_waits_for_its_flush() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    assert journal.flush_job() is None
+    first = journal.put(group(1), state(1))
+    job = journal.flush_job()
+    assert job is not None
+    assert journal.flush_job() is None
+    assert journal.flushed_sequence < first
+    job.run()
+    second = journal.put(group(1), state(2))
+    assert journal.complete(job) == first
+    assert journal.flushed_sequence < second
+    lose(disk)
+    known = start(disk).get(group(1))
+    assert known is not None
+    assert known.term == 1
+
+
+def test_a_lazy_record_asks_for_no_flush_of_its_own() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    journal.put(group(1), state(1), lazy=True)
+    assert journal.flush_job() is None
+    journal.put(group(2), state(1))
+    flush_journal(journal)
+    lose(disk)
+    assert start(disk).get(group(1)) == state(1)
+
+
+def test_flush_now() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    sequence = journal.put(group(1), state(3))
+    syncs = disk.counters.fdatasyncs
+    assert journal.flush_now() == sequence
+    assert journal.flush_now() == sequence
+    assert disk.counters.fdatasyncs == syncs + 1
+    assert journal.flush_job() is None
+    lose(disk)
+    assert start(disk).get(group(1)) == state(3)
+
+
+def test_flushed_and_lost_unflushed_records_in_any_order_are_no_damage() -> None:
+    for seed in range(40):
+        disk = sim_disk()
+        journal = start(disk)
+        for term in range(1, 12):
+            journal.put(group(term % 4), state(term))
+            if term == 5:
+                flush_journal(journal)
+        disk.crash(Random(seed), CrashOdds(lose=0, prefix=0, torn=0.5, sectors=0.5))
+        journal = start(disk)
+        assert not journal.damaged
+        known = journal.get(group(1))
+        assert known is not None
+        assert known.term >= 5
+
+
+def test_every_flipped_bit_in_what_was_flushed_is_noticed() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    for number in range(3):
+        journal.put(group(number), state(number + 1))
+        flush_journal(journal)
+    journal.put(group(0), state(8), lazy=True)  # says how far the journal was flushed
+    content = disk.content(PATH)
+    for position in range(FIRST, FIRST + 3 * RECORD_SIZE):
+        disk.overwrite(PATH, content)
+        disk.flip(PATH, position, position % 8)
+        opened = start(disk)
+        assert opened.damaged, position
+        assert start(disk).damaged, "kept over a restart"
+        opened = start(disk)
+        opened.accept_damage()
+        opened.accept_damage()
+        assert not start(disk).damaged
+
+
+def test_the_header_is_there_twice() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    journal.put(group(1), state(1))
+    journal.close()
+    content = disk.content(PATH)
+    for positions, is_damaged in (((0,), False), ((257,), False), ((0, 257), True)):
+        disk.overwrite(PATH, content)
+        for position in positions:
+            disk.flip(PATH, position)
+        journal = start(disk)
+        assert journal.damaged == is_damaged
+        assert journal.get(group(1)) == state(1)
+    disk.overwrite(PATH, b"")
+    assert start(disk).damaged
+
+
+def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = sim_disk()
+    start(disk).close()
+    monkeypatch.setattr(hard_state, "VERSION", 0)
+    with pytest.raises(NewerFormatError):
+        start(disk)
+
+
+def test_a_full_file_is_rewritten() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    renames = disk.counters.renames
+    for term in range(1, 200):
+        journal.put(group(term % 5), state(term), lazy=term % 2 == 0)
+    assert disk.counters.renames > renames + 3
+    assert disk.files()[PATH] < 8000
+    assert disk.list("data") == ["state.journal"]
+    flush_journal(journal)
+    lose(disk)
+    journal = start(disk)
+    terms = [s.term for s in map(journal.get, journal.groups()) if s is not None]
+    assert sorted(terms) == [195, 196, 197, 198, 199]
+
+
+def test_a_job_that_outlives_a_rewrite() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    journal.put(group(1), state(1))
+    job = journal.flush_job()
+    assert job is not None
+    for term in range(2, 100):
+        sequence = journal.put(group(1), state(term))
+    job.run()
+    journal.complete(job)
+    assert journal.flushed_sequence <= sequence
+    flush_journal(journal)
+    assert journal.flushed_sequence == sequence
+
+
+def test_many_groups_raise_the_limit() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    for number in range(200):
+        journal.put(group(number), state(number + 1))
+    flush_journal(journal)
+    assert len(list(start(disk).groups())) == 200
+
+
+def test_votes_work_on_a_full_disk() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    disk.capacity_bytes = disk.used_bytes()
+
+    def vote(count: int) -> None:
+        lazy = journal.put(group(1), state(count), lazy=True)
+        assert journal.put(group(2), state(count)) >= lazy
+        flush_journal(journal)
+
+    size = until_full(vote)
+    assert size >= (4096 - FIRST) // RECORD_SIZE // 2 + 1024 // RECORD_SIZE - 1
+    with pytest.raises(DiskFullError):
+        journal.put(group(3), state(1))
+    assert journal.get(group(3)) is None
+    before = journal.get(group(2))
+    with pytest.raises(DiskFullError):
+        journal.put(group(2), state(5000))
+    assert journal.get(group(2)) == before
+    disk.capacity_bytes = None
+    journal.put(group(2), state(6000))
+    flush_journal(journal)
+    lose(disk)
+    assert start(disk).get(group(2)) == state(6000)
+
+
+def test_a_failed_flush_is_told() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    journal.put(group(1), state(1))
+    job = journal.flush_job()
+    assert job is not None
+    disk.fail_when(lambda verb, _path: verb == "fdatasync")
+    with pytest.raises(DiskError):
+        job.run()
+    with pytest.raises(AssertionError):
+        journal.complete(job)
+
+
+def test_a_left_over_file_is_removed() -> None:
+    disk = sim_disk()
+    start(disk).close()
+    disk.open(f"{PATH}.tmp", create=True).pwrite(b"x", 0)
+    start(disk)
+    assert disk.list("data") == ["state.journal"]
