@@ -49,6 +49,7 @@ from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
+from raftmq.server.warm_up import warm_up
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,
@@ -120,6 +121,7 @@ class Node:
                 self.is_serving = True
                 logger.info("ready", client=str(config.client_address))
                 on_ready()
+                nursery.start_soon(trio.to_thread.run_sync, warm_up)
                 await self._serve_admin()
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
@@ -211,6 +213,7 @@ class Node:
             config=config,
             random=plane.random,
             hand_over=self._hand_to_preferred,
+            has_ended=plane.links.has_ended,
         )
         self.port = ClientPort(
             Dispatcher(self.broker, HANDLERS).begin,

@@ -26,6 +26,7 @@ from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.server.cork import Drains
+from raftmq.server.elections import Elections
 from raftmq.server.fetch_sessions import FetchSessions
 from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
@@ -95,6 +96,7 @@ class Broker:
         random: Random,
         metadata_replica: QuorumReplica | None = None,
         hand_over: HandOver | None = None,
+        has_ended: Callable[[NodeId], bool] | None = None,
         workers: Workers | None = None,
         metrics: ServerMetrics | None = None,
     ) -> None:
@@ -116,6 +118,9 @@ class Broker:
         self.metrics = metrics or ServerMetrics()
         self.sessions = FetchSessions(clock, random)
         self.metadata_cache = MetadataCache()
+        self.elections = Elections(
+            leader_table, deadlines, clock, has_ended=has_ended or _never_ended
+        )
         self.producer_ids = ProducerIdBlocks(self)
         self._creating: dict[str, Promise[ErrorCode]] = {}
         self.client_host = ""
@@ -399,6 +404,10 @@ class Broker:
             "current_voters": [row(member) for member in replica.voters],
             "observers": [row(member) for member in replica.learners],
         }
+
+
+def _never_ended(_node_id: NodeId) -> bool:
+    return False
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -35,7 +35,10 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     version = header.api_version
     wanted = request.topics
     if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
-        return _encoded(broker, version, request, None, {})
+        waits: Any = broker.elections.next_leaders(broker.image.topics_by_id())
+        if waits is None:
+            return _encoded(broker, version, request, None, {})
+        return then(waits, lambda _: _encoded(broker, version, request, None, {}))
     missing = [
         topic.name
         for topic in wanted
@@ -48,7 +51,11 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     if missing and may_create and broker.may_auto_create:
         created: Any = broker.auto_create(missing)
         return then(created, lambda codes: _encoded(broker, version, request, wanted, codes))
-    return _encoded(broker, version, request, wanted, {})
+    known = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
+    waits = broker.elections.next_leaders(topic for topic in known if topic is not None)
+    if waits is None:
+        return _encoded(broker, version, request, wanted, {})
+    return then(waits, lambda _: _encoded(broker, version, request, wanted, {}))
 
 
 def _encoded(

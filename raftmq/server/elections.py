@@ -1,0 +1,100 @@
+"""Metadata answers that wait a moment for an election under way.
+
+When a leader's node goes away its clients ask the others at once who leads now, some milliseconds
+before that is decided. Told the old leader once more, a client waits for its own timer (librdkafka:
+a second) before it asks again. So an answer about such a partition is parked until the next leader
+is known, but no longer than `WAIT_MS`, and only that soon after the loss: where no election can
+succeed nobody is kept waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.leader_table import Key, LeaderRow, LeaderTable
+from raftmq.cluster.metadata_image import TopicImage
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.types import NodeId
+
+WAIT_MS: Final = 1_000.0
+WAITING_MAX: Final = 10_000
+
+
+class Elections:
+    """Which leaders were just lost, and who waits for the next ones."""
+
+    def __init__(
+        self,
+        leaders: LeaderTable,
+        deadlines: Deadlines,
+        clock: Clock,
+        *,
+        has_ended: Callable[[NodeId], bool],
+    ) -> None:
+        """`has_ended` tells whether a node's connection is over though nobody was told yet: the
+        client that lost its leader is often quicker than this node's own loop."""
+        self._has_ended = has_ended
+        self._leaders = leaders
+        self._deadlines = deadlines
+        self._clock = clock
+        self._lost_at_ms: dict[NodeId, float] = {}
+        self._waiting: dict[Promise[None], set[Key]] = {}
+        leaders.on_change(self._leader_changed)
+
+    def node_lost(self, node_id: NodeId) -> None:
+        """The connection to a node ended."""
+        self._lost_at_ms[node_id] = self._clock.monotonic_ms()
+
+    def node_connected(self, node_id: NodeId) -> None:
+        """A node is reached again."""
+        self._lost_at_ms.pop(node_id, None)
+
+    def next_leaders(self, topics: Iterable[TopicImage]) -> Promise[None] | None:
+        """Kept when partitions of these topics whose leader was just lost have the next one, or
+        when that takes too long; None when there is nothing to wait for."""
+        if len(self._waiting) >= WAITING_MAX:
+            return None
+        asked = list(topics)
+        now_ms = self._clock.monotonic_ms()
+        for node_id in self._leading(asked):
+            if node_id not in self._lost_at_ms and self._has_ended(node_id):
+                self._lost_at_ms[node_id] = now_ms
+        recent = {n for n, at_ms in self._lost_at_ms.items() if now_ms - at_ms < WAIT_MS}
+        if not recent:
+            return None
+        missing = {
+            (topic.topic_id, partition.index)
+            for topic in asked
+            for partition in topic.partitions
+            if self._is_led_by(recent, (topic.topic_id, partition.index))
+        }
+        if not missing:
+            return None
+        promise: Promise[None] = Promise()
+        self._waiting[promise] = missing
+        first_ms = min(self._lost_at_ms[n] for n in sorted(recent))
+        self._deadlines.after(first_ms + WAIT_MS - now_ms, lambda: self._settle(promise))
+        return promise
+
+    def _leading(self, topics: Iterable[TopicImage]) -> list[NodeId]:
+        rows = (self._leaders.get(t.topic_id, p.index) for t in topics for p in t.partitions)
+        return sorted({row.leader_id for row in rows if row is not None})
+
+    def _is_led_by(self, nodes: set[NodeId], key: Key) -> bool:
+        row = self._leaders.get(*key)
+        return row is not None and row.leader_id in nodes
+
+    def _leader_changed(self, row: LeaderRow, _is_own: bool) -> None:
+        if not self._waiting or row.leader_id in self._lost_at_ms:
+            return
+        for promise, missing in list(self._waiting.items()):
+            missing.discard(row.key)
+            if not missing:
+                self._settle(promise)
+
+    def _settle(self, promise: Promise[None]) -> None:
+        if self._waiting.pop(promise, None) is not None:
+            promise.resolve(None)
