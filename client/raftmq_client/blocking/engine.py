@@ -164,6 +164,8 @@ class Engine:
 
     def _turn(self) -> None:
         with self.lock:
+            if self._is_closing:  # said while this thread counted as awake
+                return
             self._advance()
             timeout = max(0.0, min(self.client.deadline() - now_ms(), 3_600_000)) / 1000.0
             self._is_awake = False
@@ -295,12 +297,13 @@ class Engine:
 
 def _consume(out: deque[Buffer], count: int) -> None:
     """Drop `count` written bytes from the head of the queue."""
-    while count:
+    while out:
         size = len(out[0])
         if size > count:
-            out[0] = memoryview(out[0])[count:]
+            if count:
+                out[0] = memoryview(out[0])[count:]
             return
-        out.popleft()
+        out.popleft()  # also a piece of no bytes, such as the body of ApiVersions v0
         count -= size
 
 

@@ -1,0 +1,570 @@
+"""A small broker in a thread: in-memory logs, real sockets, real bytes of the Kafka protocol.
+
+Made for tests of drivers and commands. It answers what clients ask of one broker, keeps batches as
+they came, and does to single requests what a test tells it: refuse, drop before or after the work,
+hold the answer back. No groups' rebalancing beyond one member.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from attrs import define, field
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import (
+    ANNOUNCED,
+    ApiKey,
+    Struct,
+    decode_request,
+    decode_request_header,
+    encode_response,
+    encode_response_header,
+    encode_unsupported_api_versions,
+    is_announced,
+)
+from raftmq.protocol.fetch import (
+    FetchPartitionResponse,
+    FetchResponse,
+    FetchTopicResponse,
+    decode_fetch_request,
+    encode_fetch_response,
+)
+from raftmq.protocol.produce import (
+    ProducePartitionResponse,
+    ProduceResponse,
+    ProduceTopicResponse,
+    decode_produce_request,
+    encode_produce_response,
+)
+from raftmq.records import check_batch, parse_header, stamp
+
+NODE_ID = 1
+CLUSTER_ID = "fake-cluster"
+
+
+@define
+class FakeLog:
+    """Batches of one partition."""
+
+    batches: list[bytes] = field(factory=list)
+    start: int = 0
+    end: int = 0
+
+    def append(self, records: memoryview) -> int:
+        header = check_batch(records)
+        batch = bytearray(records)
+        base = self.end
+        stamp(batch, base, 0)
+        self.batches.append(bytes(batch))
+        self.end += header.record_count
+        return base
+
+
+@define(eq=False)
+class _Connection:
+    sock: socket.socket
+    received: bytearray = field(factory=bytearray)
+
+
+class Fault:
+    """What to do to one coming request of an API."""
+
+    def __init__(self, kind: str, code: ErrorCode = ErrorCode.NONE) -> None:
+        assert kind in ("refuse", "drop", "drop after", "hold")
+        self.kind = kind
+        self.code = code
+        self.was_met = threading.Event()
+
+
+class FakeBroker:
+    """`with FakeBroker() as broker: Producer(broker.address)`."""
+
+    def __init__(self, topics: dict[str, int] | None = None) -> None:
+        self.logs: dict[tuple[str, int], FakeLog] = {}
+        self.topic_ids: dict[str, UUID] = {}
+        self.configs: dict[str, dict[str, str]] = {}
+        self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.seen: list[tuple[ApiKey, int]] = []
+        self.faults: dict[ApiKey, deque[Fault]] = {}
+        self.versions = dict(ANNOUNCED)
+        self.handshake_max = 4
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.setblocking(False)
+        self.port: int = self._server.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
+        self._must_end = False
+        self._members = 0
+        for name, count in (topics or {}).items():
+            self.make_topic(name, count)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._must_end = True
+        self._wake.send(b"x")
+        self._thread.join()
+        self._selector.close()
+        for sock in (self._server, self._wake, self._woken):
+            sock.close()
+
+    def make_topic(self, name: str, partitions: int) -> None:
+        self.topic_ids[name] = UUID(int=len(self.topic_ids) + 1)
+        self.configs[name] = {}
+        for partition in range(partitions):
+            self.logs[(name, partition)] = FakeLog()
+
+    def fault(self, api: ApiKey, kind: str, code: ErrorCode = ErrorCode.NONE) -> Fault:
+        """Do this to the next request of an API that has no fault yet."""
+        fault = Fault(kind, code)
+        self.faults.setdefault(api, deque()).append(fault)
+        return fault
+
+    def count(self, api: ApiKey) -> int:
+        return sum(seen is api for seen, _ in self.seen)
+
+    # The thread.
+
+    def _run(self) -> None:
+        connections: list[socket.socket] = []
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        while not self._must_end:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._server:
+                    sock, _ = self._server.accept()
+                    connections.append(sock)
+                    self._selector.register(sock, selectors.EVENT_READ, _Connection(sock))
+                elif key.data is not None and not self._serve(key.data):
+                    self._selector.unregister(key.data.sock)
+                    key.data.sock.close()
+        for sock in connections:
+            sock.close()
+
+    def _serve(self, connection: _Connection) -> bool:
+        try:
+            data = connection.sock.recv(1 << 20)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        connection.received += data
+        while len(connection.received) >= 4:
+            (size,) = struct.unpack_from(">i", connection.received)
+            if len(connection.received) < size + 4:
+                break
+            frame = bytes(connection.received[4 : size + 4])
+            del connection.received[: size + 4]
+            try:
+                answer = self._answer(memoryview(frame))
+                if answer is not None:
+                    connection.sock.sendall(struct.pack(">i", len(answer)) + answer)
+            except (_Drop, ConnectionError):
+                return False
+        return True
+
+    def _answer(self, frame: memoryview) -> bytes | None:
+        header, position = decode_request_header(frame)
+        api = ApiKey(header.api_key)
+        version = header.api_version
+        self.seen.append((api, version))
+        if api is ApiKey.API_VERSIONS and version > self.handshake_max:
+            return encode_unsupported_api_versions(header.correlation_id)
+        assert is_announced(api, version)
+        fault = self.faults[api].popleft() if self.faults.get(api) else None
+        if fault is not None:
+            fault.was_met.set()
+        if fault is not None and fault.kind == "drop":
+            raise _Drop
+        code = fault.code if fault is not None else ErrorCode.NONE
+        handler: Callable[..., Any] = getattr(self, f"_on_{api.name.lower()}")
+        body = handler(version, frame[position:], code)
+        if fault is not None and fault.kind == "drop after":
+            raise _Drop
+        if body is None or (fault is not None and fault.kind == "hold"):
+            return None
+        if not isinstance(body, bytes):
+            body = encode_response(api, version, body)
+        return encode_response_header(api, version, header.correlation_id) + body
+
+    # Requests, by name of their API.
+
+    def _on_api_versions(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        keys = [
+            Struct(api_key=api, min_version=low, max_version=high)
+            for api, (low, high) in self.versions.items()
+        ]
+        return Struct(error_code=code, api_keys=keys)
+
+    def _on_metadata(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.METADATA, version, body)
+        names = (
+            sorted(self.topic_ids)
+            if request.topics is None
+            else [topic.name for topic in request.topics]
+        )
+        return Struct(
+            brokers=[Struct(node_id=NODE_ID, host="127.0.0.1", port=self.port)],
+            cluster_id=CLUSTER_ID,
+            controller_id=NODE_ID,
+            topics=[self._topic(name, code) for name in names],
+        )
+
+    def _topic(self, name: str, code: ErrorCode) -> Struct:
+        if name not in self.topic_ids or code:
+            return Struct(error_code=code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+        return Struct(
+            error_code=0,
+            name=name,
+            topic_id=self.topic_ids[name],
+            partitions=[
+                Struct(
+                    partition_index=partition,
+                    leader_id=NODE_ID,
+                    leader_epoch=0,
+                    replica_nodes=[NODE_ID],
+                    isr_nodes=[NODE_ID],
+                )
+                for topic, partition in sorted(self.logs)
+                if topic == name
+            ],
+        )
+
+    def _on_produce(self, version: int, body: memoryview, code: ErrorCode) -> bytes | None:
+        request = decode_produce_request(version, body)
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                if code:
+                    parts.append(ProducePartitionResponse(part.index, code))
+                    continue
+                assert part.records is not None
+                base = self._append(topic.name or "", part.index, part.records)
+                parts.append(ProducePartitionResponse(part.index, 0, base))
+            topics.append(ProduceTopicResponse(topic.name, None, parts))
+        if request.acks == 0:
+            return None
+        return encode_produce_response(version, ProduceResponse(topics))
+
+    def _append(self, topic: str, partition: int, records: memoryview) -> int:
+        """Append, unless the producer's sequence says that it is here already."""
+        log = self.logs[(topic, partition)]
+        header = parse_header(records)
+        for batch in log.batches:
+            known = parse_header(batch)
+            same = known.base_sequence == header.base_sequence >= 0
+            if same and known.producer_epoch == header.producer_epoch:
+                return known.base_offset
+        return log.append(records)
+
+    def _on_fetch(self, version: int, body: memoryview, code: ErrorCode) -> bytes:
+        request = decode_fetch_request(version, body)
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                log = self.logs.get((topic.name or "", part.partition))
+                error = code or (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if log is None else code)
+                if log is not None and not log.start <= part.fetch_offset <= log.end:
+                    error = ErrorCode.OFFSET_OUT_OF_RANGE
+                records = []
+                if log is not None and not error:
+                    records = [
+                        batch
+                        for batch in log.batches
+                        if parse_header(batch).next_offset > part.fetch_offset
+                    ]
+                end = log.end if log else -1
+                parts.append(
+                    FetchPartitionResponse(part.partition, int(error), end, end, 0, records=records)
+                )
+            topics.append(FetchTopicResponse(topic.name, None, parts))
+        pieces = encode_fetch_response(version, FetchResponse(topics))
+        return b"".join(bytes(piece) for piece in pieces)  # type: ignore[arg-type]  # no spans
+
+    def _on_list_offsets(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.LIST_OFFSETS, version, body)
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                log = self.logs[(topic.name, part.partition_index)]
+                offset = self._offset_of(log, part.timestamp)
+                parts.append(
+                    Struct(
+                        partition_index=part.partition_index,
+                        error_code=code,
+                        timestamp=-1,
+                        offset=offset,
+                        leader_epoch=0,
+                    )
+                )
+            topics.append(Struct(name=topic.name, partitions=parts))
+        return Struct(topics=topics)
+
+    def _offset_of(self, log: FakeLog, timestamp: int) -> int:
+        if timestamp < 0:
+            return log.start if timestamp == -2 else log.end
+        for batch in log.batches:
+            header = parse_header(batch)
+            if header.max_timestamp >= timestamp:
+                return header.base_offset
+        return -1
+
+    def _on_init_producer_id(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        return Struct(error_code=code, producer_id=4_000, producer_epoch=0)
+
+    def _on_create_topics(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.CREATE_TOPICS, version, body)
+        results = []
+        for topic in request.topics:
+            count = max(topic.num_partitions, 1)
+            error = code
+            if topic.name in self.topic_ids:
+                error = ErrorCode.TOPIC_ALREADY_EXISTS
+            elif not error and not request.validate_only:
+                self.make_topic(topic.name, count)
+                self.configs[topic.name] = {c.name: c.value for c in topic.configs}
+            results.append(
+                Struct(
+                    name=topic.name,
+                    error_code=error,
+                    num_partitions=count,
+                    replication_factor=1,
+                    configs=[],
+                )
+            )
+        return Struct(topics=results)
+
+    def _on_delete_topics(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.DELETE_TOPICS, version, body)
+        results = []
+        for topic in request.topics:
+            error = code
+            if topic.name in self.topic_ids:
+                del self.topic_ids[topic.name]
+                self.logs = {k: v for k, v in self.logs.items() if k[0] != topic.name}
+            else:
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            results.append(Struct(name=topic.name, error_code=error))
+        return Struct(responses=results)
+
+    def _on_create_partitions(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.CREATE_PARTITIONS, version, body)
+        results = []
+        for topic in request.topics:
+            have = sum(name == topic.name for name, _ in self.logs)
+            error = code or (ErrorCode.INVALID_PARTITIONS if topic.count <= have else code)
+            for partition in range(have, topic.count if not error else have):
+                self.logs[(topic.name, partition)] = FakeLog()
+            results.append(Struct(name=topic.name, error_code=error))
+        return Struct(results=results)
+
+    def _on_delete_records(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.DELETE_RECORDS, version, body)
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                log = self.logs[(topic.name, part.partition_index)]
+                log.start = log.end if part.offset == -1 else part.offset
+                parts.append(
+                    Struct(
+                        partition_index=part.partition_index,
+                        low_watermark=log.start,
+                        error_code=code,
+                    )
+                )
+            topics.append(Struct(name=topic.name, partitions=parts))
+        return Struct(topics=topics)
+
+    def _on_describe_configs(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.DESCRIBE_CONFIGS, version, body)
+        results = []
+        for resource in request.resources:
+            configs = [
+                Struct(name=name, value=value, config_source=1)
+                for name, value in self.configs.get(resource.resource_name, {}).items()
+            ]
+            results.append(
+                Struct(
+                    error_code=code,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                    configs=configs,
+                )
+            )
+        return Struct(results=results)
+
+    def _on_incremental_alter_configs(
+        self, version: int, body: memoryview, code: ErrorCode
+    ) -> Struct:
+        request = decode_request(ApiKey.INCREMENTAL_ALTER_CONFIGS, version, body)
+        results = []
+        for resource in request.resources:
+            known = self.configs[resource.resource_name]
+            for item in resource.configs:
+                if item.config_operation == 0:
+                    known[item.name] = item.value
+                else:
+                    known.pop(item.name, None)
+            results.append(
+                Struct(
+                    error_code=code,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+            )
+        return Struct(responses=results)
+
+    def _on_describe_quorum(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        voter = Struct(replica_id=NODE_ID, log_end_offset=10)
+        partition = Struct(
+            partition_index=0,
+            leader_id=NODE_ID,
+            leader_epoch=3,
+            high_watermark=10,
+            current_voters=[voter],
+            observers=[],
+        )
+        return Struct(topics=[Struct(topic_name="__cluster_metadata", partitions=[partition])])
+
+    # Groups of one member.
+
+    def _on_find_coordinator(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.FIND_COORDINATOR, version, body)
+        place = {"node_id": NODE_ID, "host": "127.0.0.1", "port": self.port, "error_code": code}
+        if version >= 4:
+            keys = request.coordinator_keys
+            return Struct(coordinators=[Struct(key=key, **place) for key in keys])
+        return Struct(**place)
+
+    def _on_join_group(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.JOIN_GROUP, version, body)
+        if not request.member_id and version >= 4:
+            self._members += 1
+            name = f"member-{self._members}"
+            return Struct(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=name)
+        member = request.member_id or "member-old"
+        protocol = request.protocols[0]
+        return Struct(
+            error_code=code,
+            generation_id=1,
+            protocol_type="consumer",
+            protocol_name=protocol.name,
+            leader=member,
+            member_id=member,
+            members=[Struct(member_id=member, metadata=bytes(protocol.metadata))],
+        )
+
+    def _on_sync_group(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.SYNC_GROUP, version, body)
+        mine = [a for a in request.assignments if a.member_id == request.member_id]
+        assignment = bytes(mine[0].assignment) if mine else b""
+        return Struct(error_code=code, assignment=assignment)
+
+    def _on_heartbeat(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        return Struct(error_code=code)
+
+    def _on_leave_group(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        return Struct(error_code=code, members=[])
+
+    def _on_offset_commit(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.OFFSET_COMMIT, version, body)
+        known = self.groups.setdefault(request.group_id, {})
+        topics = []
+        for topic in request.topics:
+            for part in topic.partitions:
+                if not code:
+                    known[(topic.name, part.partition_index)] = part.committed_offset
+            parts = [
+                Struct(partition_index=part.partition_index, error_code=code)
+                for part in topic.partitions
+            ]
+            topics.append(Struct(name=topic.name, partitions=parts))
+        return Struct(topics=topics)
+
+    def _on_offset_fetch(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.OFFSET_FETCH, version, body)
+        asked = request.groups[0] if version >= 8 else request
+        known = self.groups.get(asked.group_id, {})
+        wanted = (
+            sorted(known)
+            if asked.topics is None
+            else [(topic.name, p) for topic in asked.topics for p in topic.partition_indexes]
+        )
+        topics = [
+            Struct(
+                name=name,
+                partitions=[
+                    Struct(
+                        partition_index=partition,
+                        committed_offset=known.get((name, partition), -1),
+                        error_code=code,
+                    )
+                ],
+            )
+            for name, partition in wanted
+        ]
+        if version >= 8:
+            return Struct(groups=[Struct(group_id=asked.group_id, topics=topics, error_code=0)])
+        return Struct(topics=topics)
+
+    def _on_list_groups(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        groups = [
+            Struct(
+                group_id=name, protocol_type="consumer", group_state="Empty", group_type="classic"
+            )
+            for name in sorted(self.groups)
+        ]
+        return Struct(error_code=code, groups=groups)
+
+    def _on_describe_groups(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.DESCRIBE_GROUPS, version, body)
+        groups = [
+            Struct(
+                error_code=code,
+                group_id=name,
+                group_state="Empty" if name in self.groups else "Dead",
+                protocol_type="consumer",
+                protocol_data="",
+                members=[],
+            )
+            for name in request.groups
+        ]
+        return Struct(groups=groups)
+
+    def _on_delete_groups(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        request = decode_request(ApiKey.DELETE_GROUPS, version, body)
+        results = []
+        for name in request.groups_names:
+            gone = self.groups.pop(name, None)
+            error = code or (ErrorCode.GROUP_ID_NOT_FOUND if gone is None else code)
+            results.append(Struct(group_id=name, error_code=error))
+        return Struct(results=results)
+
+
+class _Drop(Exception):
+    """Close this connection."""

@@ -1,0 +1,349 @@
+"""The blocking driver on real sockets, against a broker that misbehaves on request."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raftmq.codec import Codec
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
+from raftmq.records import parse_header
+from raftmq.types import TopicPartition
+from raftmq_client import (
+    Admin,
+    BrokerError,
+    BufferFullError,
+    ClientError,
+    Consumer,
+    ForkedError,
+    NoOffsetError,
+    Outcome,
+    Producer,
+    TimedOutError,
+    UsageError,
+)
+from tests.client.fake_broker import FakeBroker
+
+KEY = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker({"t": 2}) as fake:
+        yield fake
+
+
+def test_what_is_sent_is_read_back(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        receipt = producer.send("t", b"v", b"k", [("h", b"1"), ("n", None)], 0, 1_000)
+        place = receipt.result(5)
+        assert (place.topic, place.partition, place.offset, place.timestamp) == ("t", 0, 0, 1_000)
+        producer.send("t", None, None, partition=0)
+    with Consumer(broker.address, reset="earliest") as consumer:
+        consumer.assign([KEY])
+        first = consumer.poll(5, 1)
+        (second,) = consumer.poll(5)
+        assert first[0][:6] == ("t", 0, 0, 1_000, b"k", b"v")
+        assert first[0].headers == (("h", b"1"), ("n", None))
+        assert (second.offset, second.key, second.value) == (1, None, None)
+        assert consumer.position(KEY) == 2
+
+
+@pytest.mark.parametrize("codec", [codec.name.lower() for codec in Codec])
+def test_batches_are_compressed_as_asked(broker: FakeBroker, codec: str) -> None:
+    with Producer(broker.address, compression=codec) as producer:
+        for _ in range(100):
+            producer.send("t", b"the same again and again", partition=1)
+    header = parse_header(broker.logs[("t", 1)].batches[0])
+    assert header.codec.name.lower() == codec
+    with Consumer(broker.address) as consumer:
+        consumer.assign({TopicPartition("t", 1): 0})
+        assert len(consumer.poll(5, 1_000)) == 100
+
+
+def test_a_large_record_travels(broker: FakeBroker) -> None:
+    value = os.urandom(900_000)
+    with Producer(broker.address) as producer:
+        producer.send("t", value, partition=0).result(5)
+    with Consumer(broker.address) as consumer:
+        consumer.assign({KEY: 0})
+        assert consumer.poll(5)[0].value == value
+
+
+@pytest.mark.parametrize("kind", ["drop", "drop after"])
+def test_a_lost_connection_loses_and_doubles_nothing(broker: FakeBroker, kind: str) -> None:
+    with Producer(broker.address) as producer:
+        producer.send("t", b"0", partition=0).result(5)
+        broker.fault(ApiKey.PRODUCE, kind)
+        receipts = [producer.send("t", b"%d" % i, partition=0) for i in range(1, 50)]
+        assert [receipt.result(10).offset for receipt in receipts] == list(range(1, 50))
+    assert broker.logs[("t", 0)].end == 50
+
+
+def test_the_delivery_timeout_of_an_unanswered_request_is_unknown(broker: FakeBroker) -> None:
+    broker.fault(ApiKey.PRODUCE, "hold")
+    with Producer(broker.address, delivery_timeout_ms=150) as producer:
+        receipt = producer.send("t", b"x", partition=0)
+        with pytest.raises(ClientError) as caught:
+            receipt.result(5)
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert receipt.outcome is Outcome.UNKNOWN
+
+
+def test_nobody_there_is_a_failure_not_a_doubt() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    with (
+        Producer(f"127.0.0.1:{port}", delivery_timeout_ms=150) as producer,
+        pytest.raises(TimedOutError) as caught,
+    ):
+        producer.send("t", b"x").result(5)
+    assert caught.value.outcome is Outcome.FAILED
+
+
+def test_a_pending_receipt_says_so(broker: FakeBroker) -> None:
+    fault = broker.fault(ApiKey.PRODUCE, "hold")
+    producer = Producer(broker.address, delivery_timeout_ms=60_000)
+    receipt = producer.send("t", b"x", partition=0)
+    assert fault.was_met.wait(5)
+    with pytest.raises(TimeoutError):
+        receipt.result(0.01)
+    assert receipt.outcome is None
+    producer.close(flush=False)
+    assert receipt.outcome is Outcome.UNKNOWN
+
+
+def test_a_full_buffer_blocks_and_then_refuses(broker: FakeBroker) -> None:
+    broker.fault(ApiKey.PRODUCE, "hold")
+    producer = Producer(broker.address, buffer_bytes_max=2_000, linger_ms=0, max_block_ms=50)
+    try:
+        for _ in range(17):  # 120 bytes each, as the buffer counts
+            producer.send("t", b"x" * 100, partition=0)
+        with pytest.raises(BufferFullError):
+            producer.send("t", b"x" * 100, partition=0)
+    finally:
+        producer.close(flush=False)
+
+
+def test_old_brokers_are_spoken_to_in_their_versions(broker: FakeBroker) -> None:
+    broker.handshake_max = 2
+    broker.versions = {**broker.versions, ApiKey.PRODUCE: (0, 7), ApiKey.FETCH: (4, 11)}
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0).result(5)
+    with Consumer(broker.address) as consumer:
+        consumer.assign({KEY: 0})
+        assert consumer.poll(5)[0].value == b"x"
+    assert (ApiKey.API_VERSIONS, 0) in broker.seen
+    assert (ApiKey.PRODUCE, 7) in broker.seen
+    assert (ApiKey.FETCH, 11) in broker.seen
+
+
+def test_acks_0_and_1(broker: FakeBroker) -> None:
+    with Producer(broker.address, acks=0) as producer:
+        assert producer.send("t", b"x", partition=0).result(5).offset == -1
+    with Producer(broker.address, acks=1) as producer:
+        assert producer.send("t", b"x", partition=0).result(5).offset == 1
+    assert parse_header(broker.logs[("t", 0)].batches[1]).producer_id == -1
+
+
+def test_threads_share_a_producer(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+
+        def send_some() -> None:
+            for _ in range(200):
+                producer.send("t", b"x", partition=0)
+
+        threads = [threading.Thread(target=send_some) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush(10)
+    assert broker.logs[("t", 0)].end == 800
+
+
+def test_a_fetch_that_fails_is_tried_again(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0).result(5)
+    broker.fault(ApiKey.FETCH, "refuse", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    broker.fault(ApiKey.FETCH, "drop")
+    with Consumer(broker.address) as consumer:
+        consumer.assign({KEY: 0})
+        assert consumer.poll(10)[0].value == b"x"
+
+
+def test_an_offset_out_of_range_follows_the_policy(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        for i in range(4):
+            producer.send("t", b"%d" % i, partition=0).result(5)
+    broker.logs[("t", 0)].start = 2
+    with Consumer(broker.address, reset="earliest") as consumer:
+        consumer.assign({KEY: 0})
+        assert [record.offset for record in consumer.poll(5)] == [2, 3]
+    with Consumer(broker.address, reset="none") as consumer:
+        consumer.assign({KEY: 0})
+        with pytest.raises(NoOffsetError, match="offset 0"):
+            consumer.poll(5)
+        consumer.seek(KEY, 3)
+        assert [record.offset for record in consumer.poll(5)] == [3]
+
+
+def test_a_group_commits_what_was_handed_out_and_resumes(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        for i in range(10):
+            producer.send("t", b"%d" % i, partition=0).result(5)
+    gained: list[tuple[TopicPartition, ...]] = []
+    lost: list[tuple[TopicPartition, ...]] = []
+    with Consumer(
+        broker.address,
+        group="g",
+        topics=["t"],
+        reset="earliest",
+        on_assigned=gained.append,
+        on_revoked=lost.append,
+    ) as consumer:
+        assert len(consumer.poll(5, 4)) == 4
+    assert broker.groups["g"] == {("t", 0): 4}
+    assert gained == lost == [(KEY, TopicPartition("t", 1))]
+    assert broker.count(ApiKey.LEAVE_GROUP) == 1
+    with Consumer(broker.address, group="g", topics=["t"], auto_commit_ms=None) as consumer:
+        assert [record.offset for record in consumer.poll(5)] == [4, 5, 6, 7, 8, 9]
+        consumer.commit({KEY: 7})
+        assert consumer.committed([KEY]) == {KEY: 7}
+    assert broker.groups["g"] == {("t", 0): 7}
+
+
+def test_an_error_in_the_block_commits_nothing(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0).result(5)
+
+    def read_and_fail() -> None:
+        with Consumer(broker.address, group="g", topics=["t"], reset="earliest") as consumer:
+            assert consumer.poll(5)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        read_and_fail()
+    assert broker.groups.get("g", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("api", "code"),
+    [
+        (ApiKey.FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ApiKey.JOIN_GROUP, ErrorCode.NOT_COORDINATOR),
+        (ApiKey.SYNC_GROUP, ErrorCode.REBALANCE_IN_PROGRESS),
+        (ApiKey.SYNC_GROUP, ErrorCode.UNKNOWN_MEMBER_ID),
+        (ApiKey.OFFSET_FETCH, ErrorCode.UNSTABLE_OFFSET_COMMIT),
+        (ApiKey.HEARTBEAT, ErrorCode.REBALANCE_IN_PROGRESS),
+        (ApiKey.HEARTBEAT, ErrorCode.ILLEGAL_GENERATION),
+    ],
+    ids=lambda value: value.name,
+)
+def test_a_member_gets_over_refusals(broker: FakeBroker, api: ApiKey, code: ErrorCode) -> None:
+    broker.fault(api, "refuse", code)
+    with Consumer(
+        broker.address, group="g", topics=["t"], reset="earliest", heartbeat_interval_ms=5
+    ) as consumer:
+        consumer.poll(0.05)
+        with Producer(broker.address) as producer:
+            producer.send("t", b"x", partition=0).result(5)
+        values = []
+        while not values:
+            values = consumer.poll(5)
+        assert values[0].value == b"x"
+    assert not broker.faults[api]
+
+
+def test_a_fatal_refusal_reaches_the_caller(broker: FakeBroker) -> None:
+    broker.fault(ApiKey.JOIN_GROUP, "refuse", ErrorCode.INVALID_GROUP_ID)
+    broker.fault(ApiKey.JOIN_GROUP, "refuse", ErrorCode.INVALID_GROUP_ID)
+    with (
+        Consumer(broker.address, group="g", topics=["t"]) as consumer,
+        pytest.raises(BrokerError, match="INVALID_GROUP_ID"),
+    ):
+        consumer.poll(5)
+
+
+def test_seek_pause_and_resume(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        for i in range(6):
+            producer.send("t", b"%d" % i, partition=0).result(5)
+    with Consumer(broker.address) as consumer:
+        consumer.assign({KEY: 0})
+        assert len(consumer.poll(5)) == 6
+        consumer.seek(KEY, 4)
+        consumer.pause(KEY)
+        assert consumer.poll(0.05) == []
+        consumer.resume(KEY)
+        assert [record.offset for record in consumer.poll(5)] == [4, 5]
+        with pytest.raises(UsageError):
+            consumer.seek(TopicPartition("other", 0), 1)
+
+
+def test_administration(broker: FakeBroker) -> None:
+    with Admin(broker.address) as admin:
+        assert [item.node_id for item in admin.brokers()] == [1]
+        created = admin.create_topic("new", 3, 1, {"retention.ms": "1000"})
+        assert created.partitions == 3
+        assert len(admin.topic("new").partitions) == 3
+        admin.create_partitions("new", 4)
+        assert len(admin.topic("new").partitions) == 4
+        with pytest.raises(BrokerError) as caught:
+            admin.create_topic("new")
+        assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        admin.delete_topic("new")
+        with pytest.raises(BrokerError) as caught:
+            admin.topic("new")
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_lost_answer_to_a_change_is_unknown_but_reads_are_repeated(broker: FakeBroker) -> None:
+    with Admin(broker.address) as admin:
+        broker.fault(ApiKey.METADATA, "drop after")
+        assert admin.topic("t").name == "t"
+        broker.fault(ApiKey.CREATE_TOPICS, "drop after")
+        with pytest.raises(ClientError) as caught:
+            admin.create_topic("maybe")
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert "maybe" in broker.topic_ids
+
+
+def test_closed_clients_refuse(broker: FakeBroker) -> None:
+    producer = Producer(broker.address)
+    producer.close()
+    producer.close()
+    with pytest.raises(UsageError):
+        producer.send("t", b"x")
+    admin = Admin(broker.address)
+    admin.close()
+    with pytest.raises(UsageError):
+        admin.brokers()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_detected(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0).result(5)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                producer.send("t", b"y")
+            except ForkedError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        producer.send("t", b"z", partition=0).result(5)
+
+
+@pytest.mark.parametrize("text", ["", ",", "host:", "host:x", "host:99999", ":9092"])
+def test_addresses_that_make_no_sense_are_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError):
+        Admin(text)
