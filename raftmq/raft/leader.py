@@ -326,8 +326,6 @@ class Leadership:
         # A leader that removes itself goes on until that is committed, without counting itself.
         self._counts_self = core.self_id in configuration.voters
         self._quorum = majority(len(configuration.voters))
-        if self.transferee not in configuration.voters:
-            self.transferee = None
 
     def configuration_committed(self) -> None:
         """Step down if the group now goes on without this replica (thesis §4.2.2)."""

@@ -91,6 +91,7 @@ class Node:
         self.cache = disk.copy()  # as written, flushed or not
         self.was_cut = False  # something durable was truncated and the truncation is not flushed
         self.auto_flush = True
+        self.can_read = True
         self.is_up = True
         self.seed = seed
         self.commit_hint = RaftIndex(commit_end)
@@ -125,6 +126,8 @@ class Node:
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
         found: list[Entry] = []
+        if not self.can_read:
+            return ()
         size = 0
         for each in self.cache.entries:
             if each.end <= start:

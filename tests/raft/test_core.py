@@ -1,0 +1,397 @@
+"""Edges of the core that neither the paper nor a story tells of."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.leader import election_payload, may_commit
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    HeartbeatReply,
+    PreVoteReply,
+    PreVoteRequest,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from raftmq.raft.ready import Effects, HardState, Role, SoftState
+from raftmq.types import RaftIndex, Term
+from tests.raft.network import Disk, Network, configuration, entry, epochs_of, group, replica
+
+
+def elected(**settings: object) -> tuple[Network, RaftCore]:
+    """Three nodes, led by the first."""
+    network = group([1, 2, 3], **settings)  # type: ignore[arg-type]  # the core's settings
+    core = network.elect(1)
+    network.tick(1, count=2)
+    network.settle()
+    return network, core
+
+
+def requests(network: Network, to: int) -> list[AppendRequest]:
+    """The append requests on their way to one node."""
+    return [
+        each
+        for each in network.flight
+        if isinstance(each, AppendRequest) and each.to == replica(to)
+    ]
+
+
+def test_proposals_of_one_ready_share_a_request() -> None:
+    """The same tuple goes to all followers: built once."""
+    network, core = elected()
+    for size in (10, 20):
+        core.propose(bytes(size), 1)
+    network.nodes[1].drain()
+    (to_two,), (to_three,) = requests(network, 2), requests(network, 3)
+    assert [len(each.payload) for each in to_two.entries] == [10, 20]
+    assert to_two.entries is to_three.entries
+
+
+def test_requests_are_cut_by_bytes() -> None:
+    """At most append_bytes_max, at least one entry."""
+    network, core = elected(append_bytes_max=100)
+    for size in (40, 60, 1, 300, 100):
+        core.propose(bytes(size), 1)
+    network.nodes[1].drain()
+    sizes = [[len(each.payload) for each in request.entries] for request in requests(network, 2)]
+    assert sizes == [[40, 60], [1], [300], [100]]
+
+
+def test_a_window_by_bytes() -> None:
+    """What does not fit is read from the log once there is room."""
+    network, core = elected(inflight_bytes_max=150, append_bytes_max=100)
+    for size in (100, 100, 100):
+        core.propose(bytes(size), 1)
+    network.nodes[1].drain()
+    assert len(requests(network, 2)) == 2
+    network.settle()
+    assert network.core(2).log_end == core.log_end
+
+
+def test_buggify_makes_short_requests() -> None:
+    """In simulation a request may hold a single entry, whatever the limit."""
+    network, core = elected(buggify=lambda site: site == "raft.short_append")
+    for _ in range(3):
+        core.propose(b"x", 1)
+    network.nodes[1].drain()
+    assert [len(each.entries) for each in requests(network, 2)] == [1, 1, 1]
+
+
+def test_reading_fails_for_now() -> None:
+    """() from the source means later, not never."""
+    network, core = elected()
+    network.partition([1, 2], [3])
+    core.propose(b"x", 1)
+    network.settle()
+    network.heal()
+    network.nodes[1].can_read = False
+    network.tick(1, count=6)
+    network.settle()
+    assert network.core(3).log_end == 1
+    network.nodes[1].can_read = True
+    network.tick(1)
+    network.settle()
+    assert network.core(3).log_end == 2
+
+
+def test_a_new_leader_does_not_read_what_is_about_to_change() -> None:
+    """Its own truncation may be in the same Ready as its election."""
+    network = group([1], [2], logs={1: [1, 1, 1]})
+    core = network.core(1)
+    core.become_follower(Term(2), replica(2))
+    core.truncate_to(RaftIndex(1))
+    core.campaign()
+    leadership = core.leadership
+    assert leadership is not None
+    assert leadership._entries(RaftIndex(0)) == ((), 0)
+    ready = core.ready()
+    assert ready is not None
+    assert (ready.truncate_end, len(ready.append)) == (1, 1)
+    assert leadership._entries(RaftIndex(0))[0][0].start == 0
+
+
+def test_install_waits_for_the_engine() -> None:
+    """A log start that this Ready installs cannot be sent by it."""
+    _, core = elected()
+    assert core.leadership is not None
+    progress = core.leadership.progress[replica(2)]
+    progress.become_catch_up(RaftIndex(0))
+    core.effects.install = object()  # type: ignore[assignment]
+    core.leadership.send()
+    assert not progress.is_awaiting
+    core.effects.install = None
+    core.leadership.send()
+    assert len(core.effects.send_now) == 1
+
+
+def test_gaps_left_by_compaction() -> None:
+    """Entries may start above the end before them; a log that still has more keeps it."""
+    core = make_follower([1, 1, 1, 1])
+    core.set_commit_end(RaftIndex(4))
+    gap = entry(4, 2)
+    core.step(request(2, 1, gap, term=2))
+    assert core.ready().truncate_end is None  # type: ignore[union-attr]
+    assert core.log_end == 5
+    core = make_follower([1, 1])
+    core.step(request(2, 1, entry(6, 2), entry(7, 2), term=2))
+    assert core.epochs.pairs() == [(1, 0), (2, 6)]
+    assert core.log_end == 8
+
+
+def test_a_gap_does_not_hide_a_conflict() -> None:
+    """Positions inside the gap agree only if their term does."""
+    core = make_follower([1, 1, 2, 2])
+    core.step(request(2, 1, entry(4, 3), term=3))
+    assert core.ready().truncate_end == 2  # type: ignore[union-attr]
+    assert core.log_end == 5
+
+
+def test_requests_below_the_log_start() -> None:
+    """What lies below our start is committed, so it agrees; what lies above is taken."""
+    core = make_follower([1, 1, 1, 1])
+    core.set_commit_end(RaftIndex(3))
+    core.log_start_moved(RaftIndex(3), Term(1))
+    core.step(request(0, 0, *[entry(n, 1) for n in range(6)], term=2))
+    ready = core.ready()
+    assert ready is not None
+    assert [each.start for each in ready.append] == [4, 5]
+    (reply,) = ready.send_after_flush
+    assert isinstance(reply, AppendReply)
+    assert (reply.accepted, reply.flushed_end) == (True, 6)
+
+
+def test_a_committed_prefix_is_never_touched() -> None:
+    """A leader that disagrees with it breaks the algorithm: the replica stops."""
+    core = make_follower([1, 1, 1])
+    core.set_commit_end(RaftIndex(2))
+    with pytest.raises(AssertionError, match="committed"):
+        core.step(request(2, 2, term=2))
+    with pytest.raises(AssertionError, match="committed"):
+        core.step(request(0, 0, entry(0, 2), term=2))
+    with pytest.raises(AssertionError, match="committed prefix may go"):
+        core.log_start_moved(RaftIndex(3), Term(1))
+
+
+def test_what_agrees_with_a_leader_is_never_truncated() -> None:
+    """Within one term the leader only appends (Raft figure 3)."""
+    core = make_follower([1])
+    core.step(request(1, 1, entry(1, 2), term=2))
+    with pytest.raises(AssertionError, match="agrees"):
+        core.step(request(0, 0, entry(0, 2), term=2))
+
+
+def test_two_leaders_in_a_term() -> None:
+    """Election safety is asserted, not assumed."""
+    core = make_follower([1])
+    core.step(request(1, 1, term=2))
+    with pytest.raises(AssertionError, match="two leaders"):
+        core.step(Heartbeat(Term(2), replica(3), replica(1), RaftIndex(0), 1))
+    _, lead = elected()
+    with pytest.raises(AssertionError, match="two leaders"):
+        lead.step(Heartbeat(lead.term, replica(3), replica(1), RaftIndex(0), 1))
+
+
+def test_messages_for_another_life() -> None:
+    """A node with other storage is somebody else."""
+    core = make_follower([])
+    core.step(Heartbeat(Term(9), replica(2), replica(1, 77), RaftIndex(0), 1))
+    assert core.term == 0
+
+
+def test_replies_to_a_follower() -> None:
+    """Late answers to a former leader change nothing."""
+    core = make_follower([1])
+    core.step(AppendReply(Term(1), replica(2), replica(1), True, RaftIndex(1)))
+    core.step(TimeoutNow(Term(1), replica(2), replica(1)))
+    assert core.ready() is None
+    assert (core.role, core.commit_end, core.term) == (Role.FOLLOWER, 0, 1)
+    assert not core.read_confirmed(1)
+    assert core.progress == {}
+    assert core.term_start is None
+
+
+def test_answers_to_one_ready_are_one() -> None:
+    """The later acknowledgement says all that the earlier one said, after the same flush."""
+    core = make_follower([1])
+    core.step(request(1, 1, entry(1, 2), term=2))
+    core.step(request(2, 2, entry(2, 2), term=2))
+    ready = core.ready()
+    assert ready is not None
+    (reply,) = ready.send_after_flush
+    assert isinstance(reply, AppendReply)
+    assert (len(ready.append), reply.flushed_end) == (2, 3)
+
+
+def test_its_own_name_in_an_answer() -> None:
+    """A leader is no follower of its own, whatever a peer says."""
+    network, core = elected()
+    core.propose(b"x", 1)
+    core.step(AppendReply(core.term, replica(1), replica(1), True, RaftIndex(2)))
+    core.step(HeartbeatReply(core.term, replica(1), replica(1), 9))
+    assert core.commit_end == 1
+    assert not core.read_confirmed(9)
+    network.settle()
+
+
+def test_no_vote_on_probation() -> None:
+    """Neither a pre-vote nor a vote, until a committed configuration names it again."""
+    network = group([1, 2, 3], may_vote=False)
+    core = network.core(1)
+    core.claimed_end_floor = RaftIndex(1)
+    core.step(PreVoteRequest(Term(1), replica(2), replica(1), Term(9), RaftIndex(9)))
+    core.step(VoteRequest(Term(1), replica(2), replica(1), Term(9), RaftIndex(9)))
+    for _ in range(50):
+        core.tick()
+    ready = core.ready()
+    assert ready is not None
+    assert ready.send_now == (
+        PreVoteReply(Term(0), replica(1), replica(2), False),
+        VoteReply(Term(1), replica(1), replica(2), False),
+    )
+    assert (ready.send_after_flush, core.role) == ((), Role.FOLLOWER)
+
+
+def test_clocks_are_passed_on() -> None:
+    """The follower's wall clock reaches the leader with both kinds of answers."""
+    network, core = elected()
+    network.core(2).clock_ms = 1234
+    core.propose(b"x", 1)
+    network.settle()
+    assert core.progress[replica(2)].clock_ms == 1234
+    network.core(3).clock_ms = 99
+    core.clock_ms = 7
+    network.tick(1, count=2)
+    network.settle()
+    assert core.progress[replica(3)].clock_ms == 99
+
+
+def test_a_leader_forgets_the_removed() -> None:
+    """Also answers of theirs that are still on their way, and a transfer to them."""
+    network, core = elected()
+    network.partition([1, 2], [3])
+    core.propose(b"x", 1)
+    network.settle()
+    core.transfer_leadership(replica(3))
+    core.abort_transfer()
+    core.propose_membership(configuration([1, 2], [3]))
+    network.settle()
+    core.propose_membership(configuration([1, 2]))
+    network.settle()
+    assert list(core.progress) == [replica(2)]
+    core.step(AppendReply(core.term, replica(3), replica(1), True, RaftIndex(1)))
+    assert core.is_leader
+
+
+def test_bare_entries_take_one_position() -> None:
+    """And a membership goes through its own door."""
+    _, core = elected()
+    with pytest.raises(AssertionError):
+        core.propose(b"", 2, EntryKind.LOG_START)
+    with pytest.raises(AssertionError):
+        core.propose(b"", 1, EntryKind.MEMBERSHIP)
+    assert core.propose(b"", 1, EntryKind.LOG_START).is_bare
+
+
+def test_claims() -> None:
+    """Restored by agreement up to the claimed end, or by a later leader's election entry."""
+    core = make_follower([1, 1, 1])
+    core.claimed_end_floor = RaftIndex(6)
+    restored = [core.is_claim_restored]
+    election = Entry(RaftIndex(3), RaftIndex(4), Term(2), EntryKind.ELECTION, b"")
+    core.step(request(3, 1, election, term=2))
+    restored.append(core.is_claim_restored)  # not flushed yet
+    core.advance(RaftIndex(4))
+    restored.append(core.is_claim_restored)
+    assert restored == [False, False, True]
+    core = make_follower([1, 1, 1])
+    core.claimed_end_floor = RaftIndex(6)
+    core.step(request(3, 1, *[entry(n, 1) for n in range(3, 6)], term=1))
+    core.advance(RaftIndex(5))
+    restored = [core.is_claim_restored]
+    core.advance(RaftIndex(6))
+    restored.append(core.is_claim_restored)
+    assert restored == [False, True]
+
+
+def test_the_configuration_of_a_restarted_replica() -> None:
+    """The last membership entry of its log is in force, committed or not."""
+    disk = Disk([entry(0, 1)], base=configuration([1, 2]))
+    core = RaftCore(
+        RaftConfig(replica(1)),
+        hard_state=HardState(Term(1)),
+        epochs=epochs_of(disk),
+        configuration=disk.base,
+        configuration_history=[(RaftIndex(0), configuration([1, 2, 3]))],
+        flushed_end=RaftIndex(1),
+        commit_end=RaftIndex(0),
+        source=group([1]).nodes[1],
+        random=Random(1),
+    )
+    assert core.configuration == configuration([1, 2, 3])
+    assert core.ready() is None
+
+
+def test_effects_are_taken_in_order() -> None:
+    """What the engine never saw is dropped without a word; the rest is truncated once."""
+    effects = Effects()
+    assert effects.take(None, None, None) is None
+    effects.append += [entry(5, 1), entry(6, 1), entry(7, 1)]
+    effects.truncate_to(RaftIndex(6))
+    assert (effects.truncate_end, effects.append) == (None, [entry(5, 1)])
+    effects.truncate_to(RaftIndex(3))
+    assert (effects.truncate_end, effects.append) == (3, [])
+    effects.truncate_to(RaftIndex(4))
+    assert effects.truncate_end == 3
+    soft = SoftState(Role.FOLLOWER, Term(1), None)
+    ready = effects.take(HardState(Term(1)), soft, RaftIndex(2))
+    assert ready is not None
+    assert (ready.hard_state, ready.truncate_end, ready.append) == (HardState(Term(1)), 3, ())
+    assert (ready.soft_state, ready.commit_end) == (soft, 2)
+    assert effects.take(None, None, None) is None
+
+
+def test_settings_are_checked() -> None:
+    """Heartbeats must be more frequent than elections."""
+    with pytest.raises(AssertionError):
+        RaftConfig(replica(1), election_ticks=2, heartbeat_ticks=2)
+    with pytest.raises(ValueError, match="election_ticks"):
+        RaftConfig(replica(1), election_ticks=1)
+
+
+def test_election_payload() -> None:
+    """Says who leads: version, node, storage."""
+    assert election_payload(replica(3, 9)) == bytes.fromhex("01 00000003 0000000000000009")
+
+
+@pytest.mark.parametrize(
+    ("end", "commit_end", "term_start", "expected"),
+    [(5, 4, 3, True), (5, 5, 3, False), (5, 4, 5, False), (6, 4, 5, True)],
+)
+def test_may_commit(end: int, commit_end: int, term_start: int, expected: bool) -> None:
+    """Raft §5.4.2."""
+    assert may_commit(RaftIndex(end), RaftIndex(commit_end), RaftIndex(term_start)) is expected
+
+
+def make_follower(terms: list[int]) -> RaftCore:
+    return group([1, 2, 3], logs={1: terms}).core(1)
+
+
+def request(prev_end: int, prev_term: int, *entries: Entry, term: int) -> AppendRequest:
+    """From node 2, which leads `term`."""
+    return AppendRequest(
+        Term(term),
+        replica(2),
+        replica(1),
+        RaftIndex(prev_end),
+        Term(prev_term),
+        RaftIndex(0),
+        entries,
+    )
