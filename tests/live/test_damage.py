@@ -116,9 +116,10 @@ def test_full_disk(tmp_path: Path, small_disks: dict[int, Path]) -> None:
             {"bootstrap.servers": cluster.bootstrap, "retries": 0, "acks": "all"}
         )
         codes: list[int] = []
-        for _ in range(40):
+        for i in range(40):
+            value = b"%d " % (1_000_000 + i) + os.urandom(200_000)
             producer.produce(
-                "t", bytes(200_000), on_delivery=lambda e, _m: codes.append(e.code() if e else 0)
+                "t", value, on_delivery=lambda e, _m: codes.append(e.code() if e else 0)
             )
             producer.flush(20)
             if codes[-1]:

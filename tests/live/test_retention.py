@@ -80,9 +80,9 @@ def test_by_size_across_leader_change_and_restart(cluster: Cluster) -> None:
     check_reset(cluster.bootstrap, "t", low)
     leader = leaders(cluster.bootstrap, "t")[0]
     cluster[leader].kill()
-    live = cluster.live[0]
-    after = wait_until(lambda: watermarks(f"{live.host}:{live.client_port}", "t"), 20)
-    assert after[0] >= low
+    live = f"{cluster.live[0].host}:{cluster.live[0].client_port}"
+    wait_until(lambda: leaders(live, "t")[0] != leader, 10, "another leader")
+    assert watermarks(live, "t")[0] >= low
     cluster[leader].start()
     cluster[leader].wait_ready()
     assert watermarks(cluster.bootstrap, "t")[0] >= low
