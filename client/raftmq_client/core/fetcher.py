@@ -407,7 +407,6 @@ class FetcherCore:
             reader.preferred = None
             self._failed(reader, BrokerError(code, about=f"partition {reader.key}"), now)
             return
-        reader.failures = 0
         reader.high_watermark = answer.high_watermark
         reader.log_start_offset = answer.log_start_offset
         if answer.preferred_read_replica >= 0:
@@ -415,6 +414,7 @@ class FetcherCore:
             reader.preferred_until = now + _PREFERRED_MS
         try:
             self._store(reader, answer)
+            reader.failures = 0
         except CorruptBatchError as error:
             message = f"{reader.key} at offset {reader.fetch_offset}: {error}"
             self._failed(reader, CorruptAnswerError(message), now)

@@ -1,0 +1,229 @@
+"""Positions move with what is handed out, and nothing stale is handed out."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey, Struct
+from raftmq.protocol.fetch import (
+    AbortedTransaction,
+    FetchPartitionResponse,
+    FetchResponse,
+    FetchTopicResponse,
+)
+from raftmq.records import NewRecord, build_batch
+from raftmq.types import TopicPartition
+from raftmq_client.core.admin import READ_COMMITTED
+from raftmq_client.core.call import Call
+from raftmq_client.core.fetcher import FetcherCore, FetcherOptions, Reset
+from raftmq_client.core.metadata import (
+    Broker,
+    ClusterInfo,
+    MetadataCore,
+    PartitionInfo,
+    TopicInfo,
+)
+from raftmq_client.errors import ConnectionLostError, CorruptAnswerError, NoOffsetError
+
+KEY = TopicPartition("t", 0)
+
+
+def cluster(leader: int = 1, epoch: int = 0, partitions: int = 1) -> ClusterInfo:
+    parts = tuple(PartitionInfo("t", p, leader, epoch) for p in range(partitions))
+    brokers = (Broker(1, "h", 1), Broker(2, "h", 2))
+    return ClusterInfo("c", 1, brokers, (TopicInfo("t", None, False, parts),))
+
+
+def batch(base: int, *values: bytes, producer_id: int = -1, control: bytes = b"") -> bytes:
+    records = [NewRecord(control or None, value, 5) for value in values]
+    return bytes(
+        build_batch(
+            records,
+            base_offset=base,
+            producer_id=producer_id,
+            producer_epoch=0 if producer_id >= 0 else -1,
+            base_sequence=0 if producer_id >= 0 else -1,
+            transactional=producer_id >= 0,
+            control=bool(control),
+        )
+    )
+
+
+class Reader:
+    """A fetcher, its clock and a broker that answers as the test says."""
+
+    def __init__(self, partitions: int = 1, **options: object) -> None:
+        self.metadata = MetadataCore()
+        self.metadata.apply(cluster(partitions=partitions), 0)
+        self.core = FetcherCore(FetcherOptions(**options), self.metadata)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.core.assign([TopicPartition("t", p) for p in range(partitions)])
+
+    def due(self) -> Call:
+        (call,) = self.core.calls(self.now)
+        return call
+
+    def answer(self, call: Call, *batches: bytes, code: int = 0, **fields: object) -> None:
+        data = [memoryview(b"".join(batches))] if batches else []
+        part = FetchPartitionResponse(0, code, 100, records=data, **fields)  # type: ignore[arg-type]
+        response = FetchResponse([FetchTopicResponse("t", None, [part])])
+        call.complete(response, None, self.now)
+
+    def values(self, count: int = 500) -> list[bytes | None]:
+        return [record.value for record in self.core.take(count)]
+
+
+@pytest.mark.parametrize(("reset", "asked"), [(Reset.EARLIEST, -2), (Reset.LATEST, -1)])
+def test_without_a_position_the_policy_decides(reset: Reset, asked: int) -> None:
+    reader = Reader(reset=reset)
+    call = reader.due()
+    assert call.api == ApiKey.LIST_OFFSETS
+    item = Struct(partition_index=0, error_code=0, offset=42, timestamp=-1, leader_epoch=0)
+    call.complete(Struct(topics=[Struct(name="t", partitions=[item])]), None, 0)
+    assert reader.core.positions() == {KEY: 42}
+    assert reader.due().api == ApiKey.FETCH
+
+
+def test_positions_move_as_records_are_handed_out() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 11)
+    reader.answer(reader.due(), batch(10, b"0", b"1", b"2"), batch(13, b"3"))
+    assert reader.values(1) == [b"1"], "records before the position are passed over"
+    assert reader.core.positions() == {KEY: 12}
+    assert reader.values() == [b"2", b"3"]
+    assert reader.core.positions() == {KEY: 14}
+
+
+def test_a_batch_cut_off_by_the_limit_is_left_for_the_next_fetch() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    whole, cut = batch(0, b"a"), batch(1, b"b")
+    reader.answer(reader.due(), whole, cut[:-3])
+    assert reader.values() == [b"a"]
+    reader.answer(reader.due(), cut)
+    assert reader.values() == [b"b"]
+
+
+def test_what_comes_after_a_seek_or_revocation_is_dropped() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    stale = reader.due()
+    reader.core.seek(KEY, 5)
+    reader.answer(stale, batch(0, b"old"))
+    assert reader.values() == []
+    assert reader.core.positions() == {KEY: 5}
+    reader.core.assign([])
+    assert reader.core.take(10) == []
+
+
+def test_it_fetches_ahead_but_only_so_far() -> None:
+    reader = Reader(partition_buffer_bytes=100)
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), batch(0, b"x" * 200))
+    assert reader.core.calls(0) == [], "the buffer is full"
+    assert reader.values() == [b"x" * 200]
+    assert reader.due().api == ApiKey.FETCH
+
+
+def test_a_damaged_batch_is_asked_for_again_then_told() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    bad = bytearray(batch(0, b"abc"))
+    bad[-1] ^= 1
+    for _ in range(4):
+        reader.answer(reader.due(), bytes(bad))
+        reader.now = reader.core.deadline() if reader.core.deadline() < 1e9 else reader.now
+    with pytest.raises(CorruptAnswerError, match="t-0 at offset 0"):
+        reader.core.take(1)
+
+
+def test_a_fallen_leader_is_followed_after_a_pause() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    reader.due().complete(None, ConnectionLostError("gone"), 0)
+    assert reader.core.calls(0) == []
+    reader.metadata.apply(cluster(2, 1), 1)
+    reader.now = 1_000
+    assert reader.due().node == 2
+
+
+def test_a_frozen_leader_is_left_for_its_successor() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    frozen = reader.due()
+    reader.metadata.apply(cluster(2, 1), 1)
+    assert reader.core.calls(1) == []
+    call = reader.due()
+    assert call.node == 2
+    reader.answer(frozen, batch(0, b"stale"))
+    assert reader.values() == []
+
+
+def test_out_of_range_resets_or_tells() -> None:
+    reader = Reader(reset=Reset.EARLIEST)
+    reader.core.seek(KEY, 9)
+    reader.answer(reader.due(), code=ErrorCode.OFFSET_OUT_OF_RANGE)
+    assert reader.due().api == ApiKey.LIST_OFFSETS
+    reader = Reader(reset=Reset.NONE)
+    reader.core.seek(KEY, 9)
+    reader.answer(reader.due(), code=ErrorCode.OFFSET_OUT_OF_RANGE)
+    with pytest.raises(NoOffsetError):
+        reader.core.take(1)
+
+
+def test_the_closest_replica_is_used_until_it_fails() -> None:
+    reader = Reader(rack="here")
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), preferred_read_replica=2)
+    call = reader.due()
+    assert call.node == 2
+    reader.answer(call, code=ErrorCode.OFFSET_OUT_OF_RANGE)  # it lags
+    assert reader.due().node == 1
+
+
+def test_aborted_transactions_are_hidden_and_markers_never_shown() -> None:
+    abort, commit = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
+    stored = (
+        batch(0, b"aborted", producer_id=7),
+        batch(1, b"committed", producer_id=8),
+        batch(2, b"", producer_id=7, control=abort),
+        batch(3, b"", producer_id=8, control=commit),
+        batch(4, b"later", producer_id=7),
+        batch(5, b"", producer_id=7, control=commit),
+    )
+    aborted = [AbortedTransaction(7, 0)]
+    reader = Reader(isolation=READ_COMMITTED)
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), *stored, aborted_transactions=aborted)
+    assert reader.values() == [b"committed", b"later"]
+    assert reader.core.positions() == {KEY: 6}
+    plain = Reader()
+    plain.core.seek(KEY, 0)
+    plain.answer(plain.due(), *stored)
+    assert plain.values() == [b"aborted", b"committed", b"later"]
+
+
+def test_partitions_take_turns() -> None:
+    reader = Reader(partitions=2)
+    for p in range(2):
+        reader.core.seek(TopicPartition("t", p), 0)
+    call = reader.due()
+    parts = [
+        FetchPartitionResponse(p, 0, 100, records=[memoryview(batch(0, *[b"%d" % p] * 10))])
+        for p in range(2)
+    ]
+    call.complete(FetchResponse([FetchTopicResponse("t", None, parts)]), None, 0)
+    first = {value for _ in range(4) for value in reader.values(3)}
+    assert first == {b"0", b"1"}
+
+
+def test_a_paused_partition_keeps_its_records() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), batch(0, b"x"))
+    reader.core.readers[KEY].is_paused = True
+    assert not reader.core.has_records
+    assert reader.values() == []
+    reader.core.readers[KEY].is_paused = False
+    assert reader.values() == [b"x"]

@@ -1,0 +1,252 @@
+"""Membership, step by step: nobody reads what another member may read already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey, Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.assignors import decode_assignment, encode_assignment
+from raftmq_client.core.call import Call
+from raftmq_client.core.client import COORDINATOR_LINKS
+from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, MemberState
+from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.metadata import (
+    Broker,
+    ClusterInfo,
+    MetadataCore,
+    PartitionInfo,
+    TopicInfo,
+)
+from raftmq_client.errors import BrokerError, ConnectionLostError, Outcome, UsageError
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def cluster(count: int) -> ClusterInfo:
+    parts = tuple(PartitionInfo("t", p, 1, 0) for p in range(count))
+    return ClusterInfo("c", 1, (Broker(1, "h", 1),), (TopicInfo("t", None, False, parts),))
+
+
+class Member:
+    """A member, its clock, and a coordinator that says what the test wants."""
+
+    def __init__(self, **options: object) -> None:
+        self.metadata = MetadataCore()
+        self.metadata.apply(cluster(2), 0)
+        self.core = GroupCore("g", GroupOptions(**options), self.metadata)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.core.subscribe(["t"], 0)
+
+    def due(self, ms: float = 0) -> Call:
+        self.now += ms
+        (call,) = self.core.calls(self.now)
+        return call
+
+    def say(self, call: Call, **fields: object) -> None:
+        fields.setdefault("error_code", 0)
+        call.complete(Struct(**fields), None, self.now)
+
+    def find(self) -> None:
+        call = self.due()
+        assert call.api == ApiKey.FIND_COORDINATOR
+        place = Struct(node_id=1, host="h", port=1, error_code=0, error_message=None)
+        call.complete(Struct(coordinators=[place]), None, self.now)
+
+    def join(self, *, leader: str = "m", generation: int = 1) -> None:
+        call = self.due()
+        assert call.api == ApiKey.JOIN_GROUP
+        metadata = _subscription()
+        self.say(
+            call,
+            generation_id=generation,
+            protocol_name="range",
+            leader=leader,
+            member_id="m",
+            members=[Struct(member_id="m", metadata=metadata)] if leader == "m" else [],
+        )
+        if leader == "m":
+            self.metadata.apply(cluster(2), self.now)  # asked for by the leader
+
+    def sync(self, *partitions: TopicPartition) -> Call:
+        call = self.due()
+        assert call.api == ApiKey.SYNC_GROUP
+        self.say(call, assignment=encode_assignment(partitions))
+        return call
+
+    def look_up(self, **committed: int) -> None:
+        call = self.due()
+        assert call.api == ApiKey.OFFSET_FETCH
+        parts = [
+            Struct(partition_index=int(p[1:]), committed_offset=o, metadata="", error_code=0)
+            for p, o in committed.items()
+        ]
+        group = Struct(error_code=0, topics=[Struct(name="t", partitions=parts)])
+        call.complete(Struct(groups=[group]), None, self.now)
+
+    def settle(self) -> Member:
+        self.find()
+        self.join()
+        self.sync(T0, T1)
+        self.look_up(p0=7)
+        return self
+
+
+def _subscription() -> bytes:
+    from raftmq_client.core.assignors import Subscription, encode_subscription
+
+    return encode_subscription(Subscription(("t",)))
+
+
+def test_a_leader_assigns_and_everybody_starts_at_committed_offsets() -> None:
+    member = Member()
+    member.find()
+    member.join()
+    call = member.due()
+    assert call.api == ApiKey.SYNC_GROUP
+    assert call.node == 1 + COORDINATOR_LINKS, "a parked join must not hold up fetches"
+    member.say(call, assignment=encode_assignment([T0]))
+    member.look_up(p0=7)
+    assert member.core.state is MemberState.STABLE
+    assert list(member.core.events) == [Assigned((T0,), {T0: CommittedOffset(7)})]
+
+
+def test_a_follower_syncs_without_assignments() -> None:
+    member = Member()
+    member.find()
+    member.join(leader="somebody else")
+    member.sync(T1)
+    member.look_up()
+    assert list(member.core.events) == [Assigned((T1,), {})]
+
+
+def test_partitions_are_given_up_before_joining_again() -> None:
+    member = Member().settle()
+    member.core.events.clear()
+    beat = member.due(3_000)
+    assert beat.api == ApiKey.HEARTBEAT
+    member.say(beat, error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=False)]
+    assert member.core.calls(member.now) == [], "the consumer has not given them up yet"
+    beat = member.due(3_000)
+    assert beat.api == ApiKey.HEARTBEAT, "still a member meanwhile"
+    member.say(beat, error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    assert len(member.core.events) == 1
+    member.core.gave_up()
+    assert member.due().api == ApiKey.JOIN_GROUP
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
+def test_a_member_put_out_has_lost_its_partitions(code: ErrorCode) -> None:
+    member = Member().settle()
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=code)
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=True)]
+    assert member.core.member_id == ("" if code is ErrorCode.UNKNOWN_MEMBER_ID else "m")
+    assert member.core.generation == -1
+
+
+def test_a_consumer_that_stops_polling_leaves() -> None:
+    member = Member(max_poll_interval_ms=10_000.0, heartbeat_interval_ms=60_000.0).settle()
+    member.core.events.clear()
+    member.now = 10_000.0
+    assert member.core.calls(member.now) == []
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=True)]
+    assert member.core.state is MemberState.IDLE
+    member.core.gave_up()
+    member.core.polled(member.now)
+    assert member.due().api == ApiKey.JOIN_GROUP
+
+
+def test_a_topic_that_grew_makes_the_leader_rebalance() -> None:
+    member = Member().settle()
+    member.core.events.clear()
+    member.metadata.apply(cluster(3), member.now)
+    member.core.calls(member.now)
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=False)]
+
+
+def test_the_member_id_that_the_coordinator_gives_is_used() -> None:
+    member = Member()
+    member.find()
+    member.say(member.due(), error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id="given")
+    call = member.due()
+    assert call.api == ApiKey.JOIN_GROUP
+    assert member.core.member_id == "given"
+
+
+def test_a_lost_coordinator_is_looked_for_after_a_pause_and_membership_kept() -> None:
+    member = Member().settle()
+    member.due(3_000).complete(None, ConnectionLostError("gone"), member.now)
+    assert member.core.calls(member.now) == []
+    assert member.core.deadline() > member.now
+    member.now = member.core.deadline()
+    member.find()
+    assert member.core.state is MemberState.STABLE
+    assert member.core.member_id == "m"
+
+
+def test_a_commit_carries_the_generation_and_outlives_its_coordinator() -> None:
+    member = Member().settle()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    call = member.due()
+    assert call.api == ApiKey.OFFSET_COMMIT
+    item = Struct(partition_index=0, error_code=ErrorCode.NOT_COORDINATOR)
+    member.say(call, topics=[Struct(name="t", partitions=[item])])
+    assert not pending.is_done
+    member.now = member.core.deadline()
+    member.find()
+    item = Struct(partition_index=0, error_code=0)
+    (call,) = member.core.calls(member.now)
+    member.say(call, topics=[Struct(name="t", partitions=[item])])
+    assert pending.is_done
+    assert pending.error is None
+
+
+def test_a_commit_of_an_old_generation_is_refused_for_good() -> None:
+    member = Member().settle()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    item = Struct(partition_index=0, error_code=ErrorCode.ILLEGAL_GENERATION)
+    member.say(member.due(), topics=[Struct(name="t", partitions=[item])])
+    assert isinstance(pending.error, BrokerError)
+    assert pending.error.outcome is Outcome.FAILED
+
+
+def test_an_unanswered_commit_is_unknown() -> None:
+    member = Member(request_timeout_ms=1_000).settle()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    call = member.due()
+    call.sent = True
+    call.complete(None, ConnectionLostError("gone"), member.now)
+    member.now += 1_001
+    member.core.calls(member.now)
+    assert pending.error is not None
+    assert pending.error.outcome is Outcome.UNKNOWN
+
+
+def test_leaving_tells_the_coordinator_unless_the_member_is_static() -> None:
+    finish: Callable[..., None] = lambda *_: None  # noqa: E731
+    call = Member().settle().core.leave(finish)
+    assert call is not None
+    assert call.api == ApiKey.LEAVE_GROUP
+    assert Member(instance_id="fixed").settle().core.leave(finish) is None
+
+
+def test_an_unknown_assignor_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="'sticky'"):
+        GroupCore("g", GroupOptions(assignors=("sticky",)), MetadataCore())
+
+
+def test_what_a_leader_sends_is_what_members_read() -> None:
+    member = Member()
+    member.find()
+    member.join()
+    call = member.due()
+    request = b"".join(bytes(piece) for piece in call.body(5))
+    from raftmq.protocol import decode_request
+
+    (mine,) = decode_request(ApiKey.SYNC_GROUP, 5, request).assignments
+    assert decode_assignment(bytes(mine.assignment)) == (T0, T1)
