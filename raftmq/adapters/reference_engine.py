@@ -33,7 +33,8 @@ from raftmq.cluster.commands import (
     encode_envelope,
 )
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, ImageCallback
-from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage, decode_image, encode_image
+from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.cluster.metadata_snapshot import decode_image, encode_image
 from raftmq.errors import ErrorCode, KafkaError, RequestTimedOutError
 from raftmq.ports import Clock
 from raftmq.promise import Promise

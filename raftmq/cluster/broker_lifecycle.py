@@ -18,14 +18,13 @@ from attrs import frozen
 from raftmq.cluster.broker_messages import (
     BrokerHeartbeat,
     JoinRequest,
-    Reply,
-    decode_reply,
     encode,
+    read_reply,
 )
 from raftmq.cluster.commands import Endpoint, RegisterBroker
 from raftmq.cluster.metadata_engine import Forwarder, MetadataEngine
 from raftmq.cluster.metadata_image import MetadataImage
-from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.errors import ErrorCode
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId, ReplicaId
@@ -265,13 +264,3 @@ class BrokerLifecycle:
         if broker is None or broker.epoch != self.broker_epoch:
             self.broker_epoch = -1
             self._register_at_ms = 0.0
-
-
-def read_reply(promise: Promise[bytes]) -> Reply | None:
-    """The reply, None when there is none to be had."""
-    if promise.error is not None:
-        return None
-    try:
-        return decode_reply(promise.result())
-    except RemoteProtocolError:
-        return None

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
@@ -119,6 +120,16 @@ def decode_reply(data: Buffer) -> Reply:
         return _reply_decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"bad control reply: {error}") from error
+
+
+def read_reply(promise: Promise[bytes]) -> Reply | None:
+    """The reply, None when there is none to be had."""
+    if promise.error is not None:
+        return None
+    try:
+        return decode_reply(promise.result())
+    except RemoteProtocolError:
+        return None
 
 
 # ---- admin calls ----

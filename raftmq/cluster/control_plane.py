@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define
 
-from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle, read_reply
+from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle
 from raftmq.cluster.broker_messages import (
     AdminCall,
     AdminRequest,
@@ -30,6 +30,7 @@ from raftmq.cluster.broker_messages import (
     encode,
     encode_admin,
     encode_outcomes,
+    read_reply,
     reply_error,
 )
 from raftmq.cluster.commands import ConfirmRemoved

@@ -1,8 +1,8 @@
 """The state of the metadata group at one offset, as an immutable value.
 
-Owns the shape of brokers, topics, partitions and configs and the snapshot's encoding (version,
-CRC-32C over all bytes). Never changes: `apply.py` makes the next image, which shares all that did
-not change (`immutables.Map`), so that readers may keep one as long as they like.
+Owns the shape of brokers, topics, partitions and configs. Never changes: `apply.py` makes the next
+image, which shares all that did not change (`immutables.Map`), so that readers may keep one as long
+as they like; `metadata_snapshot.py` encodes it.
 
 Invariants: `version` is the offset of the last applied command, -1 before the first;
 `structure_version` that of the last one that changed brokers, topics or configs; `topic_names` is
@@ -11,19 +11,14 @@ the inverse of `topics`; whatever is not in a snapshot is not state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-import msgspec
 from attrs import field, frozen
-from crc32c import crc32c
 from immutables import Map
 
 from raftmq.cluster.commands import Endpoint
-from raftmq.cluster.group_image import GroupsImage, GroupsRecord, from_record, to_record
-from raftmq.errors import RaftmqError
+from raftmq.cluster.group_image import GroupsImage
 from raftmq.types import (
-    Buffer,
     NodeId,
     RaftGroupId,
     ReplicaId,
@@ -32,13 +27,7 @@ from raftmq.types import (
     TopicPartition,
 )
 
-SNAPSHOT_VERSION: Final = 1
-SNAPSHOT_MAGIC: Final = b"RQMS"
 FIRST_PRODUCER_ID: Final = 0
-
-
-class SnapshotError(RaftmqError):
-    """A metadata snapshot that must not be used: damaged, or of a newer format."""
 
 
 @frozen(slots=True)
@@ -169,172 +158,3 @@ class MetadataImage:
 
 
 EMPTY_IMAGE: Final = MetadataImage()
-
-
-# ---- snapshot ----
-
-_BrokerRow = tuple[int, str, int, int, str | None, tuple[Endpoint, ...], tuple[str, ...], bool]
-_PartitionRow = tuple[int, int, tuple[int, ...], tuple[tuple[int, str], ...], tuple[int, ...], int]
-
-
-class _TopicRow(msgspec.Struct, array_like=True):
-    name: str
-    topic_id: TopicId
-    partitions: list[_PartitionRow]
-    configs: dict[str, str]
-
-
-class _RemovalRow(msgspec.Struct, array_like=True):
-    topic: str
-    topic_id: TopicId
-    partition: int
-    creation_epoch: int
-    nodes: tuple[int, ...]
-
-
-class _Snapshot(msgspec.Struct, array_like=True):
-    version: int
-    structure_version: int
-    cluster_id: str
-    topics: list[_TopicRow]
-    brokers: list[_BrokerRow]
-    configs: list[tuple[str, str, dict[str, str]]]
-    removals: list[_RemovalRow]
-    next_producer_id: int
-    submitters: list[tuple[int, int, int]]
-    groups: GroupsRecord
-
-
-def encode_image(image: MetadataImage) -> bytes:
-    """The whole state as bytes: magic, version, CRC-32C of the body, body. The same image gives the
-    same bytes on every node."""
-    body = msgspec.msgpack.encode(
-        _Snapshot(
-            version=image.version,
-            structure_version=image.structure_version,
-            cluster_id=image.cluster_id,
-            topics=[_topic_row(topic) for topic in image.topics_by_id()],
-            brokers=[_broker_row(image.brokers[n]) for n in sorted(image.brokers)],
-            configs=[(*key, _sorted_dict(image.configs[key])) for key in sorted(image.configs)],
-            removals=[
-                _RemovalRow(r.topic, *r.group, r.nodes)
-                for _, r in sorted(image.removals.items(), key=lambda item: item[0])
-            ],
-            next_producer_id=image.next_producer_id,
-            submitters=[(n, *image.submitters[n]) for n in sorted(image.submitters)],
-            groups=to_record(image.groups),
-        )
-    )
-    head = SNAPSHOT_MAGIC + SNAPSHOT_VERSION.to_bytes(2, "big")
-    return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
-
-
-def decode_image(data: Buffer) -> MetadataImage:
-    """Read a snapshot; empty bytes are the empty image.
-
-    Raises:
-        SnapshotError: damaged, or of a newer format.
-    """
-    if not len(data):
-        return EMPTY_IMAGE
-    data = memoryview(data)
-    if bytes(data[:4]) != SNAPSHOT_MAGIC:
-        raise SnapshotError("not a metadata snapshot")
-    version = int.from_bytes(data[4:6], "big")
-    if version != SNAPSHOT_VERSION:
-        raise SnapshotError(f"metadata snapshot of format {version}, known: {SNAPSHOT_VERSION}")
-    if int.from_bytes(data[6:10], "big") != crc32c(data[10:], crc32c(data[:6])):
-        raise SnapshotError("metadata snapshot with a wrong checksum")
-    try:
-        snapshot = msgspec.msgpack.decode(data[10:], type=_Snapshot)
-    except msgspec.MsgspecError as error:
-        raise SnapshotError(f"metadata snapshot of another shape: {error}") from error
-    topics = [_read_topic(row) for row in snapshot.topics]
-    return MetadataImage(
-        version=snapshot.version,
-        structure_version=snapshot.structure_version,
-        cluster_id=snapshot.cluster_id,
-        topics=Map((topic.name, topic) for topic in topics),
-        topic_names=Map((topic.topic_id, topic.name) for topic in topics),
-        brokers=Map((NodeId(row[0]), _read_broker(row)) for row in snapshot.brokers),
-        configs=Map(((kind, name), Map(values)) for kind, name, values in snapshot.configs),
-        removals=Map(
-            (
-                (row.topic_id, row.partition),
-                RemovalImage(
-                    row.topic,
-                    RaftGroupId(row.topic_id, row.partition, row.creation_epoch),
-                    _nodes(row.nodes),
-                ),
-            )
-            for row in snapshot.removals
-        ),
-        next_producer_id=snapshot.next_producer_id,
-        submitters=Map((NodeId(n), (inc, seq)) for n, inc, seq in snapshot.submitters),
-        groups=from_record(snapshot.groups),
-    )
-
-
-def _sorted_dict(values: Mapping[str, str]) -> dict[str, str]:
-    return {key: values[key] for key in sorted(values)}
-
-
-def _nodes(values: tuple[int, ...]) -> tuple[NodeId, ...]:
-    return tuple(NodeId(value) for value in values)
-
-
-def _topic_row(topic: TopicImage) -> _TopicRow:
-    partitions: list[_PartitionRow] = [
-        (
-            p.index,
-            p.creation_epoch,
-            p.replicas,
-            tuple((r.node_id, f"{r.storage_id:x}") for r in p.first_voters),
-            p.voters,
-            p.voters_epoch,
-        )
-        for p in topic.partitions
-    ]
-    return _TopicRow(topic.name, topic.topic_id, partitions, _sorted_dict(topic.configs))
-
-
-def _read_topic(row: _TopicRow) -> TopicImage:
-    partitions = tuple(
-        PartitionImage(
-            index,
-            creation_epoch,
-            _nodes(replicas),
-            tuple(ReplicaId(NodeId(n), StorageId(int(s, 16))) for n, s in first_voters),
-            _nodes(voters),
-            voters_epoch,
-        )
-        for index, creation_epoch, replicas, first_voters, voters, voters_epoch in row.partitions
-    )
-    return TopicImage(row.name, row.topic_id, partitions, Map(row.configs))
-
-
-def _broker_row(broker: BrokerImage) -> _BrokerRow:
-    return (
-        broker.node_id,
-        f"{broker.storage_id:x}",
-        broker.epoch,
-        broker.incarnation,
-        broker.rack,
-        broker.endpoints,
-        broker.features,
-        broker.is_fenced,
-    )
-
-
-def _read_broker(row: _BrokerRow) -> BrokerImage:
-    node_id, storage_id, epoch, incarnation, rack, endpoints, features, is_fenced = row
-    return BrokerImage(
-        NodeId(node_id),
-        StorageId(int(storage_id, 16)),
-        epoch,
-        incarnation,
-        rack,
-        endpoints,
-        features,
-        is_fenced,
-    )

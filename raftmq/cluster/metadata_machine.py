@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 from raftmq.cluster.apply import apply
 from raftmq.cluster.commands import Envelope, Result, decode_envelope
-from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage, decode_image, encode_image
+from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.cluster.metadata_snapshot import SnapshotEncoder, decode_image
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import SoftState
@@ -97,6 +98,7 @@ class MetadataMachine:
         self._recent: deque[LogEntry] = deque()
         self._recent_bytes = 0
         self._kept: dict[Offset, MetadataImage] = {}
+        self._encoder = SnapshotEncoder()
 
     def attach_log(self, log: CommittedEntries) -> None:
         """Say which log holds what was committed; before `restore`."""
@@ -110,6 +112,10 @@ class MetadataMachine:
     def applied_offset(self) -> Offset:
         """The offset after the last applied command."""
         return Offset(self.image.version + 1)
+
+    def prepare_snapshot(self, parts_max: int) -> None:
+        """Encode a part of the state ahead of the snapshot that will be asked for."""
+        self._encoder.warm(self.image, parts_max)
 
     # ---- the replica's port ----
 
@@ -180,7 +186,7 @@ class MetadataMachine:
             raise self._damage
         image = self.image if self.applied_offset == offset else self._kept.get(offset)
         assert image is not None, f"the state at {offset} was asked for without a log-start entry"
-        state = encode_image(image)
+        state = self._encoder.encode(image)
         self.state_bytes = len(state)
         self.log_bytes = 0
         return state

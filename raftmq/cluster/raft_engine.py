@@ -24,8 +24,8 @@ from raftmq.cluster.broker_messages import (
     BarrierRequest,
     ForwardCommands,
     Reply,
-    decode_reply,
     encode,
+    read_reply,
 )
 from raftmq.cluster.commands import (
     COMMAND_VERSION,
@@ -50,7 +50,6 @@ from raftmq.errors import (
     ErrorCode,
     KafkaError,
     NotLeaderError,
-    RemoteProtocolError,
     RequestTimedOutError,
     StorageError,
 )
@@ -73,6 +72,8 @@ class _Pending:
 
 
 FIRST_SEQUENCE: Final = 1
+SNAPSHOT_PARTS_PER_TICK: Final = 64
+"""Topics and groups encoded ahead in one tick: a millisecond or two."""
 _OVERTAKEN: Final = object()
 _SKIPPED: Final = object()
 
@@ -211,6 +212,8 @@ class RaftMetadataEngine:
         """Let time pass: expire, and send again what seems lost."""
         now_ms = self._clock.monotonic_ms()
         self._machine.catch_up()
+        if 2 * self._machine.log_bytes > self._snapshot_due():
+            self._machine.prepare_snapshot(SNAPSHOT_PARTS_PER_TICK)
         for pending in list(self._pending.values()):
             if pending.deadline_ms <= now_ms:
                 self._fail(pending, RequestTimedOutError("the command's outcome is unknown"))
@@ -454,7 +457,7 @@ class RaftMetadataEngine:
     def _forward_done(self, round_number: int, promise: Promise[bytes]) -> None:
         if round_number != self._forward_round:
             return  # given up long ago
-        reply = _read_reply(promise)
+        reply = read_reply(promise)
         if reply is None or reply.code is not ErrorCode.NONE:
             # Not taken, or lost: the next tick, or a new leader, sends all of it again.
             self._retry_at_tick = True
@@ -534,7 +537,7 @@ class RaftMetadataEngine:
         # An answer to an earlier asking of this round will do: it came after its callers.
         if not self._rounds.is_waiting(asked):
             return
-        reply = _read_reply(promise)
+        reply = read_reply(promise)
         if reply is None or reply.code is not ErrorCode.NONE:
             self._retry_at_tick = True
             return
@@ -555,15 +558,23 @@ class RaftMetadataEngine:
 
     # ---- snapshots ----
 
+    def _snapshot_due(self) -> int:
+        """Bytes of log after which a snapshot is worth its while."""
+        config = self._config
+        return max(config.snapshot_bytes_min, config.snapshot_factor * self._machine.state_bytes)
+
     def _maybe_snapshot(self) -> None:
         """Move the log start up to here when enough log has gathered.
 
         Only with nothing above the applied state: then every replica meets the log-start entry at
         exactly this state, whenever it commits it.
         """
-        machine, config = self._machine, self._config
-        due = max(config.snapshot_bytes_min, config.snapshot_factor * machine.state_bytes)
-        if machine.log_bytes < due or not self.is_leader or self._in_flight_end is not None:
+        machine = self._machine
+        if (
+            machine.log_bytes < self._snapshot_due()
+            or not self.is_leader
+            or self._in_flight_end is not None
+        ):
             return
         assert self._replica is not None
         target = machine.applied_offset
@@ -586,12 +597,3 @@ def _settle(promise: Promise[Any], result: Result) -> None:
         promise.fail(KafkaError(result.message, code=result.code))
     else:
         promise.resolve(result)
-
-
-def _read_reply(promise: Promise[bytes]) -> Reply | None:
-    if promise.error is not None:
-        return None
-    try:
-        return decode_reply(promise.result())
-    except RemoteProtocolError:
-        return None

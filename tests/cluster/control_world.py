@@ -22,8 +22,9 @@ from raftmq.cluster.commands import AllocateProducerIds, Envelope, Result
 from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.controller import ControllerConfig
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, EngineConfig
-from raftmq.cluster.metadata_image import MetadataImage, encode_image
+from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.recovery import Opening, open_replica

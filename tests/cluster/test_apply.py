@@ -40,7 +40,8 @@ from raftmq.cluster.group_commands import (
     CommittedOffset,
     GroupDone,
 )
-from raftmq.cluster.metadata_image import MetadataImage, decode_image, encode_image
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.metadata_snapshot import decode_image, encode_image
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from tests.cluster.metadata_commands import (

@@ -19,7 +19,7 @@ from raftmq.cluster.broker_messages import (
     NewTopic,
     Outcome,
 )
-from raftmq.cluster.metadata_image import encode_image
+from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.types import NodeId
 from tests.cluster.metadata_cluster import MetadataCluster

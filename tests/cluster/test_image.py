@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.cluster.commands import CreateTopics
-from raftmq.cluster.metadata_image import (
-    EMPTY_IMAGE,
+from raftmq.cluster.commands import CreateTopics, DeleteTopics
+from raftmq.cluster.group_commands import ClaimGroup
+from raftmq.cluster.metadata_image import EMPTY_IMAGE
+from raftmq.cluster.metadata_snapshot import (
+    SnapshotEncoder,
     SnapshotError,
     decode_image,
     encode_image,
 )
 from raftmq.types import TopicPartition
-from tests.cluster.metadata_commands import Machine, creation, node, register
+from tests.cluster.metadata_commands import Machine, creation, node, register, topic_id
 
 
 def _bytes() -> bytes:
@@ -82,3 +84,24 @@ def test_lookups() -> None:
     assert client is not None
     assert client.port == 9002
     assert image.brokers[node(2)].endpoint("nope") is None
+
+
+def test_an_encoder_that_is_used_again_gives_the_same_bytes() -> None:
+    encoder = SnapshotEncoder()
+    machine = Machine()
+    machine.register_all(1, 2, 3)
+    epoch = machine.image.brokers[node(1)].epoch
+    for number in range(1, 30):
+        machine.apply(CreateTopics(topics=(creation(f"t{number}", number, (1, 2)),)))
+        if number % 4 == 0:
+            machine.apply(DeleteTopics(topic_ids=(topic_id(number - 1),)))
+        machine.apply(ClaimGroup(group=f"g{number % 5}", node_id=node(1), broker_epoch=epoch))
+        if number % 3 == 0:
+            encoder.warm(machine.image, 7)
+        if number % 7 == 0:
+            assert encoder.encode(machine.image) == encode_image(machine.image)
+    while not encoder.warm(machine.image, 7):
+        pass
+    data = encoder.encode(machine.image)
+    assert data == encode_image(machine.image)
+    assert decode_image(data) == machine.image

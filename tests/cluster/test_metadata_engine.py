@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.cluster.commands import AllocateProducerIds, NoOperation, ProducerIds
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, EngineConfig
-from raftmq.cluster.metadata_image import decode_image, encode_image
+from raftmq.cluster.metadata_snapshot import decode_image, encode_image
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind

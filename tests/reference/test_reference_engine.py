@@ -22,7 +22,7 @@ from raftmq.cluster.commands import (
     Registered,
     encode_envelope,
 )
-from raftmq.cluster.metadata_image import encode_image
+from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import NodeId
