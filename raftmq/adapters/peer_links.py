@@ -206,6 +206,18 @@ class PeerLinks:
         stream = self._streams.get((node_id, "bulk"))
         return stream is not None and stream.sock is not None
 
+    def has_ended(self, node_id: NodeId) -> bool:
+        """True when the peer closed a stream of which this loop has not been told yet."""
+        stream = self._streams.get((node_id, "bulk"))
+        if stream is None or stream.sock is None:
+            return False
+        try:
+            return stream.sock.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def queued_bytes(self) -> dict[NodeId, int]:
         """Bytes waiting for each peer."""
         return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == "bulk"}

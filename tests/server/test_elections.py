@@ -1,0 +1,86 @@
+"""Metadata waits for the next leader after a loss, and never for long."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from immutables import Map
+
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.leader_table import LeaderRow, LeaderTable
+from raftmq.cluster.metadata_image import PartitionImage, TopicImage
+from raftmq.server.elections import WAIT_MS, Elections
+from raftmq.types import LeaderEpoch, NodeId, TopicId
+
+TOPIC = TopicId(UUID(int=7))
+IMAGE = TopicImage(
+    "t", TOPIC, tuple(PartitionImage(i, 1, (NodeId(1),), (), (NodeId(1),)) for i in (0, 1)), Map()
+)
+
+
+class FakeClock:
+    now_ms = 1_000.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return int(self.now_ms)
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.deadlines = Deadlines(self.clock)
+        self.leaders = LeaderTable()
+        self.ended: set[NodeId] = set()
+        self.elections = Elections(
+            self.leaders, self.deadlines, self.clock, has_ended=self.ended.__contains__
+        )
+        self.lead(0, 1, 1)
+        self.lead(1, 2, 1)
+
+    def lead(self, partition: int, node: int, epoch: int) -> None:
+        row = LeaderRow(TOPIC, partition, LeaderEpoch(epoch), 0, NodeId(node), (), ())
+        self.leaders.merge([row])
+
+
+def test_nothing_lost_nothing_waited_for() -> None:
+    assert World().elections.next_leaders([IMAGE]) is None
+
+
+def test_waits_until_each_lost_partition_has_its_next_leader() -> None:
+    world = World()
+    world.lead(1, 1, 2)
+    world.elections.node_lost(NodeId(1))
+    promise = world.elections.next_leaders([IMAGE])
+    assert promise is not None
+    world.lead(0, 3, 2)
+    assert not promise.is_done
+    world.lead(1, 2, 3)
+    assert promise.is_done
+    assert world.elections.next_leaders([IMAGE]) is None, "led again"
+
+
+def test_gives_up_and_keeps_nobody_waiting_later() -> None:
+    world = World()
+    world.elections.node_lost(NodeId(1))
+    promise = world.elections.next_leaders([IMAGE])
+    assert promise is not None
+    world.clock.now_ms += WAIT_MS
+    world.deadlines.expire(world.clock.now_ms)
+    assert promise.is_done
+    assert world.elections.next_leaders([IMAGE]) is None
+
+
+def test_a_connection_that_just_ended_counts_before_anybody_is_told() -> None:
+    world = World()
+    world.ended.add(NodeId(2))
+    assert world.elections.next_leaders([IMAGE]) is not None
+
+
+def test_a_node_that_is_back_is_not_waited_for() -> None:
+    world = World()
+    world.elections.node_lost(NodeId(1))
+    world.elections.node_connected(NodeId(1))
+    assert world.elections.next_leaders([IMAGE]) is None
