@@ -31,6 +31,7 @@ FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c o
 FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096
 READ_BUFFER_SIZE: Final = 256 << 10
+READ_TURN_BYTES: Final = 256 << 10
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 
@@ -370,10 +371,16 @@ class PeerLinks:
         """Hand each whole, checked frame to the node; small ones are copied out of one buffer."""
         buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         filled = 0
+        turn_bytes = 0
         while True:
             count = await _recv_into(sock, buffer[filled:])
             filled += count
+            turn_bytes += count
             start = 0
+            if turn_bytes >= READ_TURN_BYTES:
+                # A stream that is never empty must not keep ticks and heartbeats waiting.
+                await trio.lowlevel.checkpoint()
+                turn_bytes = 0
             while filled - start >= FRAME_HEADER.size:
                 size, checksum, kind = FRAME_HEADER.unpack_from(buffer, start)
                 if size > FRAME_BYTES_MAX:
@@ -387,6 +394,7 @@ class PeerLinks:
                     payload[:have] = buffer[body:filled]
                     while have < size:
                         have += await _recv_into(sock, payload[have:])
+                    turn_bytes += size
                     start = filled
                 else:
                     payload = memoryview(bytes(buffer[body : body + size]))
