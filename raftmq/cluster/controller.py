@@ -61,6 +61,7 @@ from raftmq.types import NodeId, TopicId
 
 REPLANS_MAX: Final = 10
 TOPICS_PER_CALL_MAX: Final = 1_000
+_NOTHING_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.INVALID_UPDATE_VERSION)
 
 
 @frozen(slots=True)
@@ -206,11 +207,13 @@ class Controller:
         self._changing.clear()
         self._reports.clear()
         self._is_reporting = False
-        self._is_planning = False
         calls, self._calls = self._calls, deque()
+        if self._is_planning:
+            calls.popleft()  # its command is under way and settles it
+        self._is_planning = False
         waits, self._waits = self._waits, []
         for wait in waits:
-            wait.done(False, False)
+            wait.done(True, True)  # it is done; waiting for the others was a courtesy
         for call in calls:
             if not call.promise.is_done:
                 call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
@@ -340,10 +343,11 @@ class Controller:
         left_ms = max(1.0, call.deadline_ms - self._clock.monotonic_ms())
 
         def done(promise: Promise[Any]) -> None:
-            if office != self._epoch:
-                return  # left office: the call was failed then
-            self._is_planning = False
             error = promise.error
+            if office != self._epoch:
+                _settle_out_of_office(call, error, lambda: outcomes_of(promise.result()))
+                return
+            self._is_planning = False
             if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_UPDATE_VERSION:
                 call.attempts += 1
                 if call.attempts < REPLANS_MAX:
@@ -484,6 +488,18 @@ class Controller:
             topic_id = TopicId(UUID(int=self._random.getrandbits(128), version=4))
             if topic_id not in image.topic_names:
                 return topic_id
+
+
+def _settle_out_of_office(
+    call: _Call, error: Exception | None, outcomes: Callable[[], Outcomes]
+) -> None:
+    """Answer a call whose command was under way when the office was lost."""
+    if error is None:
+        call.promise.resolve(outcomes())
+    elif isinstance(error, KafkaError) and error.code in _NOTHING_DONE:
+        call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))  # the next one may try
+    else:
+        call.promise.fail(error)
 
 
 def _refused(name: str, error: KafkaError) -> Outcome:

@@ -31,6 +31,7 @@ from raftmq.cluster.commands import (
     COMMAND_VERSION,
     AnyCommand,
     Envelope,
+    NoOperation,
     Rejection,
     Result,
     UnknownCommandError,
@@ -69,6 +70,7 @@ class _Pending:
     deadline_ms: float
     may_resend: bool
     is_sent: bool = False
+    is_abandoned: bool = False
 
 
 FIRST_SEQUENCE: Final = 1
@@ -412,12 +414,20 @@ class RaftMetadataEngine:
         self._sent_sequence = 0
 
     def _drop_unrepeatable(self) -> None:
-        """What made sense from the former controller only is not sent to the next one."""
+        """What made sense from the former controller only is not sent to the next one.
+
+        What was sent may be in a log that wins all the same. A command of this node that follows
+        it tells: once that is applied, the former ones were applied before, or never will be.
+        """
+        must_ask = False
         for pending in [p for p in self._pending.values() if not p.may_resend]:
-            error: KafkaError = CommandNotAppliedError("the controller changed meanwhile")
             if pending.is_sent:
-                error = RequestTimedOutError("the controller changed meanwhile")
-            self._fail(pending, error)
+                must_ask = must_ask or not pending.is_abandoned
+                pending.is_abandoned = True
+            else:
+                self._fail(pending, CommandNotAppliedError("the controller changed meanwhile"))
+        if must_ask:
+            self.propose(NoOperation())
 
     def _send_pending(self) -> None:
         if not self._pending or self._sent_sequence >= self._sequence:
@@ -444,7 +454,7 @@ class RaftMetadataEngine:
         """The next commands to send, in order, at least one; they count as sent now."""
         chosen: list[_Pending] = []
         for sequence, pending in self._pending.items():
-            if sequence <= self._sent_sequence:
+            if sequence <= self._sent_sequence or pending.is_abandoned:
                 continue
             bytes_max -= len(pending.data)
             if chosen and bytes_max < 0:
