@@ -79,9 +79,9 @@ def consume(
         float | None,
         typer.Option("--idle", metavar="SECONDS", help="End after so long without a record."),
     ] = None,
-    kcat: Annotated[
-        list[bool] | None, typer.Option("-C", "-q", "-u", hidden=True, help="kcat's, no effect.")
-    ] = None,
+    _kcat: Annotated[
+        bool, typer.Option("-C", "-q", "-u", hidden=True, help="kcat's, no effect.")
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Read records of a topic.

@@ -85,9 +85,9 @@ def produce(
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Print each record's partition and offset.")
     ] = False,
-    kcat: Annotated[
-        list[bool] | None, typer.Option("-P", "-q", hidden=True, help="kcat's, no effect.")
-    ] = None,
+    _kcat: Annotated[
+        bool, typer.Option("-P", "-q", hidden=True, help="kcat's, no effect.")
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Write records to a topic.

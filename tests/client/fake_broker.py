@@ -105,6 +105,7 @@ class FakeBroker:
         self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
         self._must_end = False
         self._members = 0
+        self._producers = 0
         for name, count in (topics or {}).items():
             self.make_topic(name, count)
 
@@ -274,8 +275,7 @@ class FakeBroker:
         header = parse_header(records)
         for batch in log.batches:
             known = parse_header(batch)
-            same = known.base_sequence == header.base_sequence >= 0
-            if same and known.producer_epoch == header.producer_epoch:
+            if header.has_producer_id and known[9:12] == header[9:12]:  # id, epoch, sequence
                 return known.base_offset
         return log.append(records)
 
@@ -334,7 +334,8 @@ class FakeBroker:
         return -1
 
     def _on_init_producer_id(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
-        return Struct(error_code=code, producer_id=4_000, producer_epoch=0)
+        self._producers += 1
+        return Struct(error_code=code, producer_id=self._producers, producer_epoch=0)
 
     def _on_create_topics(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
         request = decode_request(ApiKey.CREATE_TOPICS, version, body)
