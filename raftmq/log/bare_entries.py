@@ -304,10 +304,8 @@ class BareEntries:
         self.compact(now=True)
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Let go of the file; a flush job under way keeps it open."""
+        self._file = None
 
     def _remember(self, entry: BareEntry, position: int) -> None:
         self.entries.append(entry)

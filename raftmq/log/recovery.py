@@ -349,14 +349,16 @@ class _Recovery:
                 continue
             if item.scan is not None:
                 target = end if item.next_base is None else min(item.next_base, end)
-                has_cut |= self._settle_scanned(item, item.scan, target, claims)
+                has_cut |= self._settle_scanned(item, item.scan, target, end, claims)
             kept.append(segment)
         self._report.cut_claimed_end = RaftIndex(max([0, *claims]))
         if has_cut:
             self._disk.sync_directory(self._folder)
         return kept
 
-    def _settle_scanned(self, item: _Found, scan: Scan, target: int, claims: list[int]) -> bool:
+    def _settle_scanned(
+        self, item: _Found, scan: Scan, target: int, end: int, claims: list[int]
+    ) -> bool:
         """Returns True when bytes were cut off."""
         segment = item.segment
         segment.damages = scan.damages
@@ -371,7 +373,8 @@ class _Recovery:
         rest = segment.file.pread(item.file_size - scan.position, scan.position)
         if not any(rest) and self._config.segment_reserve_bytes:
             return False  # room allocated ahead
-        claims.append(self._claim_of(item))
+        if item.next_base is None or item.next_base >= end:
+            claims.append(self._claim_of(item))  # else the next segment began where this one ended
         self._report.cut = True
         segment.file.truncate(scan.position)
         segment.file.fdatasync()
