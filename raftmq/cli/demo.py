@@ -35,6 +35,7 @@ _PACE_S: Final = 0.004
 _BURST: Final = 100
 _VALUE: Final = b"%012d a record of the demo, long enough to be no toy, short enough to be quick"
 _DELIVERY_MS: Final = 30_000.0
+_ELECTION_S: Final = 10.0
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -148,7 +149,7 @@ class _Story:
         self._say(f"three nodes are up: {bootstrap}", "green")
         with Admin(bootstrap, client_id="raftmq-demo") as admin:
             admin.create_topic(TOPIC, partitions=1, replication_factor=3)
-            leader = admin.topic(TOPIC).partitions[0].leader
+            leader = self._leader(admin)
             self._say(f"topic {TOPIC!r}: one partition, three replicas, led by node {leader}")
             acks = _Acks()
             with Producer(
@@ -161,10 +162,19 @@ class _Story:
                 while acks.waiting:  # the delivery timeout ends this at the latest
                     acks.settle(watch_gap=True)
                     time.sleep(_PACE_S / 2)
-            leader = admin.topic(TOPIC).partitions[0].leader
+            leader = self._leader(admin)
             self._say(f"node {leader} leads now; {len(acks.acknowledged)} records acknowledged")
         read = self._read_back(bootstrap, acks)
         return self._judge(acks, read)
+
+    def _leader(self, admin: Any) -> int:
+        """The node that leads the demo's partition, waited for while a first one is elected."""
+        deadline = time.monotonic() + _ELECTION_S
+        while (leader := int(admin.topic(TOPIC).partitions[0].leader)) < 0:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"topic {TOPIC!r} has no leader after {_ELECTION_S:.0f} s")
+            time.sleep(_PACE_S)
+        return leader
 
     def _send(self, producer: Any, acks: _Acks, start: int, end: int, *, watch_gap: bool) -> None:
         due = time.monotonic()

@@ -42,6 +42,7 @@ class Elections:
         self._clock = clock
         self._lost_at_ms: dict[NodeId, float] = {}
         self._waiting: dict[Promise[None], set[Key]] = {}
+        self._unled_since_ms: dict[Key, float] = {}
         leaders.on_change(self._leader_changed)
 
     def node_lost(self, node_id: NodeId) -> None:
@@ -53,8 +54,8 @@ class Elections:
         self._lost_at_ms.pop(node_id, None)
 
     def next_leaders(self, topics: Iterable[TopicImage]) -> Promise[None] | None:
-        """Kept when partitions of these topics whose leader was just lost have the next one, or
-        when that takes too long; None when there is nothing to wait for."""
+        """Kept when partitions of these topics whose leader was just lost, or that never had one,
+        have the next one, or when that takes too long; None when there is nothing to wait for."""
         if len(self._waiting) >= WAITING_MAX:
             return None
         asked = list(topics)
@@ -63,31 +64,34 @@ class Elections:
             if node_id not in self._lost_at_ms and self._has_ended(node_id):
                 self._lost_at_ms[node_id] = now_ms
         recent = {n for n, at_ms in self._lost_at_ms.items() if now_ms - at_ms < WAIT_MS}
-        if not recent:
-            return None
-        missing = {
-            (topic.topic_id, partition.index)
-            for topic in asked
-            for partition in topic.partitions
-            if self._is_led_by(recent, (topic.topic_id, partition.index))
-        }
+        missing = {}
+        for topic in asked:
+            for partition in topic.partitions:
+                key = (topic.topic_id, partition.index)
+                since_ms = self._missing_since(key, recent, now_ms)
+                if since_ms is not None and now_ms - since_ms < WAIT_MS:
+                    missing[key] = since_ms
         if not missing:
             return None
         promise: Promise[None] = Promise()
-        self._waiting[promise] = missing
-        first_ms = min(self._lost_at_ms[n] for n in sorted(recent))
-        self._deadlines.after(first_ms + WAIT_MS - now_ms, lambda: self._settle(promise))
+        self._waiting[promise] = set(missing)
+        delay_ms = min(missing.values()) + WAIT_MS - now_ms
+        self._deadlines.after(delay_ms, lambda: self._settle(promise))
         return promise
+
+    def _missing_since(self, key: Key, lost: set[NodeId], now_ms: float) -> float | None:
+        """Since when a partition has no leader that can be reached; None when it has one."""
+        row = self._leaders.get(*key)
+        if row is None:  # a new partition: its first election is under way
+            return self._unled_since_ms.setdefault(key, now_ms)
+        return self._lost_at_ms[row.leader_id] if row.leader_id in lost else None
 
     def _leading(self, topics: Iterable[TopicImage]) -> list[NodeId]:
         rows = (self._leaders.get(t.topic_id, p.index) for t in topics for p in t.partitions)
         return sorted({row.leader_id for row in rows if row is not None})
 
-    def _is_led_by(self, nodes: set[NodeId], key: Key) -> bool:
-        row = self._leaders.get(*key)
-        return row is not None and row.leader_id in nodes
-
     def _leader_changed(self, row: LeaderRow, _is_own: bool) -> None:
+        self._unled_since_ms.pop(row.key, None)
         if not self._waiting or row.leader_id in self._lost_at_ms:
             return
         for promise, missing in list(self._waiting.items()):

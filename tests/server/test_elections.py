@@ -84,3 +84,23 @@ def test_a_node_that_is_back_is_not_waited_for() -> None:
     world.elections.node_lost(NodeId(1))
     world.elections.node_connected(NodeId(1))
     assert world.elections.next_leaders([IMAGE]) is None
+
+
+def test_a_new_partition_is_given_time_for_its_first_election() -> None:
+    world = World()
+    more = PartitionImage(2, 1, (NodeId(1),), (), (NodeId(1),))
+    image = TopicImage("t", TOPIC, (*IMAGE.partitions, more), Map())
+    promise = world.elections.next_leaders([image])
+    assert promise is not None
+    world.lead(2, 3, 1)
+    assert promise.is_done
+    assert world.elections.next_leaders([image]) is None
+
+
+def test_a_partition_that_nobody_can_lead_delays_answers_only_at_first() -> None:
+    world = World()
+    more = PartitionImage(2, 1, (NodeId(1),), (), (NodeId(1),))
+    image = TopicImage("t", TOPIC, (*IMAGE.partitions, more), Map())
+    assert world.elections.next_leaders([image]) is not None
+    world.clock.now_ms += WAIT_MS
+    assert world.elections.next_leaders([image]) is None
