@@ -13,24 +13,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import get_context
 from statistics import median
 from typing import TextIO
 
-from jepsen_like.planted import BUGS, Catch, hunt
-from jepsen_like.sim import Result, Verdict, run_seed
+from jepsen_like.planted import BUGS
+from jepsen_like.pool import hunt_bugs, run_seeds
+from jepsen_like.sim import Result, Verdict
 
 TRACE_LINES_SHOWN = 60
-
-
-def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
-    """Run seeds in order of `first`, `first + 1`, ..., in `jobs` processes."""
-    seeds = range(first, first + count)
-    if jobs <= 1:
-        yield from map(run_seed, seeds)
-        return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=1)
 
 
 def summary_line(results: Sequence[Result]) -> str:
@@ -85,18 +75,12 @@ def _sim(arguments: argparse.Namespace, out: TextIO) -> int:
     return int(Verdict.UNKNOWN if Verdict.UNKNOWN in verdicts else Verdict.CLEAN)
 
 
-def _hunt(job: tuple[str, int, int]) -> Catch:
-    return hunt(*job)
-
-
 def _planted(arguments: argparse.Namespace, out: TextIO) -> int:
     names = [arguments.bug] if arguments.bug else list(BUGS)
-    jobs = [(name, arguments.seed, arguments.seeds) for name in names]
     caught = 0
-    with get_context("spawn").Pool(arguments.jobs) as pool:
-        for catch in pool.imap(_hunt, jobs, chunksize=1):
-            caught += catch.is_caught
-            print(catch, file=out, flush=True)
+    for catch in hunt_bugs(names, arguments.seed, arguments.seeds, arguments.jobs):
+        caught += catch.is_caught
+        print(catch, file=out, flush=True)
     print(f"caught {caught} of {len(names)}", file=out)
     return 0 if caught == len(names) else 1
 

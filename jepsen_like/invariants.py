@@ -6,6 +6,9 @@
     LeaderCompleteness            a leader holds everything committed before (§5.4)
     MonotonicHighWatermark        within a replica it never falls; what is below never changes
     CommittedIsDurableAtMajority  what is committed is flushed at a majority of the voters
+    LeaderCommitsOwnTerm          a leader counts copies of no entry before its election's (§5.4.2)
+    FlushedSurvives               after a crash a log reaches at least as far as it was flushed
+    CrashKeepsIdentity            a crash alone never makes a replica a stranger to its group
     AckedRecordsSurvive           what a client was promised stays where it was
     LinearizableBarrier           a read barrier covers all that was acknowledged before it
 
@@ -165,6 +168,35 @@ class Invariants:
         if known is None or known != digest:
             raise InvariantViolation(
                 "LogMatching", f"{group}: {replica} begins at {end} with another state"
+            )
+
+    def leader_commits(
+        self, group: RaftGroupId, replica: ReplicaId, end: int, term_start: int
+    ) -> None:
+        """A leader whose election entry lies at `term_start` commits `end`."""
+        if end <= term_start:
+            raise InvariantViolation(
+                "LeaderCommitsOwnTerm",
+                f"{group}: {replica} commits {end}, its term begins at {term_start}",
+            )
+
+    def booted(
+        self,
+        group: RaftGroupId,
+        before: ReplicaId,
+        after: ReplicaId,
+        flushed_end: int,
+        log_end: int,
+    ) -> None:
+        """A replica came back from a crash that took nothing but power."""
+        if before != after:
+            raise InvariantViolation(
+                "CrashKeepsIdentity", f"{group}: {before} came back as {after}"
+            )
+        if log_end < flushed_end:
+            raise InvariantViolation(
+                "FlushedSurvives",
+                f"{group}: {after} had flushed up to {flushed_end}, now its log ends at {log_end}",
             )
 
     def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:

@@ -63,6 +63,9 @@ class SimMachine:
                 for entry in entries:
                     self._add(entry)
                     position = entry.end
+                    self._invariants.appended(
+                        self.group, self.identity, entry.end, entry.leader_epoch, self._digests[-1]
+                    )
         except DamagedError:
             self._is_blind = True
 
@@ -122,6 +125,9 @@ class SimMachine:
                 "MonotonicHighWatermark", f"{self.group}: {self.identity} fell to {commit_end}"
             )
         before, self.commit_end = self.commit_end, commit_end
+        term_start = replica.core.term_start
+        if term_start is not None and commit_end > before:
+            self._invariants.leader_commits(self.group, self.identity, commit_end, term_start)
         if not self._can_see():
             return
         first = bisect_left(self._ends, before)

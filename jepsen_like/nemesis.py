@@ -40,6 +40,7 @@ class Nemesis:
             "lose-folder": self._lose_folder,
             "rot": self._rot,
             "full-disk": self._full_disk,
+            "crash-voter": self._crash_voter,
         }
 
     def start(self) -> None:
@@ -195,6 +196,16 @@ class Nemesis:
         node.crash()
         node.must_rot = True
         self._world.schedule(self._lasts_ms(), self._world.restart(node))
+
+    def _crash_voter(self) -> None:
+        """A node that loses power right after it gave its vote, and is back at once."""
+        node = self._any_node()
+        node.crashes_after_voting = True
+
+        def end() -> None:
+            node.crashes_after_voting = False
+
+        self._world.schedule(self._lasts_ms(), end)
 
     def _full_disk(self) -> None:
         node = self._any_node()

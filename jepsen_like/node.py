@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
 from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.peer_codec import decode
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import KafkaError
@@ -24,6 +27,7 @@ from raftmq.log.model import LogConfig
 from raftmq.log.shared import Shared
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import VoteReply
 from raftmq.records import HEADER_SIZE, parse_header
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId, ReplicaId, StorageId
 
@@ -32,6 +36,15 @@ if TYPE_CHECKING:
 
 
 SCRUB_BYTES = 500
+
+
+@frozen
+class LastSeen:
+    """A replica as it was when its node went down."""
+
+    identity: ReplicaId
+    flushed_end: int
+    bare_count: int
 
 
 class SimClock:
@@ -63,7 +76,9 @@ class SimNode:
         self.paused_until_ms = 0.0
         self.is_slow = False
         self.must_rot = False
-        self._bare_counts: dict[RaftGroupId, int] = {}
+        self.crashes_after_voting = False
+        self._is_inside = False
+        self._last: dict[RaftGroupId, LastSeen] = {}
         self.multiraft: MultiRaft | None = None
         self.journal: HardStateJournal | None = None
         self.machines: dict[RaftGroupId, SimMachine] = {}
@@ -143,8 +158,20 @@ class SimNode:
                     config=self._config(group),
                 )
                 machine.attach(replica)
+                self._compare(group, replica)
                 self.machines[group] = machine
                 multiraft.register(replica)
+
+    def _compare(self, group: RaftGroupId, replica: Replica) -> None:
+        last = self._last.get(group)
+        if last is not None:
+            self.world.invariants.booted(
+                group,
+                last.identity,
+                replica.self_id,
+                last.flushed_end,
+                replica.log.end_index,
+            )
 
     def _config(self, group: RaftGroupId) -> ReplicaConfig:
         options = self.world.options
@@ -173,7 +200,11 @@ class SimNode:
         self.is_up = False
         self.incarnation += 1
         for group, replica in self.replicas.items():
-            self._bare_counts[group] = replica.log.end_index - replica.log.log_end_offset
+            log = replica.log
+            bare_count = log.end_index - log.log_end_offset
+            # In the middle of a truncation nobody can say what must be there afterwards.
+            flushed_end = 0 if self._is_inside else log.flushed_end
+            self._last[group] = LastSeen(replica.self_id, flushed_end, bare_count)
         self.world.forget(self)
         self.multiraft = None
         self.journal = None
@@ -183,6 +214,7 @@ class SimNode:
         self.crash()
         self.world.note("wipe", self.node_id)
         self.world.summary.wipes += 1
+        self._last.clear()
         self.disk = SimDisk(self._random)
         self.storage_id = StorageId(self._random.getrandbits(63) | 1)
 
@@ -191,6 +223,7 @@ class SimNode:
         self.crash()
         self.world.note("lose folder", self.node_id, number)
         self.world.summary.wipes += 1
+        self._last.pop(self.world.groups[number], None)
         self.disk.remove_tree(f"data/group-{number}")
 
     def _rot(self) -> None:
@@ -205,7 +238,8 @@ class SimNode:
         if state is None or group in self.world.rotten:
             return
         # Bare entries take no offset: everything below this one is surely below the claimed end.
-        sure_end = state.flushed_end - self._bare_counts.get(group, 0)
+        last = self._last.get(group)
+        sure_end = state.flushed_end - (0 if last is None else last.bare_count)
         found: list[tuple[str, int, int]] = []
         for path, size in self.disk.files(f"data/group-{number}").items():
             if path.endswith(".log"):
@@ -220,10 +254,13 @@ class SimNode:
 
     def run(self, action: Callable[[], None]) -> None:
         """Let something happen to this node; a power loss in the middle of it is a crash."""
+        was_inside, self._is_inside = self._is_inside, True
         try:
             action()
         except SimCrash:
             self.crash()
+        finally:
+            self._is_inside = was_inside
 
     # ---- inputs ----
 
@@ -272,7 +309,13 @@ class SimNode:
     # ---- outputs ----
 
     def _send(self, node_id: NodeId, frame: Sequence[Buffer], *, is_heartbeat: bool) -> bool:
+        if self.crashes_after_voting and _is_vote(frame):
+            self._in_thread(0.2, self._crash_briefly)
         return self.world.network.send(self.node_id, node_id, frame)
+
+    def _crash_briefly(self) -> None:
+        self.crash()
+        self.world.schedule(1.0, self.world.restart(self))
 
     def _request_flush(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
         low, high = self.world.options.fsync_ms
@@ -363,3 +406,9 @@ def _flushed_batches(path: str, data: bytes, sure_end: int) -> list[tuple[str, i
         found.append((path, position, header.size))
         position += header.size
     return found
+
+
+def _is_vote(frame: Sequence[Buffer]) -> bool:
+    """True for a granted vote on its way out."""
+    [(_, message), *_] = decode(b"".join(frame))
+    return isinstance(message, VoteReply) and message.granted

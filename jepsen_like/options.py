@@ -30,6 +30,7 @@ FAULTS = (
     "lose-folder",
     "rot",
     "full-disk",
+    "crash-voter",
 )
 
 
@@ -92,6 +93,7 @@ def draw_options(seed: int) -> SimOptions:
         "lose-folder": 0.4,
         "rot": 0.6,
         "full-disk": 0.3,
+        "crash-voter": 0.5,
     }
     # Some runs lack some faults altogether, so that others come in bursts (swarm testing).
     for fault in FAULTS:

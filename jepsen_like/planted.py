@@ -14,17 +14,19 @@ from unittest.mock import patch
 
 import attrs
 from attrs import frozen
-from raftmq.log.hard_state import GroupState, HardStateJournal
 
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster import recovery as cluster_recovery
 from raftmq.cluster.outbox import Outbox
+from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStartFile
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft import election, follower, leader
 from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import Message
-from raftmq.types import RaftGroupId, RaftIndex, Term
+from raftmq.records import BatchHeader
+from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
 
 Plant = Callable[[], AbstractContextManager[None]]
 
@@ -98,13 +100,16 @@ def _split_votes(seed: int) -> SimOptions:
         seed,
         pre_vote=False,
         check_quorum=False,
-        straggler=0.25,
-        straggler_ms=250,
-        duplicate=0.1,
-        fsync_ms=(0.3, 2.0),
-        fault_every_ms=(40.0, 160.0),
-        fault_lasts_ms=(5.0, 60.0),
-    ).with_weights(crash=4, crash_leader=2, crash_all=1, storm=1)
+        tick_ms=10,
+        election_ticks=3,
+        heartbeat_ticks=1,
+        latency_ms=(0.5, 15.0),
+        straggler=0.2,
+        straggler_ms=60,
+        fsync_ms=(0.5, 3.0),
+        fault_every_ms=(30.0, 100.0),
+        fault_lasts_ms=(20.0, 200.0),
+    ).with_weights(crash_voter=6, isolate_leader=2, crash_leader=1)
 
 
 def _log_starts(seed: int) -> SimOptions:
@@ -112,6 +117,18 @@ def _log_starts(seed: int) -> SimOptions:
     return _drawn(
         seed, fault_every_ms=(40.0, 200.0), fault_lasts_ms=(20.0, 200.0), segment_bytes=600
     ).with_weights(log_start=4, crash_point=5, crash=1, crash_leader=1)
+
+
+def _slow_flushes(seed: int) -> SimOptions:
+    """Bare entries with records right behind them, long flushes, and the power goes."""
+    return _drawn(
+        seed,
+        fsync_ms=(15.0, 50.0),
+        think_ms=(2.0, 10.0),
+        fault_every_ms=(20.0, 90.0),
+        fault_lasts_ms=(20.0, 120.0),
+        segment_bytes=1 << 20,
+    ).with_weights(log_start=4, crash=3, crash_leader=2)
 
 
 def _rot(seed: int) -> SimOptions:
@@ -217,6 +234,28 @@ def _replace_in_place(self: LogStartFile, local: LocalStart) -> None:
     self._disk.sync_directory(self._folder)
 
 
+_open = ReplicatedLog.open.__func__  # type: ignore[attr-defined]  # a classmethod's function
+_append_batch = ReplicatedLog.append_batch
+
+
+def _open_without_claim(cls: type[ReplicatedLog], *args: Any, **named: Any) -> ReplicatedLog:
+    """Whatever looks torn is cut, although it was flushed; nobody remembers."""
+    named["claimed_flushed_end"] = RaftIndex(0)
+    log: ReplicatedLog = _open(cls, *args, **named)
+    log.recovery.cut_claimed_end = RaftIndex(0)
+    return log
+
+
+def _append_unstaged(log: ReplicatedLog, batch: Buffer, header: BatchHeader | None = None) -> None:
+    """The batch is written while a bare entry before it may not be flushed."""
+    flushed = log._flushed_bare
+    log._flushed_bare = log._bare.dropped + len(log._bare.entries)
+    try:
+        _append_batch(log, batch, header)
+    finally:
+        log._flushed_bare = flushed
+
+
 def _never_lost(*_arguments: object, **_named: object) -> bool:
     return False
 
@@ -234,6 +273,10 @@ BUGS: Final[dict[str, Bug]] = {
     "up-to-date-check-skipped": Bug(_patching(election, "is_up_to_date", _always), _partitions),
     "commit-of-what-may-differ": Bug(_patching(follower, "_commit", _commit_uncapped), _partitions),
     "log-start-in-place": Bug(_patching(LogStartFile, "replace", _replace_in_place), _log_starts),
+    "torn-tail-cut": Bug(_patching(ReplicatedLog, "open", classmethod(_open_without_claim)), _rot),
+    "bare-entry-not-flushed-first": Bug(
+        _patching(ReplicatedLog, "append_batch", _append_unstaged), _slow_flushes
+    ),
     "wiped-keeps-vote": Bug(_patching(cluster_recovery, "is_forgotten", _never_lost), _wipes),
 }
 """By name. Each must be caught within 200 seeds."""

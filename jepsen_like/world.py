@@ -161,6 +161,7 @@ class World:
         self.network.mend_all()
         for node in self.nodes:
             node.is_slow = False
+            node.crashes_after_voting = False
             node.paused_until_ms = 0.0
             node.disk.capacity_bytes = None
             node.disk.crash_after(None)

@@ -1,0 +1,33 @@
+"""Many runs in several processes; results come in the order of their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+
+from jepsen_like.planted import Catch, hunt
+from jepsen_like.sim import Result, run_seed
+
+
+def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
+    """Run seeds `first`, `first + 1`, ..."""
+    seeds = range(first, first + count)
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=4)
+
+
+def hunt_bugs(names: Sequence[str], first: int, seeds: int, jobs: int) -> Iterator[Catch]:
+    """Look for each planted bug in up to `seeds` seeds."""
+    tasks = [(name, first, seeds) for name in names]
+    if jobs <= 1:
+        yield from map(_hunt, tasks)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_hunt, tasks, chunksize=1)
+
+
+def _hunt(task: tuple[str, int, int]) -> Catch:
+    return hunt(*task)
