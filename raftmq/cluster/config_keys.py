@@ -314,6 +314,13 @@ BROKER_KEYS: Final = check_all(
             boolean,
         ),
         ConfigKey(
+            "auto.leader.rebalance.enable",
+            _B,
+            "true",
+            "Whether preferred leaders get their partitions back once they are up for a while.",
+            boolean,
+        ),
+        ConfigKey(
             "default.replication.factor",
             _I,
             "3",

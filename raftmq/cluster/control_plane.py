@@ -120,7 +120,13 @@ class ControlPlane:
         self._removed: list[tuple[TopicId, int]] = []
         self._is_confirming = False
         self.controller = Controller(
-            self.node_id, engine, self.leaders, clock=clock, random=random, config=config
+            self.node_id,
+            engine,
+            self.leaders,
+            clock=clock,
+            random=random,
+            config=config,
+            move_leadership=self.move_leadership,
         )
         self.lifecycle = BrokerLifecycle(
             info,

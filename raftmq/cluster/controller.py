@@ -42,6 +42,7 @@ from raftmq.cluster.commands import (
     UnfenceBroker,
     VotersReport,
 )
+from raftmq.cluster.leader_balance import LeaderBalance
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.liveness import Liveness
 from raftmq.cluster.metadata_engine import MetadataEngine
@@ -70,6 +71,7 @@ class ControllerConfig:
 
     Attributes:
         session_ms: a broker silent for so long is fenced.
+        balance_ms: how often preferred leaders are given their partitions back.
         create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group.
@@ -77,6 +79,7 @@ class ControllerConfig:
 
     session_ms: float = 2_000
     create_wait_ms: float = 1_000
+    balance_ms: float = 1_000
     static: Mapping[str, str] = field(factory=dict)
     voters_count: int = 1
 
@@ -115,7 +118,11 @@ class Controller:
         clock: Clock,
         random: Random,
         config: ControllerConfig | None = None,
+        move_leadership: Callable[[TopicId, int, NodeId], object] = lambda *_move: None,
     ) -> None:
+        self._move_leadership = move_leadership
+        self._balance = LeaderBalance()
+        self._balance_due_ms = 0.0
         self._node_id = node_id
         self._engine = engine
         self._leaders = leaders
@@ -152,6 +159,7 @@ class Controller:
         self._check_waits()
         self._report_voters()
         self._plan_next()
+        self._balance_leaders(now_ms)
 
     def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
         """A broker is alive."""
@@ -220,6 +228,7 @@ class Controller:
         if epoch < 0:
             return False
         self._liveness.take_office(self._live_epochs(), now_ms)
+        self._balance = LeaderBalance()
         for row in self._leaders.rows():
             self._leader_changed(row, False)
         return True
@@ -280,6 +289,18 @@ class Controller:
                 self._reports = {(r.topic_id, r.partition): r for r in reports} | self._reports
 
         self._engine.propose(ReportVoters(reports=reports), may_resend=False).when_done(done)
+
+    def _balance_leaders(self, now_ms: float) -> None:
+        if now_ms < self._balance_due_ms:
+            return
+        self._balance_due_ms = now_ms + self.config.balance_ms
+        image = self._engine.image
+        enabled = broker_value(
+            image, self._node_id, self.config.static, "auto.leader.rebalance.enable"
+        )
+        if enabled is not None and enabled.lower() == "true":
+            for move in self._balance.due(image, self._leaders, now_ms):
+                self._move_leadership(move.topic_id, move.partition, move.to)
 
     # ---- waiting ----
 

@@ -478,3 +478,33 @@ def test_everything_is_the_same_on_every_node_in_the_end() -> None:
     cluster.run(2_000)
     images = [encode_image(cluster.nodes[n].engine.image) for n in cluster.voters]
     assert images[0] == images[1] == images[2]
+
+
+def test_preferred_leaders_get_their_partitions_back_when_things_are_quiet() -> None:
+    cluster = _formed()
+    [outcome] = _create(cluster, NewTopic(name="a", assignments={0: (3, 1, 2), 1: (2, 1, 3)}))
+    assert outcome.topic_id is not None
+    cluster.auto_lead = False
+
+    def led(epoch: int, leader: int, isr: tuple[int, ...]) -> None:
+        cluster.nodes[leader].control.partition_led(
+            outcome.topic_id,  # type: ignore[arg-type]
+            0,
+            leader_epoch=epoch,  # type: ignore[arg-type]
+            isr=[cluster.nodes[n].self_id for n in isr],
+            voters=[cluster.nodes[n].self_id for n in (1, 2, 3)],
+        )
+
+    led(5, 2, (1, 2))
+    cluster.run(5_000)
+    assert cluster.nodes[2].moves == []  # the preferred one is not in sync
+    led(6, 2, (1, 2, 3))
+    cluster.run(2_000)
+    assert cluster.nodes[2].moves == []  # too fresh
+    cluster.run(2_500)
+    assert cluster.nodes[2].moves == [(outcome.topic_id, 0, 3)]
+    cluster.run(10_000)
+    assert len(cluster.nodes[2].moves) == 1  # not again at once
+    _call(cluster, _alter(4, "", ("auto.leader.rebalance.enable", 0, "false")))
+    cluster.run(40_000)
+    assert len(cluster.nodes[2].moves) == 1
