@@ -48,13 +48,14 @@ class Reckoning:
 
     acknowledged: int
     lost: list[tuple[int, int]]
-    duplicates: int
+    duplicates: list[tuple[int, int, list[int]]]
+    """Partition, number, offsets."""
     reordered: int
     gap_ms_max: float
 
     def check(self) -> None:
         assert self.lost == [], f"{len(self.lost)} acknowledged records lost: {self.lost[:5]}"
-        assert self.duplicates == 0
+        assert self.duplicates == [], f"{len(self.duplicates)} twice: {self.duplicates[:5]}"
         assert self.reordered == 0
         assert self.acknowledged > 0
 
@@ -151,7 +152,8 @@ class Load:
     def reckon(self, bootstrap: str | None = None) -> Reckoning:
         """Read everything back and compare."""
         lost: list[tuple[int, int]] = []
-        duplicates = reordered = 0
+        duplicates: list[tuple[int, int, list[int]]] = []
+        reordered = 0
         for partition in range(self.partitions):
             read = read_numbers(bootstrap or self.bootstrap, self.topic, partition)
             by_offset = dict(read)
@@ -161,7 +163,11 @@ class Load:
                 if by_offset.get(offset) != number
             ]
             numbers = [number for _, number in read]
-            duplicates += len(numbers) - len(set(numbers))
+            if len(numbers) != len(set(numbers)):
+                where: dict[int, list[int]] = {}
+                for offset, number in read:
+                    where.setdefault(number, []).append(offset)
+                duplicates += [(partition, n, o) for n, o in where.items() if len(o) > 1]
             reordered += sum(1 for a, b in itertools.pairwise(numbers) if b < a)
         times = self.acknowledged_at
         gap = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
