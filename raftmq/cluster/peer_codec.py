@@ -78,6 +78,7 @@ _RANGE: Final = struct.Struct(">qq")
 _BATCHES: Final = struct.Struct(">qII")
 _SIZE: Final = struct.Struct(">I")
 _INDEX: Final = struct.Struct(">q")
+_TAIL: Final = struct.Struct(">qqq")  # floor, log end, last term
 
 _TAGS: Final[dict[type, int]] = {
     PreVoteRequest: 1,
@@ -214,7 +215,7 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
         case TailRequest():
             body = _INDEX.pack(message.floor)
         case TailReply():
-            body = _RANGE.pack(message.floor, message.log_end)
+            body = _TAIL.pack(message.floor, message.log_end, message.last_term)
     return body, ()
 
 
@@ -411,9 +412,10 @@ def _read_tail(kind: type[TailRequest | TailReply]) -> Callable[..., Any]:
             (floor,) = _INDEX.unpack(body)
             _check_position(floor)
             return TailRequest(term, sender, to, RaftIndex(floor)), 0
-        floor, log_end = _RANGE.unpack(body)
-        _check_position(floor, log_end)
-        return TailReply(term, sender, to, RaftIndex(floor), RaftIndex(log_end)), 0
+        floor, log_end, last_term = _TAIL.unpack(body)
+        _check_position(floor, log_end, last_term)
+        tail = RaftIndex(floor), RaftIndex(log_end), Term(last_term)
+        return TailReply(term, sender, to, *tail), 0
 
     return read
 

@@ -65,13 +65,14 @@ class TailRequest:
 
 @frozen(slots=True)
 class TailReply:
-    """My log ends at `log_end`; repeats the `floor` asked for."""
+    """My log ends at `log_end`, with an entry of `last_term`; repeats the `floor` asked for."""
 
     term: Term
     sender: ReplicaId
     to: ReplicaId
     floor: RaftIndex
     log_end: RaftIndex
+    last_term: Term
 
 
 EngineMessage: TypeAlias = WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply

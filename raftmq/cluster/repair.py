@@ -6,8 +6,10 @@ follower is suspended: it keeps its log's end, does not campaign and acknowledge
 
 A cut tail. Recovery cut a whole-looking but broken batch beyond the recorded flushed end. It was
 almost certainly never flushed; if it was, someone may count on it. So the replica refuses its vote
-to logs that end below the cut (its floor) until it matched a leader of a later term, or until every
-other voter has said that its log ends below the floor too: then there is nothing to wait for.
+to logs that may lack it (those that end below the cut, its floor, or end in an earlier term) until
+it agrees with a leader's log again. What it promised and a majority may count on is held by some
+other voter, too: once all of them said where their logs end, a log as up to date as the best of
+those that are longer than its own is good enough; if none is, there is nothing to wait for.
 
 Invariants: nothing is installed unchecked; at most one request for damage is under way.
 """
@@ -41,7 +43,8 @@ class Repairer:
         self._gathered: list[Buffer] = []
         self._range: tuple[Offset, Offset] | None = None
         self._cut_floor = RaftIndex(0)
-        self._tails: dict[ReplicaId, RaftIndex] = {}
+        self._tails: dict[ReplicaId, tuple[Term, RaftIndex]] = {}
+        self._best_tail: tuple[Term, RaftIndex] | None = None  # once all other voters answered
 
     # ---- damage ----
 
@@ -53,7 +56,10 @@ class Repairer:
         # A leader goes on: what it commits from now on does not rest on the damaged range.
         core.suspended = is_damaged and core.role is not Role.LEADER
         claimed_end = replica.log.recovery.claimed_end if is_damaged else RaftIndex(0)
-        core.claimed_end_floor = max(self._cut_floor, claimed_end)
+        floor = self._cut_floor
+        if self._best_tail is not None:
+            core.claimed_term_floor, floor = self._best_tail
+        core.claimed_end_floor = max(floor, claimed_end)
 
     def tick(self) -> None:
         """Ask for what is missing; called about once per election timeout."""
@@ -205,17 +211,21 @@ class Repairer:
         replica = self._replica
         if not self._cut_floor or reply.floor != self._cut_floor:
             return
-        self._tails[reply.sender] = reply.log_end
-        others = [voter for voter in replica.voters if voter != replica.self_id]
-        if all(self._lacks(voter) for voter in others):
+        self._tails[reply.sender] = reply.last_term, reply.log_end
+        tails = [self._tails.get(v) for v in replica.voters if v != replica.self_id]
+        known = [tail for tail in tails if tail is not None]
+        if len(known) < len(tails):
+            return
+        longer = [tail for tail in known if tail[1] > replica.core.log_end]
+        if longer:
+            self._best_tail = max(longer)
+            self.look()
+        else:
             self._lift()
-
-    def _lacks(self, voter: ReplicaId) -> bool:
-        log_end = self._tails.get(voter)
-        return log_end is not None and log_end < self._cut_floor
 
     def _lift(self) -> None:
         self._cut_floor = RaftIndex(0)
+        self._best_tail = None
         self._tails.clear()
         replica = self._replica
         replica.put_state(attrs.evolve(replica.state, cut_floor=0))

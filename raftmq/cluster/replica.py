@@ -220,7 +220,12 @@ class Replica:
 
     def keep_claims(self) -> None:
         """After opening: keep the word given for bytes that recovery cut off or found damaged."""
-        floor = max(self.log.recovery.cut_claimed_end, RaftIndex(self.state.cut_floor))
+        recovery = self.log.recovery
+        floor = max(recovery.cut_claimed_end, RaftIndex(self.state.cut_floor))
+        if not self.state.cut_floor and not recovery.dropped_bare_entries:
+            # A batch is written only after its epoch's election entry is durable, and none of
+            # those was lost: what was cut is of the last epoch that is left, or earlier.
+            self.core.claimed_term_floor = self.core.epochs.last_term
         if floor != self.state.cut_floor:
             self.put_state(attrs.evolve(self.state, cut_floor=floor))
         self._repairer.set_cut_floor(floor)
@@ -336,9 +341,8 @@ class Replica:
             case RepairReply():
                 self._repairer.take(message)
             case TailRequest():
-                reply = TailReply(
-                    self.core.term, self.self_id, message.sender, message.floor, self.log.end_index
-                )
+                tail = message.floor, self.log.end_index, self.core.epochs.last_term
+                reply = TailReply(self.core.term, self.self_id, message.sender, *tail)
                 self._peers.send(self.group, reply)
             case TailReply():
                 self._repairer.take_tail(message)
@@ -592,9 +596,11 @@ class Replica:
             # begin again as well.
             self.fail("disk full: committed entries could not be written here")
             return
-        suspended, floor = self.core.suspended, self.core.claimed_end_floor
+        before = self.core
         self.core = self._new_core()
-        self.core.suspended, self.core.claimed_end_floor = suspended, floor
+        self.core.suspended = before.suspended
+        self.core.claimed_end_floor = before.claimed_end_floor
+        self.core.claimed_term_floor = before.claimed_term_floor
         self._prewritten_end = RaftIndex(0)
         self._outbox.clear()  # withdrawn: what they vouch for may be what was lost
         self._moves.truncate_to(self.log.end_index)

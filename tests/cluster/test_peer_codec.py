@@ -80,7 +80,7 @@ MESSAGES: list[PeerMessage] = [
     RepairReply(T, A, B, Offset(5), (b"one", b"three")),
     RepairReply(T, A, B, Offset(5), (), b"log start"),
     TailRequest(T, A, B, RaftIndex(9)),
-    TailReply(T, A, B, RaftIndex(9), RaftIndex(7)),
+    TailReply(T, A, B, RaftIndex(9), RaftIndex(7), Term(3)),
 ]
 
 
