@@ -11,6 +11,7 @@ from immutables import Map
 from raftmq.cluster.broker_messages import CreateTopicsCall, Outcome
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.protocol import ANNOUNCED, ApiKey
+from raftmq.server.elections import WAIT_MS
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
 from tests.server.world import World, broker_image
@@ -153,7 +154,10 @@ def test_a_partition_that_never_had_a_leader() -> None:
     world = World()
     topic_id = world.add_topic("t")
     world.leaders.forget(topic_id)  # type: ignore[arg-type]
-    partition = world.ask(ApiKey.METADATA, 9, **named("t")).topics[0].partitions[0]
+    slot = world.send(ApiKey.METADATA, 9, **named("t"))
+    assert slot.pieces is None, "its first election is given a moment"
+    world.bench.sleep(WAIT_MS)
+    partition = world.read(ApiKey.METADATA, 9, slot).topics[0].partitions[0]
     assert (partition.leader_id, partition.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
