@@ -23,6 +23,7 @@ from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.replies import ReplyQueue, Slot
+from raftmq.server.turns import RECEIVE_COST, Turns
 
 SCRATCH_BYTES: Final = 32 << 10
 TURN_FRAMES_MAX: Final = 16
@@ -46,7 +47,7 @@ class Begin(Protocol):
 class Shared:
     """What all connections of a port have in common."""
 
-    __slots__ = ("begin", "cork", "limits", "memory", "metrics", "scratch")
+    __slots__ = ("begin", "cork", "limits", "memory", "metrics", "scratch", "turns")
 
     def __init__(
         self, begin: Begin, limits: Limits, metrics: ServerMetrics, cork: Cork | None = None
@@ -56,6 +57,7 @@ class Shared:
         self.limits = limits
         self.metrics = metrics
         self.memory = RequestMemory(limits.request_memory_bytes_max)
+        self.turns = Turns()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
 
 
@@ -137,6 +139,7 @@ class Connection:
         replies = self.replies
         sock = self._sock
         scratch = self._shared.scratch
+        turns = self._shared.turns
         pending = b""  # received, not begun: incomplete frames, or complete ones without room
         while True:
             if not replies.has_room:
@@ -154,10 +157,13 @@ class Connection:
                 pending = b""
                 continue
             start = len(pending)
+            if not turns.try_take(RECEIVE_COST):
+                await turns.take(RECEIVE_COST)
             scratch[:start] = pending
             try:
                 count = sock.recv_into(scratch[start:])
             except BlockingIOError:
+                turns.give_back(RECEIVE_COST)
                 self._turn_frames = self._turn_bytes = 0
                 await trio.lowlevel.wait_readable(sock)
                 continue
@@ -231,6 +237,8 @@ class Connection:
                     raise ConnectionResetError("closed in the middle of a frame")
                 filled += count
                 self._received(count)
+            if not self._shared.turns.try_take(size):
+                await self._shared.turns.take(size)
         except BaseException:
             memory.release(size)
             raise

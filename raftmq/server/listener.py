@@ -77,6 +77,7 @@ class ClientPort:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
+                nursery.start_soon(self.shared.turns.run)
                 task_status.started()
                 await self._accept_forever(listen_sock, nursery)
         finally:

@@ -1,0 +1,91 @@
+"""How much work all connections together may begin in one pass of the loop.
+
+Each connection yields after its own share, but a hundred of them make a pass of a hundred shares,
+and the heartbeats of every group wait behind it. So work is charged to the pass; beyond its budget
+connections wait, in order of arrival, for one of the next passes. One alone always fits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import trio
+
+PASS_COST_MAX: Final = 1 << 20
+"""In bytes of Produce: such a request costs some milliseconds (check, write, send to the peers)."""
+RECEIVE_COST: Final = 64 << 10
+"""What a receive with up to sixteen small requests costs."""
+
+
+class Turns:
+    """The budget of the present pass. Without `run` nothing is limited."""
+
+    __slots__ = ("_is_running", "_left", "_runner", "_waiting")
+
+    def __init__(self) -> None:
+        self._left = PASS_COST_MAX
+        self._is_running = False
+        self._runner: trio.lowlevel.Task | None = None
+        self._waiting: deque[tuple[int, trio.lowlevel.Task]] = deque()
+
+    @property
+    def waiting_count(self) -> int:
+        """Connections that wait for another pass."""
+        return len(self._waiting)
+
+    def try_take(self, cost: int) -> bool:
+        """Charge this pass, if it has budget left and nobody came before."""
+        if not self._is_running:
+            return True
+        if self._left <= 0 or self._waiting:
+            return False
+        self._left -= cost
+        # Light work of several passes may share one budget: waking the runner costs a task switch.
+        if self._runner is not None and self._left < PASS_COST_MAX // 2:
+            runner, self._runner = self._runner, None
+            trio.lowlevel.reschedule(runner)
+        return True
+
+    def give_back(self, cost: int) -> None:
+        """What was charged was not done after all."""
+        if self._is_running:
+            self._left += cost
+
+    async def take(self, cost: int) -> None:
+        """Wait for a pass with budget left, and charge it."""
+        entry = (cost, trio.lowlevel.current_task())
+        self._waiting.append(entry)
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._waiting.remove(entry)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def run(self) -> None:
+        """Begin a new budget with every pass of the loop; sleeps while nothing is charged."""
+        self._is_running = True
+        try:
+            while True:
+                if self._left >= PASS_COST_MAX // 2 and not self._waiting:
+                    await self._sleep()
+                await trio.lowlevel.checkpoint()
+                self._left = PASS_COST_MAX
+                while self._waiting and self._left > 0:
+                    cost, task = self._waiting.popleft()
+                    self._left -= cost
+                    trio.lowlevel.reschedule(task)
+        finally:
+            self._is_running = False
+            while self._waiting:
+                trio.lowlevel.reschedule(self._waiting.popleft()[1])
+
+    async def _sleep(self) -> None:
+        self._runner = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._runner = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)

@@ -1,0 +1,72 @@
+"""The budget of one pass of the loop: who waits, in which order, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from raftmq.server.turns import PASS_COST_MAX, Turns
+
+
+async def test_without_a_runner_nothing_is_limited() -> None:
+    turns = Turns()
+    assert all(turns.try_take(PASS_COST_MAX) for _ in range(5))
+
+
+async def test_a_pass_ends_when_its_budget_is_spent() -> None:
+    turns = Turns()
+    done: list[int] = []
+    passes: list[int] = []
+    clock = 0
+
+    async def count_passes() -> None:
+        nonlocal clock
+        while True:
+            await trio.lowlevel.checkpoint()
+            clock += 1
+
+    async def work(number: int, cost: int) -> None:
+        if not turns.try_take(cost):
+            await turns.take(cost)
+        done.append(number)
+        passes.append(clock)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        nursery.start_soon(count_passes)
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        async with trio.open_nursery() as workers:
+            for number in range(20):
+                workers.start_soon(work, number, PASS_COST_MAX // 2)
+        assert sorted(done) == list(range(20))
+        assert passes[-1] - passes[0] >= 8, "two in a pass"
+        assert turns.waiting_count == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_alone_always_fits() -> None:
+    turns = Turns()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take(100 * PASS_COST_MAX)
+        assert not turns.try_take(1)
+        with trio.fail_after(5):
+            await turns.take(1)
+        assert turns.try_take(1)
+        turns.give_back(1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_gives_up_is_forgotten() -> None:
+    turns = Turns()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take(PASS_COST_MAX)
+        with trio.move_on_after(0):
+            await turns.take(1)
+        assert turns.waiting_count == 0
+        await turns.take(1)
+        nursery.cancel_scope.cancel()
