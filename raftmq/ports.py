@@ -16,7 +16,7 @@ from raftmq.types import Buffer
 
 
 class DiskError(Exception):
-    """A disk operation failed. Fatal to the replica (or, for the journal, the node); never retried."""
+    """A disk operation failed: fatal to the replica (the journal: to the node), never retried."""
 
 
 class DiskFullError(DiskError):
@@ -77,7 +77,7 @@ class File(Protocol):
         ...
 
     def fdatasync(self) -> None:
-        """Return once all written bytes and the size are on the device. May run in another thread."""
+        """Return once all written bytes and the size are on the device; may run in any thread."""
         ...
 
     def fileno(self) -> int:

@@ -33,7 +33,6 @@ def describe(node: Node) -> dict[str, Any]:
     controller = control.engine.controller_id
     metadata = node.metadata_replica
     return {
-        "DEBUG": repr({"ctl": {k:v for k,v in vars(control.controller).items() if k in ("_epoch","_calls","_is_planning","_waits","_changing","_is_reporting")}, "out": control._outstanding, "eng": {k:v for k,v in vars(control.engine).items() if k in ("_pending","_sent_sequence","_sequence","_queue","_in_flight_end","_forward_round","_forward_began_ms","_barrier","_next_barrier","_controller","_role_moved","_inside","incarnation")}, "sub": control.engine.image.submitters, "applied": node.machine.applied_end, "log": metadata.log.end_index, "flushed": metadata.log.flushed_end, "commit": metadata.commit_end, "writable": metadata.is_writable, "progress": {str(k): repr(v) for k, v in metadata.core.progress.items()}}),
         "node_id": node.node_id,
         "cluster_id": node.config.cluster_id,
         "storage_id": f"{plane.self_id.storage_id:016x}",
