@@ -1,8 +1,8 @@
 """One node's configuration: a TOML file, overridden by `RAFTMQ_*` variables, then by flags.
 
-Every key is a field of `NodeConfig` and carries its own documentation, from which `docs/operations.md`
-and `raftmq config check` speak. Unknown keys are refused by name, with the nearest known one; nothing
-is ever guessed. This module reads the text it is given and touches nothing else.
+Every key is a field of `NodeConfig` and carries its own documentation, from which
+`docs/operations.md` and `raftmq config check` speak. Unknown keys are refused by name, with the
+nearest known one; nothing is ever guessed. This module reads the text it is given, nothing else.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class NodeConfig:
         default=(),
     )
     metadata_engine: str = _key(
-        "What replicates metadata: raft, or pysyncobj (a reference engine; loses data, loopback only).",
+        "What replicates metadata: raft, or pysyncobj (a reference that loses data; loopback only).",
         default="raft",
     )
     log_format: str = _key("console or json.", default="console")
@@ -146,7 +146,7 @@ class NodeConfig:
     )
     retention_check_ms: int = _key("How often retention looks at each log.", default=5_000)
     defaults: Mapping[str, str] = _key(
-        "Kafka's broker-wide settings by their Kafka names (num.partitions, log.retention.ms, ...).",
+        "Kafka's broker-wide settings by their Kafka names (num.partitions, log.retention.ms).",
         factory=dict,
     )
 
@@ -267,6 +267,20 @@ def _read_peers(value: Any) -> tuple[PeerAddress, ...]:
     return tuple(sorted(peers, key=lambda peer: peer.id))
 
 
+_POSITIVE: Final = (
+    "tick_ms",
+    "election_ticks",
+    "heartbeat_ticks",
+    "flusher_threads",
+    "connections_max",
+    "pipeline_depth_max",
+    "request_bytes_max",
+    "request_control_bytes_max",
+    "broker_session_ms",
+    "broker_heartbeat_ms",
+)
+
+
 def _check(config: NodeConfig) -> None:
     if not 0 <= config.node_id < 2**31:
         raise ConfigError(f"key 'node_id': {config.node_id} is not in 0..2147483647")
@@ -281,10 +295,6 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"key 'log_format': one of {', '.join(LOG_FORMATS)}")
     if config.heartbeat_ticks >= config.election_ticks:
         raise ConfigError("key 'heartbeat_ticks': must be below election_ticks")
-    positive = (
-        "tick_ms election_ticks heartbeat_ticks flusher_threads connections_max pipeline_depth_max "
-        "request_bytes_max request_control_bytes_max broker_session_ms broker_heartbeat_ms"
-    ).split()
-    for name in positive:
+    for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"key {name!r}: must be at least 1")
