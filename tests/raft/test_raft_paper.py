@@ -1,7 +1,5 @@
 """The rules of the Raft paper (Ongaro, Ousterhout: In Search of an Understandable Consensus
-Algorithm, extended version) and of Ongaro's thesis, one test each, in the paper's order.
-
-Each looks at a single core: what it is told, and what it wants done.
+Algorithm, extended version), one test each, in the paper's order. See also `test_raft_thesis.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from random import Random
 
 import pytest
 
-from raftmq.errors import KafkaError, NotLeaderError
+from raftmq.errors import NotLeaderError
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
@@ -22,8 +20,6 @@ from raftmq.raft.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
-    PreVoteReply,
-    PreVoteRequest,
     TimeoutNow,
     VoteReply,
     VoteRequest,
@@ -31,103 +27,18 @@ from raftmq.raft.messages import (
 from raftmq.raft.ready import HardState, Ready, Role
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, entry, epochs_of, replica
-
-ONE, TWO, THREE, FOUR, FIVE = (replica(number) for number in range(1, 6))
-
-
-class Source:
-    """Entries below the ones at hand, for followers that lag."""
-
-    def __init__(self, entries: list[Entry]) -> None:
-        self.log = entries
-
-    def entries(self, start: RaftIndex, _bytes_max: int) -> tuple[Entry, ...]:
-        return tuple(each for each in self.log if each.start >= start)
-
-    def log_start_payload(self) -> bytes:
-        return b"log start"
-
-
-def make(
-    terms: list[int] | None = None,
-    *,
-    voters: int = 3,
-    learners: tuple[int, ...] = (),
-    term: int = 0,
-    commit_end: int = 0,
-    pre_vote: bool = False,
-    check_quorum: bool = False,
-) -> RaftCore:
-    """Node 1 of a group, with a log of one position per term, flushed."""
-    entries = entries_of(terms or [])
-    disk = Disk(entries)
-    return RaftCore(
-        RaftConfig(ONE, pre_vote=pre_vote, check_quorum=check_quorum),
-        hard_state=HardState(Term(max([term, *(terms or [])]))),
-        epochs=epochs_of(disk),
-        configuration=configuration(range(1, voters + 1), learners),
-        flushed_end=disk.log_end,
-        commit_end=RaftIndex(commit_end),
-        source=Source(entries),
-        random=Random(1),
-    )
-
-
-def effects(core: RaftCore) -> Ready:
-    """What it wants done; everything written is flushed at once."""
-    ready = core.ready() or Ready()
-    assert isinstance(core.source, Source)
-    if ready.truncate_end is not None:
-        core.source.log = [each for each in core.source.log if each.end <= ready.truncate_end]
-    core.source.log += ready.append
-    core.advance(core.log_end)
-    return ready
-
-
-def leader(
-    terms: list[int] | None = None,
-    *,
-    voters: int = 3,
-    learners: tuple[int, ...] = (),
-    term: int = 0,
-) -> RaftCore:
-    """A leader of the next term whose election entry is appended and flushed."""
-    core = make(terms, voters=voters, learners=learners, term=term)
-    for _ in range(20):
-        core.tick()
-        if core.role is not Role.FOLLOWER:
-            break
-    for voter in core.configuration.voters:
-        if core.role is Role.CANDIDATE:
-            core.step(VoteReply(core.term, voter, ONE, True))
-    assert core.role is Role.LEADER
-    effects(core)
-    return core
-
-
-def append(
-    core: RaftCore, prev_end: int, prev_term: int, *entries: Entry, term: int, commit_end: int = 0
-) -> Ready:
-    """Node 2, leader of `term`, sends entries."""
-    core.step(
-        AppendRequest(
-            Term(term),
-            TWO,
-            ONE,
-            RaftIndex(prev_end),
-            Term(prev_term),
-            RaftIndex(commit_end),
-            entries,
-        )
-    )
-    return effects(core)
-
-
-def accept(core: RaftCore, sender: int, flushed_end: int) -> Ready:
-    """Node `sender` has flushed so much."""
-    core.step(AppendReply(core.term, replica(sender), ONE, True, RaftIndex(flushed_end)))
-    return effects(core)
-
+from tests.raft.single import (
+    FOUR,
+    ONE,
+    THREE,
+    TWO,
+    Source,
+    accept,
+    append,
+    effects,
+    leader,
+    make,
+)
 
 # Terms (§5.1)
 
@@ -563,93 +474,6 @@ def test_lost_messages_are_sent_again() -> None:
         assert (again.to, again.prev_end) == (TWO, 0)
 
 
-# Membership (§6; thesis §4)
-
-
-def test_a_configuration_is_in_force_from_its_append() -> None:
-    """Thesis §4.1: a server uses the latest configuration in its log, committed or not."""
-    core = make()
-    members = configuration([1, 2, 3], [4])
-    change = Entry(RaftIndex(0), RaftIndex(1), Term(1), EntryKind.MEMBERSHIP, members.encode())
-    append(core, 0, 0, change, term=1)
-    assert core.configuration == members
-    append(core, 0, 0, entry(0, 2), term=2)
-    assert core.configuration == configuration([1, 2, 3])
-
-
-def test_one_change_at_a_time() -> None:
-    """Thesis §4.1: and none before an entry of the leader's own term is committed (its fix)."""
-    core = leader()
-    for flushed_end in (1, 2):
-        with pytest.raises(KafkaError, match="REASSIGNMENT_IN_PROGRESS"):
-            core.propose_membership(core.configuration.with_learner(FIVE))
-        accept(core, 2, flushed_end)
-        if flushed_end == 1:
-            core.propose_membership(core.configuration.with_learner(FOUR))
-            effects(core)
-    core.propose_membership(core.configuration.with_voter(FOUR))
-    assert core.configuration == configuration([1, 2, 3, 4])
-
-
-def test_learners_do_not_count() -> None:
-    """Thesis §4.2.1: a non-voting server gets entries, and counts for neither votes nor commits."""
-    core = leader(voters=3, learners=(4, 5))
-    for number in (4, 5):
-        accept(core, number, 1)
-    assert core.commit_end == 0
-    core = make(voters=3, learners=(4, 5))
-    while core.role is Role.FOLLOWER:
-        core.tick()
-    for number in (4, 5):
-        core.step(VoteReply(core.term, replica(number), ONE, True))
-    assert core.role is Role.CANDIDATE
-    assert [each.to for each in effects(core).send_after_flush] == [TWO, THREE]
-
-
-def test_a_learner_does_not_stand() -> None:
-    """Thesis §4.2.1: it is no voter, so nobody would count its own vote."""
-    core = make()
-    members = configuration([2, 3], [1])
-    change = Entry(RaftIndex(0), RaftIndex(1), Term(1), EntryKind.MEMBERSHIP, members.encode())
-    append(core, 0, 0, change, term=1, commit_end=1)
-    for _ in range(50):
-        core.tick()
-    assert (core.role, core.term, core.leader) == (Role.FOLLOWER, 1, None)
-    core.campaign()
-    assert core.role is Role.FOLLOWER
-
-
-def test_strangers_answers_do_not_count() -> None:
-    """Thesis §4.1: majorities are of the configuration in force, nobody else."""
-    core = leader()
-    core.step(AppendReply(core.term, FIVE, ONE, True, RaftIndex(1)))
-    core.step(HeartbeatReply(Term(9), FIVE, ONE, 0))
-    assert (core.commit_end, core.term, core.role) == (0, 1, Role.LEADER)
-
-
-def test_a_stranger_may_lead() -> None:
-    """Thesis §4.1: requests are served whoever sends them; our configuration may be behind."""
-    core = make()
-    core.step(VoteRequest(Term(1), FIVE, ONE, Term(0), RaftIndex(0)))
-    assert effects(core).send_after_flush == (VoteReply(Term(1), ONE, FIVE, True),)
-    core.step(Heartbeat(Term(1), FIVE, ONE, RaftIndex(0), 1))
-    assert core.leader == FIVE
-
-
-def test_leases_keep_disturbers_away() -> None:
-    """§6, thesis §4.2.3: who heard a leader within the least timeout ignores vote requests."""
-    core = make(check_quorum=True)
-    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
-    effects(core)
-    request = VoteRequest(Term(9), THREE, ONE, Term(9), RaftIndex(9))
-    core.step(request)
-    assert (effects(core), core.term) == (Ready(), 1)
-    for _ in range(10):
-        core.tick()
-    core.step(request)
-    assert core.vote == THREE
-
-
 # Log start (§7)
 
 
@@ -708,111 +532,6 @@ def test_reads_wait_for_a_round_of_heartbeats() -> None:
     assert not core.read_confirmed(round_number)
     core.step(HeartbeatReply(core.term, FOUR, ONE, round_number + 1))
     assert core.read_confirmed(round_number)
-
-
-# Thesis: transfer (§3.10), check-quorum (§6.2), pre-vote (§9.6)
-
-
-def test_transfer_waits_until_the_target_has_everything() -> None:
-    """Thesis §3.10: stop proposals, bring the target up to date, then TimeoutNow."""
-    core = leader()
-    core.propose(b"batch", 1)
-    effects(core)
-    core.transfer_leadership(TWO)
-    assert core.transferee == TWO
-    with pytest.raises(NotLeaderError):
-        core.propose(b"batch", 1)
-    assert TimeoutNow(Term(1), ONE, TWO) not in accept(core, 2, 1).send_now
-    assert TimeoutNow(Term(1), ONE, TWO) in accept(core, 2, 2).send_now
-
-
-def test_timeout_now_starts_an_election_at_once() -> None:
-    """Thesis §3.10: without a pre-vote, and marked so that leases do not stop it."""
-    core = make(term=1, pre_vote=True, check_quorum=True)
-    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
-    effects(core)
-    core.step(TimeoutNow(Term(1), TWO, ONE))
-    assert effects(core).send_after_flush == (
-        VoteRequest(Term(2), ONE, TWO, Term(0), RaftIndex(0), True),
-        VoteRequest(Term(2), ONE, THREE, Term(0), RaftIndex(0), True),
-    )
-
-
-def test_a_transfer_overrules_the_lease() -> None:
-    """Thesis §3.10: the leader itself asked for the election."""
-    core = make(term=1, check_quorum=True)
-    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
-    core.step(VoteRequest(Term(2), THREE, ONE, Term(0), RaftIndex(0), True))
-    assert core.vote == THREE
-
-
-def test_a_leader_without_a_majority_steps_down() -> None:
-    """Thesis §6.2: within an election timeout without answers from a majority."""
-    core = make(check_quorum=True, voters=5)
-    while core.role is Role.FOLLOWER:
-        core.tick()
-    for number in (2, 3):
-        core.step(VoteReply(core.term, replica(number), ONE, True))
-    for _ in range(40):
-        core.step(HeartbeatReply(core.term, TWO, ONE, 0))
-        core.step(HeartbeatReply(core.term, THREE, ONE, 0))
-        core.tick()
-    assert core.role is Role.LEADER
-    for _ in range(12):
-        core.step(HeartbeatReply(core.term, TWO, ONE, 0))
-        core.tick()
-    assert (core.role, core.leader, core.term) == (Role.FOLLOWER, None, 1)
-
-
-def test_pre_vote_changes_nothing() -> None:
-    """Thesis §9.6: a candidate asks first; neither side's term or vote moves."""
-    core = make(term=3, pre_vote=True)
-    while core.role is Role.FOLLOWER:
-        core.tick()
-    ready = effects(core)
-    assert ready.hard_state is None
-    assert ready.send_now == (
-        PreVoteRequest(Term(4), ONE, TWO, Term(0), RaftIndex(0)),
-        PreVoteRequest(Term(4), ONE, THREE, Term(0), RaftIndex(0)),
-    )
-    core.step(PreVoteRequest(Term(9), TWO, ONE, Term(0), RaftIndex(0)))
-    assert effects(core).send_now == (PreVoteReply(Term(9), ONE, TWO, True),)
-    assert (core.term, core.vote, core.role) == (3, None, Role.PRE_CANDIDATE)
-
-
-@pytest.mark.parametrize(
-    ("reply", "role", "term"),
-    [
-        (PreVoteReply(Term(4), TWO, ONE, True), Role.CANDIDATE, 4),
-        (PreVoteReply(Term(3), TWO, ONE, False), Role.PRE_CANDIDATE, 3),
-        (PreVoteReply(Term(3), TWO, ONE, True), Role.PRE_CANDIDATE, 3),
-        (PreVoteReply(Term(7), TWO, ONE, True), Role.PRE_CANDIDATE, 3),
-        (PreVoteReply(Term(7), TWO, ONE, False), Role.FOLLOWER, 7),
-        (PreVoteReply(Term(4), FIVE, ONE, True), Role.PRE_CANDIDATE, 3),
-    ],
-    ids=["granted", "refused", "too early", "too late", "later term", "stranger"],
-)
-def test_pre_votes_are_counted(reply: PreVoteReply, role: Role, term: int) -> None:
-    """Thesis §9.6: a majority of pre-votes for the next term starts the election."""
-    core = make(term=3, pre_vote=True)
-    while core.role is Role.FOLLOWER:
-        core.tick()
-    core.step(reply)
-    assert (core.role, core.term) == (role, term)
-
-
-@pytest.mark.parametrize(
-    ("term", "last_term", "log_end", "granted"),
-    [(2, 1, 1, False), (3, 1, 1, True), (3, 1, 0, False), (3, 0, 9, False)],
-)
-def test_pre_votes_are_granted_like_votes(
-    term: int, last_term: int, log_end: int, granted: bool
-) -> None:
-    """Thesis §9.6: only for a later term, and a log that is up to date."""
-    core = make([1], term=2, pre_vote=True)
-    core.step(PreVoteRequest(Term(term), TWO, ONE, Term(last_term), RaftIndex(log_end)))
-    reply = PreVoteReply(Term(term if granted else 2), ONE, TWO, granted)
-    assert effects(core).send_now == (reply,)
 
 
 def test_the_log_may_be_ahead_of_the_journal() -> None:
