@@ -14,7 +14,7 @@ from raftmq.ports import Disk, File
 
 @define(slots=True, eq=False)
 class FlushJob:
-    """Syncs captured files, then folders.
+    """Syncs captured files, then renames one (the journal's), then syncs folders.
 
     Attributes:
         synced_offset: batches below it were written to the captured files.
@@ -29,6 +29,7 @@ class FlushJob:
     synced_offset: int = 0
     bare_count: int = 0
     sequence: int = 0
+    rename: tuple[str, str] | None = None
     is_void: bool = False
     is_done: bool = False
 
@@ -40,6 +41,8 @@ class FlushJob:
         """
         for file in self.files:
             file.fdatasync()
+        if self.rename is not None:
+            self.disk.rename(*self.rename)
         for folder in self.folders:
             self.disk.sync_directory(folder)
         self.is_done = True

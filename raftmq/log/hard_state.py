@@ -10,7 +10,7 @@ record at or below that sequence was durable once: then `damaged` is set, and th
 not trust their votes. Bad bytes above it, at the end, are writes that were never promised.
 
 Room is kept allocated, so that votes work on a full disk. A full file is rewritten under another
-name, synced and renamed. After a failed fsync the node stops.
+name, synced and renamed, all in a flush job. After a failed fsync the node stops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from attrs import frozen
+from attrs import define, frozen
 from crc32c import crc32c
 
 from raftmq.log.flush import FlushJob
@@ -175,6 +175,15 @@ def _decode_header(data: bytes) -> tuple[int, int, bool] | None:
     return None
 
 
+@define(slots=True)
+class _OldFile:
+    """The file that a rewrite replaces, and what it lacks while that is under way."""
+
+    file: File
+    position: int
+    records: list[bytes]
+
+
 class HardStateJournal:
     """The opened journal.
 
@@ -206,7 +215,7 @@ class HardStateJournal:
         self._states: dict[RaftGroupId, GroupState] = {}
         self._file: File | None = None
         self._position = 0
-        self._allocated = 0
+        self._old: _OldFile | None = None
         self._sequence = 0  # of the newest record
         self._must_flush = 0  # the newest record that is not lazy
         self._limit = config.size_max
@@ -223,16 +232,35 @@ class HardStateJournal:
         try:
             file = self._disk.open(self._path)
         except FileNotFoundError:
-            self._rewrite()
+            self._finish(self._begin_rewrite())
             return
         data = file.pread(file.size(), 0)
-        file.close()
         header = _decode_header(data)
         if header is None:
             self.damaged = True  # written whole and synced before it got its name
         self._replay(data, header)
-        # Always anew: whatever was read becomes durable, and no torn bytes stay behind.
-        self._rewrite()
+        # Anew: whatever was read becomes durable, and no torn bytes stay behind.
+        try:
+            self._finish(self._begin_rewrite())
+        except DiskFullError:
+            self._go_on_with(file, data)
+
+    def _finish(self, job: FlushJob) -> None:
+        job.run()
+        self.complete(job)
+
+    def _go_on_with(self, file: File, data: bytes) -> None:
+        """Use the file as it is, since there is no room for another.
+
+        The header says from which sequence on records must be there: unflushed ones may be gone.
+        """
+        used = len(data.rstrip(b"\0"))
+        records = max(0, used - _HEADER_SIZE + RECORD_SIZE - 1) // RECORD_SIZE
+        self._position = _HEADER_SIZE + RECORD_SIZE * records
+        self._file = file
+        file.pwrite(_encode_header(self._sequence + 1, 0, is_damaged=self.damaged), 0)
+        file.fdatasync()
+        self.flushed_sequence = self._must_flush = self._sequence
 
     def _replay(self, data: bytes, header: tuple[int, int, bool] | None) -> None:
         found: dict[int, _Record] = {}
@@ -299,19 +327,20 @@ class HardStateJournal:
         return self._write(group, None, lazy=False)
 
     def _write(self, group: RaftGroupId, state: GroupState | None, *, lazy: bool) -> int:
-        if self._position >= self._limit and self._try_rewrite():
-            return self._sequence  # the rewritten journal holds this state too, durably
         if lazy and self._position >= self._limit:
-            return self._sequence
+            return self._sequence  # the coming rewrite holds it; until then the rest is for votes
         file = self._open_file()
         sequence = self._sequence + 1
+        record = _encode(group, state, sequence, self.flushed_sequence)
         try:
-            file.pwrite(_encode(group, state, sequence, self.flushed_sequence), self._position)
+            file.pwrite(record, self._position)
         except DiskFullError:
             file.truncate(self._position)
             raise
         self._sequence = sequence
         self._position += RECORD_SIZE
+        if self._old is not None:
+            self._old.records.append(record)
         if not lazy:
             self._must_flush = sequence
         return sequence
@@ -319,8 +348,18 @@ class HardStateJournal:
     # --- flushing ---------------------------------------------------------------------------
 
     def flush_job(self) -> FlushJob | None:
-        """What must be synced now; None when nothing is due or a job is under way."""
-        if self._job is not None or self._must_flush <= self.flushed_sequence:
+        """What must be synced now; None when nothing is due or a job is under way.
+
+        When the file is full the job puts a rewritten one in its place.
+        """
+        if self._job is not None:
+            return None
+        if self._position >= self._limit:
+            try:
+                return self._begin_rewrite()
+            except DiskFullError:
+                pass  # go on in the reserve; the next job tries again
+        if self._must_flush <= self.flushed_sequence:
             return None
         self._job = FlushJob(self._disk, (self._open_file(),), sequence=self._sequence)
         return self._job
@@ -328,8 +367,9 @@ class HardStateJournal:
     def complete(self, job: FlushJob) -> int:
         """Take note that `job` ran; returns the new flushed sequence."""
         assert job.is_done, "a job completes after it ran"
-        if job is self._job:
-            self._job = None
+        assert job is self._job, "a job completes once"
+        self._job = None
+        self._old = None
         self.flushed_sequence = max(self.flushed_sequence, job.sequence)
         return self.flushed_sequence
 
@@ -339,26 +379,32 @@ class HardStateJournal:
         Raises:
             DiskError: fatal to the node.
         """
-        if self.flushed_sequence < self._sequence:
-            self._open_file().fdatasync()
-            self.flushed_sequence = self._sequence
+        if self.flushed_sequence == self._sequence:
+            return self.flushed_sequence
+        if self._old is not None:
+            # A rewritten file is on its way to its name; until that is durable, the old one counts.
+            old = self._old
+            old.file.pwrite(b"".join(old.records), old.position)
+            old.position += RECORD_SIZE * len(old.records)
+            old.records.clear()
+            old.file.fdatasync()
+        self._open_file().fdatasync()
+        self.flushed_sequence = self._sequence
         return self.flushed_sequence
 
     def close(self) -> None:
-        """Flush and give the file back."""
+        """Flush and let go of the file."""
         self.flush_now()
-        self._open_file().close()
         self._file = None
 
     def accept_damage(self) -> None:
         """The groups of this node have been put on probation: `damaged` need not be kept.
 
-        Raises:
-            DiskError: fatal to the node.
+        The next flush job makes it so.
         """
         if self.damaged:
             self.damaged = False
-            self._rewrite()
+            self._limit = self._position
 
     # --- rewriting --------------------------------------------------------------------------
 
@@ -366,15 +412,13 @@ class HardStateJournal:
         assert self._file is not None, "the journal is open"
         return self._file
 
-    def _try_rewrite(self) -> bool:
-        try:
-            self._rewrite()
-        except DiskFullError:
-            return False  # go on in the reserve; the next write tries again
-        return True
+    def _begin_rewrite(self) -> FlushJob:
+        """Write the live states to a new file and go on there; the job gives it its name.
 
-    def _rewrite(self) -> None:
-        """Write the live states to a new file, durable, and put it in the old one's place."""
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal to the node.
+        """
         first = self._sequence + 1
         records = [
             _encode(group, state, first + number, self.flushed_sequence)
@@ -387,19 +431,24 @@ class HardStateJournal:
         try:
             file.truncate(0)
             file.allocate(limit + self._config.reserve_bytes)
-            file.pwrite(
-                _encode_header(first, len(records), is_damaged=self.damaged) + b"".join(records), 0
-            )
-            file.fdatasync()
-        except DiskError:
+            header = _encode_header(first, len(records), is_damaged=self.damaged)
+            file.pwrite(header + b"".join(records), 0)
+        except DiskFullError:
             file.close()
             self._disk.remove(temporary)
             raise
-        self._disk.rename(temporary, self._path)
-        self._disk.sync_directory(self._folder)
-        self._file = file  # a job under way keeps the old one
+        if self._file is not None:
+            self._old = _OldFile(self._file, self._position, records)
+        self._file = file
         self._position = size
         self._limit = limit
         self._sequence += len(records)
         self._must_flush = self._sequence
-        self.flushed_sequence = self._sequence
+        self._job = FlushJob(
+            self._disk,
+            (file,),
+            (self._folder,),
+            sequence=self._sequence,
+            rename=(temporary, self._path),
+        )
+        return self._job

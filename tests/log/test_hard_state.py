@@ -141,6 +141,7 @@ def test_every_flipped_bit_in_what_was_flushed_is_noticed() -> None:
         opened = start(disk)
         opened.accept_damage()
         opened.accept_damage()
+        flush_journal(opened)
         assert not start(disk).damaged
 
 
@@ -175,6 +176,7 @@ def test_a_full_file_is_rewritten() -> None:
     renames = disk.counters.renames
     for term in range(1, 200):
         journal.put(group(term % 5), state(term), lazy=term % 2 == 0)
+        flush_journal(journal)
     assert disk.counters.renames > renames + 3
     assert disk.files()[PATH] < 8000
     assert disk.list("data") == ["state.journal"]
@@ -185,19 +187,32 @@ def test_a_full_file_is_rewritten() -> None:
     assert sorted(terms) == [195, 196, 197, 198, 199]
 
 
-def test_a_job_that_outlives_a_rewrite() -> None:
+@pytest.mark.parametrize("is_renamed", [False, True])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_vote_while_the_file_is_rewritten(now: bool, is_renamed: bool) -> None:
+    """Until the new file has its name durably, the old one must hold what is promised."""
     disk = sim_disk()
     journal = start(disk)
-    journal.put(group(1), state(1))
+    for term in range(1, 40):
+        journal.put(group(term % 3), state(term))
     job = journal.flush_job()
     assert job is not None
-    for term in range(2, 100):
-        sequence = journal.put(group(1), state(term))
-    job.run()
-    journal.complete(job)
-    assert journal.flushed_sequence <= sequence
-    flush_journal(journal)
-    assert journal.flushed_sequence == sequence
+    assert job.rename is not None
+    journal.put(group(1), state(50))
+    if now:
+        journal.flush_now()
+        journal.put(group(1), state(51))
+        journal.flush_now()
+    if is_renamed:
+        job.run()
+        journal.complete(job)
+    lose(disk)
+    journal = start(disk)
+    assert not journal.damaged
+    if now or is_renamed:
+        known = journal.get(group(1))
+        assert known is not None
+        assert known.term == (51 if now else 50)
 
 
 def test_many_groups_raise_the_limit() -> None:
@@ -233,6 +248,35 @@ def test_votes_work_on_a_full_disk() -> None:
     flush_journal(journal)
     lose(disk)
     assert start(disk).get(group(2)) == state(6000)
+
+
+def test_a_start_on_a_full_disk() -> None:
+    disk = sim_disk()
+    journal = start(disk)
+    for term in range(1, 6):
+        journal.put(group(term % 2), state(term))
+        flush_journal(journal)
+    journal.put(group(7), state(9))
+    journal.put(group(8), state(9))
+    content = disk.content(PATH)
+    last = FIRST + 5 * RECORD_SIZE
+    for garbage in (b"", b"?" * RECORD_SIZE, b"?" * 100):
+        # The last but one was never flushed and did not reach the device.
+        disk.overwrite(PATH, content[:last] + garbage + content[last + len(garbage) :])
+        disk.capacity_bytes = disk.used_bytes()
+        for term in (10, 11):
+            journal = start(disk)
+            assert not journal.damaged
+            assert journal.get(group(8)) == state(9)
+            known = journal.get(group(1))
+            assert known is not None
+            journal.put(group(1), state(known.term + 1))
+            flush_journal(journal)
+            lose(disk)
+        disk.capacity_bytes = None
+        journal = start(disk)
+        assert not journal.damaged
+        assert journal.get(group(1)) == state(7)
 
 
 def test_a_failed_flush_is_told() -> None:
