@@ -102,7 +102,7 @@ class NodeConfig:
         default=(),
     )
     metadata_engine: str = _key(
-        "What replicates metadata: raft, or pysyncobj (a reference that loses data; loopback only).",
+        "What replicates metadata: raft, or pysyncobj (a reference, loses data; loopback only).",
         default="raft",
     )
     log_format: str = _key("console or json.", default="console")
