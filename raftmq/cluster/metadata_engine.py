@@ -117,6 +117,10 @@ class DrivenEngine(MetadataEngine, Protocol):
         """Do what may not be done from within callbacks of the replica."""
         ...
 
+    def close(self) -> None:
+        """Give back threads and ports, where the engine has any."""
+        ...
+
 
 class Forwarder(Protocol):
     """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import define
-
 from raftmq.cluster.apply import STALE_SEQUENCE
 from raftmq.cluster.barrier_rounds import BarrierRounds, Round
 from raftmq.cluster.broker_messages import (
@@ -32,7 +30,6 @@ from raftmq.cluster.commands import (
     AnyCommand,
     Envelope,
     NoOperation,
-    Rejection,
     Result,
     UnknownCommandError,
     decode_envelope,
@@ -47,6 +44,7 @@ from raftmq.cluster.metadata_engine import (
 )
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.cluster.pending_commands import OVERTAKEN, SKIPPED, Pending, settle
 from raftmq.errors import (
     ErrorCode,
     KafkaError,
@@ -61,23 +59,9 @@ from raftmq.raft.ready import SoftState
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import NodeId, Offset, RaftIndex, ReplicaId
 
-
-@define(eq=False)
-class _Pending:
-    sequence: int
-    data: bytes
-    promise: Promise[Any]
-    deadline_ms: float
-    may_resend: bool
-    is_sent: bool = False
-    is_abandoned: bool = False
-
-
 FIRST_SEQUENCE: Final = 1
 SNAPSHOT_PARTS_PER_TICK: Final = 64
 """Topics and groups encoded ahead in one tick: a millisecond or two."""
-_OVERTAKEN: Final = object()
-_SKIPPED: Final = object()
 
 
 def _nothing() -> None:
@@ -116,8 +100,8 @@ class RaftMetadataEngine:
         self._callbacks: list[ImageCallback] = []
         self._role_callbacks: list[Callable[[], None]] = []
         self._sequence = FIRST_SEQUENCE - 1
-        self._pending: dict[int, _Pending] = {}  # in the order of sequences
-        self._applied: list[tuple[_Pending, Result]] = []  # to be answered with the next image
+        self._pending: dict[int, Pending] = {}  # in the order of sequences
+        self._applied: list[tuple[Pending, Result]] = []  # to be answered with the next image
         self._sent_sequence = 0  # own commands up to here are in the queue or forwarded
         self._queue: list[bytes] = []  # only on the controller: commands of the next batches
         self._queue_bytes = 0
@@ -187,7 +171,7 @@ class RaftMetadataEngine:
         deadline_ms = self._deadline(timeout_ms)
         promise: Promise[Any] = Promise()
         data = encode_envelope(envelope)
-        self._pending[self._sequence] = _Pending(
+        self._pending[self._sequence] = Pending(
             self._sequence, data, promise, deadline_ms, may_resend
         )
         self._has_work()
@@ -277,6 +261,9 @@ class RaftMetadataEngine:
 
     # ---- other nodes' requests ----
 
+    def close(self) -> None:
+        """Nothing to give back: log and journal are the node's."""
+
     def receive_commands(self, request: ForwardCommands) -> Reply:
         """Take another node's commands into the queue, if this node leads."""
         if not self._leads():
@@ -326,7 +313,7 @@ class RaftMetadataEngine:
             return
         for sequence in [s for s in self._pending if s < envelope.sequence]:
             # Sequences only rise at apply: those passed over can never be applied any more.
-            self._applied.append((self._pending.pop(sequence), _OVERTAKEN))
+            self._applied.append((self._pending.pop(sequence), OVERTAKEN))
         pending = self._pending.pop(envelope.sequence, None)
         if pending is not None:
             self._applied.append((pending, result))
@@ -337,7 +324,7 @@ class RaftMetadataEngine:
         if incarnation != self.incarnation:
             return  # an earlier process's; a later one's shows when a command comes back stale
         for sequence in [s for s in self._pending if s <= last]:
-            self._applied.append((self._pending.pop(sequence), _SKIPPED))
+            self._applied.append((self._pending.pop(sequence), SKIPPED))
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """Publish the image, then answer."""
@@ -352,7 +339,7 @@ class RaftMetadataEngine:
                 self._adopt_incarnation(after)
             applied, self._applied = self._applied, []
             for pending, result in applied:
-                _settle(pending.promise, result)
+                settle(pending.promise, result)
         finally:
             self._inside -= 1
         self._has_work_later()
@@ -450,9 +437,9 @@ class RaftMetadataEngine:
             lambda reply: self._forward_done(round_number, reply)
         )
 
-    def _unsent(self, bytes_max: int) -> list[_Pending]:
+    def _unsent(self, bytes_max: int) -> list[Pending]:
         """The next commands to send, in order, at least one; they count as sent now."""
-        chosen: list[_Pending] = []
+        chosen: list[Pending] = []
         for sequence, pending in self._pending.items():
             if sequence <= self._sent_sequence or pending.is_abandoned:
                 continue
@@ -514,7 +501,7 @@ class RaftMetadataEngine:
         for pending in list(self._pending.values()):
             self._fail(pending, CommandNotAppliedError("of an incarnation that is over"))
 
-    def _fail(self, pending: _Pending, error: KafkaError) -> None:
+    def _fail(self, pending: Pending, error: KafkaError) -> None:
         del self._pending[pending.sequence]
         pending.promise.fail(error)
 
@@ -596,14 +583,3 @@ class RaftMetadataEngine:
             return  # the next leader, or the next tick, does it
         self._snapshot_target = target
         self.wake()
-
-
-def _settle(promise: Promise[Any], result: Result) -> None:
-    if result is _OVERTAKEN:
-        promise.fail(CommandNotAppliedError("overtaken by a later command"))
-    elif result is _SKIPPED:
-        promise.fail(RequestTimedOutError("applied or not, before the snapshot that came"))
-    elif isinstance(result, Rejection):
-        promise.fail(KafkaError(result.message, code=result.code))
-    else:
-        promise.resolve(result)

@@ -25,6 +25,7 @@ from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.controller import ControllerConfig
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.formation import Formation
+from raftmq.cluster.metadata_engine import DrivenEngine
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_settings import PartitionSettings
@@ -90,6 +91,8 @@ class Node:
         self._stopping = trio.Event()
         self.failure: str | None = None
         self.is_serving = False
+        self.metadata_replica: Replica | None = None
+        """None before it is opened, and where metadata runs on the reference engine."""
 
     def stop(self) -> None:
         """Ask the node to hand over and end."""
@@ -111,6 +114,7 @@ class Node:
                 await nursery.start(self.plane.run, self._peer_sock)
                 await self._form()
                 self._open_metadata()
+                self.plane.on_tick.append(self._tick)
                 await self._until(lambda: self.control.lifecycle.is_current)
                 await self.partitions.start()
                 nursery.start_soon(self.partitions.run)
@@ -164,14 +168,7 @@ class Node:
     def _compose_control(self, folder: DataFolder) -> None:
         config, plane = self.config, self.plane
         self.machine = MetadataMachine()
-        self.engine = RaftMetadataEngine(
-            self_id=self.node_id,
-            incarnation=plane.clock.wall_ms(),
-            machine=self.machine,
-            forwarder=self.calls,
-            clock=plane.clock,
-            wake=self._wake,
-        )
+        self.engine = self._make_engine(folder)
         self.control = ControlPlane(
             self._info(folder),
             self.engine,
@@ -189,6 +186,23 @@ class Node:
             move_locally=self._move_locally,
         )
         self.partitions = Partitions(plane, self.control, self.deadlines)
+
+    def _make_engine(self, folder: DataFolder) -> DrivenEngine:
+        plane = self.plane
+        if self.config.metadata_engine == "pysyncobj":
+            from raftmq.node.reference import open_reference_engine  # an extra, rarely wanted
+
+            path = f"{folder.path}/reference"
+            plane.disk.make_directories(path)
+            return open_reference_engine(self.config, plane.clock, path, plane.fail)
+        return RaftMetadataEngine(
+            self_id=self.node_id,
+            incarnation=plane.clock.wall_ms(),
+            machine=self.machine,
+            forwarder=self.calls,
+            clock=plane.clock,
+            wake=self._wake,
+        )
 
     def _compose_server(self) -> None:
         config, plane = self.config, self.plane
@@ -298,9 +312,11 @@ class Node:
         self.plane.links.set_formation(formation.formation_id)
 
     def _open_metadata(self) -> None:
-        plane = self.plane
+        plane, engine = self.plane, self.engine
+        if not isinstance(engine, RaftMetadataEngine):
+            return
         assert self.formation.chosen is not None
-        self.metadata_replica: Replica = open_replica(
+        replica = open_replica(
             Opening(
                 node=plane.self_id,
                 disk=plane.disk,
@@ -321,14 +337,14 @@ class Node:
             ),
             config=plane.replica_config(announce_commit=True),
         )
-        self.engine.attach(self.metadata_replica)
-        self.broker.metadata_replica = self.metadata_replica
-        plane.multiraft.register(self.metadata_replica)
-        self._show_metadata_log()
+        self.metadata_replica = replica
+        engine.attach(replica)
+        self.broker.metadata_replica = replica
+        plane.multiraft.register(replica)
+        self._show_metadata_log(replica)
         plane.multiraft.after_drain.append(self.control.drain)
-        plane.on_tick.append(self._tick)
 
-    def _show_metadata_log(self) -> None:
+    def _show_metadata_log(self, replica: Replica) -> None:
         """Let Kafka clients read the committed metadata log, by its name alone."""
         log = Partition(
             TopicPartition(METADATA_TOPIC, 0),
@@ -339,7 +355,7 @@ class Node:
             clock=self.plane.clock,
             is_internal=True,
         )
-        log.attach(self.metadata_replica)
+        log.attach(replica)
         self.partitions.registry.add_internal(log)
         self.engine.on_image(lambda _before, _after: log.fetches.wake_all())
 
@@ -360,9 +376,8 @@ class Node:
 
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""
-        replica = getattr(self, "metadata_replica", None)
-        if replica is not None:
-            self.plane.multiraft.touch(replica)
+        if self.metadata_replica is not None:
+            self.plane.multiraft.touch(self.metadata_replica)
 
     def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         return self.plane.links.send(node_id, kind, pieces)
@@ -437,7 +452,7 @@ class Node:
         self.control.lifecycle.drain()
         await self._until(lambda: not self.control.lifecycle.is_ready)
         replica = self.metadata_replica
-        if replica.is_leader:
+        if replica is not None and replica.is_leader:
             live = {broker.node_id for broker in self.engine.image.live_brokers()}
             for voter in replica.in_sync_replicas():
                 if voter.node_id != self.node_id and voter.node_id in live:
@@ -451,6 +466,7 @@ class Node:
         self.is_serving = False
         if hasattr(self, "plane"):
             self.port.hang_up_all()
+            self.engine.close()
             self.plane.close()
             for replica in self.plane.multiraft.replicas.values():
                 replica.log.close()

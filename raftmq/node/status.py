@@ -27,11 +27,25 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
     return True, {"status": "ok", "node_id": node.node_id}
 
 
+def _metadata(node: Node) -> dict[str, Any]:
+    engine, replica = node.control.engine, node.metadata_replica
+    if replica is None:
+        return {"engine": node.config.metadata_engine, "version": engine.image.version}
+    return {
+        "engine": node.config.metadata_engine,
+        "version": engine.image.version,
+        "voters": [voter.node_id for voter in replica.voters],
+        "learners": [learner.node_id for learner in replica.configuration.learners],
+        "leader": None if replica.leader is None else replica.leader.node_id,
+        "leader_epoch": replica.leader_epoch,
+        "failure": replica.failure,
+    }
+
+
 def describe(node: Node) -> dict[str, Any]:
     """Everything an operator may ask of one node."""
     control, plane = node.control, node.plane
     controller = control.engine.controller_id
-    metadata = node.metadata_replica
     return {
         "node_id": node.node_id,
         "cluster_id": node.config.cluster_id,
@@ -43,14 +57,7 @@ def describe(node: Node) -> dict[str, Any]:
         "isolated_ms": round(control.lifecycle.isolated_ms()),
         "controller_id": -1 if controller is None else controller,
         "controller_epoch": control.engine.controller_epoch,
-        "metadata": {
-            "version": control.engine.image.version,
-            "voters": [voter.node_id for voter in metadata.voters],
-            "learners": [learner.node_id for learner in metadata.configuration.learners],
-            "leader": None if metadata.leader is None else metadata.leader.node_id,
-            "leader_epoch": metadata.leader_epoch,
-            "failure": metadata.failure,
-        },
+        "metadata": _metadata(node),
         "brokers": [
             {
                 "node_id": broker.node_id,
