@@ -1,8 +1,10 @@
-"""`raftmq log ...`: look into a node's files by hand. Reads only; the node may run or not."""
+"""`raftmq log ...`: look into a node's files by hand. Reads only; the node may run or not.
+
+All reading is `raftmq.log.inspect`'s; this module picks by file name and prints.
+"""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,62 +12,47 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from raftmq.cli.common import (
-    AsJson,
-    CommandError,
-    format_time,
-    printable,
-    reported,
-    show,
-)
+from raftmq.cli.common import AsJson, CommandError, format_time, printable, reported, show
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED
-from raftmq.errors import CorruptBatchError
-from raftmq.records import (
-    HEADER_SIZE,
-    LENGTH_OVERHEAD,
-    BatchHeader,
-    check_batch,
-    parse_header,
-    read_records,
-)
+from raftmq.records import BatchHeader, read_records
 
 log_app = typer.Typer(help="A node's log files.", no_args_is_help=True)
 
-VERIFY_COLUMNS: Final = ("File", "Batches", "FirstOffset", "EndOffset", "Bytes", "State")
+VERIFY_COLUMNS: Final = ("File", "Position", "State", "Finding")
+KINDS: Final = {1: "election", 2: "membership", 3: "log start"}
+"""Kinds of bare entries, as the Raft core numbers them."""
 
 
 @log_app.command()
 def dump(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment, NNN.log.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="NNN.log, NNN.index, NNN.timeindex, bare.entries or log-start."
+        ),
+    ],
     records: Annotated[
         bool, typer.Option("-r", "--records", help="Show records, not only batches.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the batches of a segment, as kafka-dump-log does.
+    """Print a log file: the batches of a segment as kafka-dump-log does, or what else it holds.
 
     Examples: raftmq log dump DATA/topics/orders-ID/partition-0/00000000000000000000.log -r
     """
     with reported():
-        state = ""
-        for position, header, batch, problem in walk(file):
-            state = problem
-            if problem:
-                break
-            if as_json:
-                content = _batch_json(position, header)
-                if records:
-                    content["records"] = _records(batch)
-                out(msgspec.json.encode(content).decode())
-                continue
-            out(_batch_line(position, header))
-            if records:
-                for record in _records(batch):
-                    out(f"| offset: {record['offset']} {_record_text(record)}")
-        if state:
-            note(f"raftmq: {file}: {state}")
-            raise typer.Exit(EXIT_FAILED)
+        file.stat()  # tells of an absent file by name
+        if file.suffix == ".log":
+            _dump_segment(file, records, as_json)
+        elif file.suffix in (".index", ".timeindex"):
+            _dump_index(file, as_json)
+        elif file.name == "bare.entries":
+            _dump_bare(file, as_json)
+        elif file.name == "log-start":
+            _dump_start(file, as_json)
+        else:
+            raise CommandError(f"{file}: not a file of a log; `raftmq log dump --help`")
 
 
 @log_app.command()
@@ -73,90 +60,134 @@ def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A partition's folder, or above.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check every batch of every segment below a folder; ends with 1 when something is wrong.
+    """Check every byte of every partition below a folder; ends with 1 when there is damage.
 
-    Bytes after the last whole batch of the newest segment may be an append that a running node has
-    under way, or that a crash cut off: recovery drops them.
+    What a node mends by itself (an index, a torn tail) is listed, but is no damage. Beside a
+    running node its unfinished appends may look torn.
 
-    Examples: raftmq log verify DATA/topics/orders-ID/partition-0
+    Examples: raftmq log verify DATA
     """
+    from raftmq.adapters.disk import RealDisk
+    from raftmq.log.inspect import verify_folder
+
     with reported():
-        files = sorted(folder.rglob("*.log"))
-        if not files:
-            raise CommandError(f"no segments (*.log) below {folder}")
-        newest = {path.parent: path for path in files}
-        expected: dict[Path, int] = {}
-        rows = []
-        is_sound = True
-        for path in files:
-            row, end, problem = _verify_one(path, expected.get(path.parent))
-            expected[path.parent] = end
-            if problem:
-                is_torn = path == newest[path.parent] and problem.startswith("cut off")
-                is_sound = is_sound and is_torn
-                problem = f"{problem} (unfinished tail)" if is_torn else problem
-            rows.append((*row, problem or "sound"))
+        folders = sorted({path.parent for path in folder.rglob("log-start")})
+        if not folders:
+            raise CommandError(f"no partition (a folder with a log-start) below {folder}")
+        rows: list[tuple[object, ...]] = []
+        has_damage = False
+        for partition in folders:
+            findings = verify_folder(RealDisk(), str(partition))
+            has_damage = has_damage or any(item.is_damage for item in findings)
+            rows.extend(
+                (
+                    item.path,
+                    item.position if item.position >= 0 else None,
+                    "damaged" if item.is_damage else "will be mended",
+                    item.text,
+                )
+                for item in findings
+            )
+            if not findings:
+                rows.append((str(partition), None, "sound", ""))
         show(VERIFY_COLUMNS, rows, as_json=as_json)
-        if not is_sound:
+        if has_damage:
             raise typer.Exit(EXIT_FAILED)
 
 
-def walk(file: Path) -> Iterator[tuple[int, BatchHeader, memoryview, str]]:
-    """Each batch with its position; a problem ends the walk and stands in the last item."""
-    with file.open("rb") as opened:
-        if file.stat().st_size == 0:
-            return
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            # A copy: views of it may outlive the mapping, and a node may truncate the file.
-            yield from _walk(memoryview(mapped[:]))
+def _dump_segment(path: Path, records: bool, as_json: bool) -> None:
+    from raftmq.adapters.disk import RealDisk
+    from raftmq.log.inspect import base_offset_of, read_segment
+
+    try:
+        base = base_offset_of(str(path))
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    problems = 0
+    file = RealDisk().open(str(path))
+    try:
+        for item in read_segment(file, base):
+            if item.header is None or not item.is_sound:
+                problems += 1
+                note(f"raftmq: {path}: {item.size} bytes at position {item.position}: {item.note}")
+                continue
+            batch = file.pread(item.size, item.position) if records else b""
+            _print_batch(item.position, item.header, batch, as_json)
+    finally:
+        file.close()
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _walk(data: memoryview) -> Iterator[tuple[int, BatchHeader, memoryview, str]]:
-    position = 0
-    nothing = memoryview(b"")
-    blank = parse_header(bytes(HEADER_SIZE))
-    while position < len(data):
-        left = len(data) - position
-        if left < HEADER_SIZE:
-            yield position, blank, nothing, f"cut off at position {position}: {left} bytes"
-            return
-        header = parse_header(data, position)
-        end = position + header.size
-        if header.batch_length < HEADER_SIZE - LENGTH_OVERHEAD or end > len(data):
-            if not any(data[position:]):
-                yield position, blank, nothing, f"cut off at position {position}: only zeros"
-                return
-            what = "cut off" if end > len(data) else "bad length"
-            yield position, blank, nothing, f"{what} at position {position}"
-            return
-        try:
-            check_batch(data[position:end])
-        except CorruptBatchError as error:
-            message = f"damaged at position {position}, offset {header.base_offset}: {error}"
-            yield position, header, nothing, message
-            return
-        yield position, header, data[position:end], ""
-        position = end
+def _print_batch(position: int, header: BatchHeader, batch: bytes, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "position": position,
+            "size": header.size,
+            "codec": header.codec.name.lower(),
+            "next_offset": header.next_offset,
+            **header._asdict(),
+        }
+        if batch:
+            content["records"] = [*_records(batch)]
+        _print_json(content)
+        return
+    out(_batch_line(position, header))
+    for record in _records(batch) if batch else ():
+        out(f"| offset: {record['offset']} {_record_text(record)}")
 
 
-def _verify_one(path: Path, expected: int | None) -> tuple[tuple[object, ...], int, str]:
-    batches = 0
-    first: int | None = None
-    end = int(path.stem) if path.stem.isdigit() else 0
-    problem = ""
-    if expected is not None and end != expected:
-        problem = f"begins at {end}, the segment before ends at {expected}"
-    for _position, header, _batch, trouble in walk(path):
-        if trouble:
-            problem = trouble
-            break
-        if header.base_offset < end:
-            problem = f"offset {header.base_offset} after {end}"
-            break
-        first = header.base_offset if first is None else first
-        end = header.next_offset
-        batches += 1
-    return (str(path), batches, first, end, path.stat().st_size), end, problem
+def _dump_index(path: Path, as_json: bool) -> None:
+    from raftmq.adapters.disk import RealDisk
+    from raftmq.log.inspect import read_index
+    from raftmq.log.sparse_index import DamagedIndexError
+
+    try:
+        _summary, pairs = read_index(RealDisk(), str(path))
+    except (DamagedIndexError, ValueError) as error:
+        raise CommandError(f"{path}: {error}; the node rebuilds it") from error
+    columns = ("Offset", "Position") if path.suffix == ".index" else ("Timestamp", "Offset")
+    show(columns, pairs, as_json=as_json)
+
+
+def _dump_bare(path: Path, as_json: bool) -> None:
+    from raftmq.adapters.disk import RealDisk
+    from raftmq.log.inspect import read_bare_entries
+
+    rows = [
+        (
+            entry.index,
+            entry.leader_epoch,
+            entry.base_offset,
+            KINDS.get(entry.kind, entry.kind),
+            len(entry.payload),
+            "whole" if is_whole else "one copy damaged",
+        )
+        for entry, is_whole in read_bare_entries(RealDisk(), str(path))
+    ]
+    columns = ("Index", "LeaderEpoch", "BaseOffset", "Kind", "PayloadBytes", "State")
+    show(columns, rows, as_json=as_json)
+
+
+def _dump_start(path: Path, as_json: bool) -> None:
+    from raftmq.adapters.disk import RealDisk
+    from raftmq.log.inspect import read_log_start
+
+    local = read_log_start(RealDisk(), str(path))
+    if local is None:
+        raise CommandError(f"{path}: both copies are damaged")
+    start = local.log_start
+    rows = [
+        ("Offset", start.offset),
+        ("BaseOffset", start.base_offset),
+        ("Index", start.index),
+        ("PreviousEpoch", start.previous_epoch),
+        ("ConfigurationBytes", len(start.configuration)),
+        ("StateBytes", len(start.state)),
+        ("TruncatedEnd", local.truncated_end),
+        ("Pending", local.pending.name.lower()),
+    ]
+    show(("Field", "Value"), rows, as_json=as_json)
 
 
 def _batch_line(position: int, header: BatchHeader) -> str:
@@ -174,27 +205,15 @@ def _batch_line(position: int, header: BatchHeader) -> str:
     )
 
 
-def _batch_json(position: int, header: BatchHeader) -> dict[str, Any]:
-    return {
-        "position": position,
-        "size": header.size,
-        "codec": header.codec.name.lower(),
-        "next_offset": header.next_offset,
-        **header._asdict(),
-    }
-
-
-def _records(batch: memoryview) -> list[dict[str, Any]]:
-    return [
-        {
+def _records(batch: bytes) -> Iterator[dict[str, Any]]:
+    for record in read_records(batch):
+        yield {
             "offset": record.offset,
             "timestamp": record.timestamp,
             "key": printable(record.key),
             "value": printable(record.value),
             "headers": [[name, printable(value)] for name, value in record.headers],
         }
-        for record in read_records(batch)
-    ]
 
 
 def _record_text(record: dict[str, Any]) -> str:
@@ -202,3 +221,7 @@ def _record_text(record: dict[str, Any]) -> str:
         f"CreateTime: {record['timestamp']} headerKeys: {[h[0] for h in record['headers']]} "
         f"key: {record['key']} payload: {record['value']}"
     )
+
+
+def _print_json(content: object) -> None:
+    out(msgspec.json.encode(content).decode())

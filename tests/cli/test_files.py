@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.codec import Codec
+from raftmq.log.log_start import LocalStart, LogStart
 from raftmq.records import NewRecord, build_batch
 from tests.cli.conftest import Call
 
@@ -60,7 +61,7 @@ def segment(*sizes: int, base: int = 0) -> bytes:
     data = b""
     for size in sizes:
         records = [NewRecord(b"k", b"v%d" % i, 1_000) for i in range(size)]
-        data += build_batch(records, base_offset=base, leader_epoch=2, codec=Codec.LZ4)
+        data += build_batch(records, base_offset=base, leader_epoch=0, codec=Codec.LZ4)
         base += size
     return data
 
@@ -70,7 +71,7 @@ def test_a_segment_is_dumped(call: Call, tmp_path: Path) -> None:
     file.write_bytes(segment(2, 3))
     lines = call("log", "dump", str(file)).stdout.splitlines()
     assert lines[0].startswith("baseOffset: 0 lastOffset: 1 count: 2")
-    assert "partitionLeaderEpoch: 2" in lines[1]
+    assert "partitionLeaderEpoch: 0" in lines[1]
     assert "compresscodec: lz4" in lines[1]
     shown = call("log", "dump", str(file), "--records").stdout
     assert "| offset: 4 " in shown
@@ -82,38 +83,73 @@ def test_a_segment_is_dumped(call: Call, tmp_path: Path) -> None:
     assert first["next_offset"] == second["base_offset"]
 
 
-def test_sound_segments_are_verified(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000000.log").write_bytes(segment(2, 3))
-    (tmp_path / "00000000000000000005.log").write_bytes(segment(1, base=5))
-    done = call("log", "verify", str(tmp_path), "--json")
-    assert done.exit_code == 0
-    assert [row["State"] for row in json.loads(done.stdout)] == ["sound", "sound"]
+@pytest.fixture
+def partition(tmp_path: Path) -> Path:
+    folder = tmp_path / "topics" / "orders-1" / "partition-0"
+    folder.mkdir(parents=True)
+    (folder / "log-start").write_bytes(LocalStart(LogStart()).encode())
+    (folder / "00000000000000000000.log").write_bytes(segment(2, 3))
+    (folder / "00000000000000000005.log").write_bytes(segment(1, base=5))
+    return folder
 
 
-@pytest.mark.parametrize("what", ["flip", "gap", "cut"])
-def test_damage_is_found(call: Call, tmp_path: Path, what: str) -> None:
-    first = bytearray(segment(2, 3))
-    second = segment(1, base=6 if what == "gap" else 5)
+def test_sound_partitions_are_verified_from_any_folder_above(
+    call: Call, tmp_path: Path, partition: Path
+) -> None:
+    for folder in (tmp_path, partition):
+        done = call("log", "verify", str(folder), "--json")
+        assert done.exit_code == 0, done.output
+        (row,) = json.loads(done.stdout)
+        assert (row["File"], row["State"]) == (str(partition), "sound")
+
+
+@pytest.mark.parametrize("what", ["flip", "gap", "start"])
+def test_damage_is_found(call: Call, partition: Path, what: str) -> None:
+    first = partition / "00000000000000000000.log"
     if what == "flip":
-        first[len(first) - 5] ^= 1
-    elif what == "cut":
-        del first[-5:]
-    (tmp_path / "00000000000000000000.log").write_bytes(first)
-    name = "00000000000000000006.log" if what == "gap" else "00000000000000000005.log"
-    (tmp_path / name).write_bytes(second)
+        data = bytearray(first.read_bytes())
+        data[-5] ^= 1
+        first.write_bytes(data)
+    elif what == "gap":
+        first.write_bytes(segment(2))
+    else:
+        (partition / "log-start").write_bytes(b"no such thing")
+    done = call("log", "verify", str(partition))
+    assert done.exit_code == 1
+    assert "damaged" in done.stdout
+
+
+def test_an_unfinished_tail_is_no_damage(call: Call, partition: Path) -> None:
+    last = partition / "00000000000000000005.log"
+    last.write_bytes(last.read_bytes()[:-7])
+    done = call("log", "verify", str(partition))
+    assert done.exit_code == 0, done.output
+    assert "will be mended" in done.stdout
+
+
+def test_a_folder_without_partitions_is_told(call: Call, tmp_path: Path) -> None:
     done = call("log", "verify", str(tmp_path))
     assert done.exit_code == 1
-    assert {"flip": "damaged", "gap": "begins at 6", "cut": "cut off"}[what] in done.stdout
+    assert "no partition" in done.stderr
 
 
-def test_an_unfinished_tail_is_no_damage(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000000.log").write_bytes(segment(2, 3)[:-7])
-    done = call("log", "verify", str(tmp_path))
-    assert done.exit_code == 0
-    assert "unfinished tail" in done.stdout
-
-
-def test_a_folder_without_segments_is_told(call: Call, tmp_path: Path) -> None:
-    done = call("log", "verify", str(tmp_path))
+def test_a_damaged_segment_is_dumped_as_far_as_it_can_be_read(call: Call, partition: Path) -> None:
+    path = partition / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    done = call("log", "dump", str(path))
     assert done.exit_code == 1
-    assert "no segments" in done.stderr
+    assert done.stdout.startswith("baseOffset: 0 ")
+    assert f"{path}: " in done.stderr
+
+
+def test_the_other_files_of_a_log_are_dumped_too(call: Call, partition: Path) -> None:
+    rows = json.loads(call("log", "dump", str(partition / "log-start"), "--json").stdout)
+    assert {"Field": "Offset", "Value": 0} in rows
+    odd = partition / "notes.txt"
+    odd.write_text("x")
+    assert "not a file of a log" in call("log", "dump", str(odd)).stderr
+    named_wrong = partition / "x.log"
+    named_wrong.write_bytes(b"")
+    assert "not a segment" in call("log", "dump", str(named_wrong)).stderr
