@@ -236,6 +236,7 @@ class Node:
             drains=plane.multiraft,
         )
         self.broker.drains = plane.multiraft
+        self.broker.on_broken_invariant = plane.fail
 
     def _first_voters(self) -> list[NodeId]:
         return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]

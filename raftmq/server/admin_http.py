@@ -74,11 +74,25 @@ class PartitionCollector:
         yield from (high_watermark, log_start, log_end, size, is_leader, in_sync)
 
 
+class StatusCollector:
+    """The numbers of /status: readiness, lags, flushes, as the node tells them."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment."""
+        for key, value in self._status().items():
+            if isinstance(value, int | float):
+                yield GaugeMetricFamily(f"raftmq_node_{key}", f"/status: {key}", value=value)
+
+
 def make_app(broker: Broker, *, health: Health, status: Status) -> Starlette:
     """The three pages."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(broker.metrics))
     registry.register(PartitionCollector(broker))
+    registry.register(StatusCollector(status))
     ProcessCollector(registry=registry)
 
     async def metrics_page(_request: Request) -> Response:

@@ -112,6 +112,8 @@ class Broker:
         self.config = config
         self.metadata_replica = metadata_replica
         self.workers = workers or Workers()
+        self.on_broken_invariant: Callable[[str], None] = _ignore
+        """Called with a reason when this node must not go on."""
         self.drains: Drains | None = None
         """The engine of this node's replicas, where there is one."""
         self._hand_over = hand_over
@@ -408,6 +410,10 @@ class Broker:
 
 def _never_ended(_node_id: NodeId) -> bool:
     return False
+
+
+def _ignore(_reason: str) -> None:
+    """Nobody listens."""
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -50,6 +50,7 @@ Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
+_ENGINE: Final = ("raftmq.raft.", "raftmq.log.", "raftmq.cluster.")
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -212,6 +213,9 @@ class Dispatcher:
 
     def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
         metrics.errors += 1
+        if isinstance(error, AssertionError) and _is_of_engine(error):
+            # What the engine holds in memory is not what it believes: it must promise nothing more.
+            self._broker.on_broken_invariant(f"broken invariant: {error!r}")
         _log.error(
             "request failed",
             api=ApiKey(header.api_key).title,
@@ -220,6 +224,15 @@ class Dispatcher:
             why=repr(error),
             exc_info=error,
         )
+
+
+def _is_of_engine(error: AssertionError) -> bool:
+    traceback = error.__traceback__
+    name = ""
+    while traceback is not None:
+        name = traceback.tb_frame.f_globals.get("__name__", "")
+        traceback = traceback.tb_next
+    return name.startswith(_ENGINE)
 
 
 assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame has these fields"

@@ -64,6 +64,7 @@ async def test_pages(is_healthy: bool) -> None:
             assert 'raftmq_requests_total{api="produce"} 1.0' in text
             assert 'raftmq_request_seconds_bucket{api="produce",le="+Inf"} 1.0' in text
             assert 'raftmq_partition_high_watermark{partition="0",topic="t"} 0.0' in text
+            assert "raftmq_node_node_id 1.0" in text
             status, _ = await get(port, "/nothing")
             assert status == 404
         nursery.cancel_scope.cancel()

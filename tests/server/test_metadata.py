@@ -11,6 +11,7 @@ from immutables import Map
 from raftmq.cluster.broker_messages import CreateTopicsCall, Outcome
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.protocol import ANNOUNCED, ApiKey
+from raftmq.records import NewRecord, build_batch
 from raftmq.server.elections import WAIT_MS
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
@@ -70,6 +71,22 @@ def test_a_handlers_bug_costs_the_connection_alone() -> None:
     with pytest.raises(RemoteProtocolError, match="could not be served"):
         world.ask(ApiKey.METADATA, 9, topics=None)
     assert world.broker.metrics.api("metadata").errors == 1
+
+
+def test_a_broken_invariant_of_the_engine_ends_the_node() -> None:
+    world = World()
+    world.add_topic("t")
+    reasons: list[str] = []
+    world.broker.on_broken_invariant = reasons.append
+    world.replica("t").refusal = AssertionError("not of the engine")
+    batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
+    with pytest.raises(RemoteProtocolError):
+        world.produce(9, [("t", 0, batch)])
+    assert reasons == []
+    world.partition("t")._replica = None
+    with pytest.raises(RemoteProtocolError):
+        world.produce(9, [("t", 0, batch)])
+    assert len(reasons) == 1
 
 
 # ---- Metadata ----
