@@ -408,11 +408,14 @@ class Partition:
     def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
         # Not cut at the high watermark: a leader that just began may not know yet how far it is
         # committed, and its log agrees with whatever a consumer was given.
+        known_epoch, end = self._end_of(epoch)
+        return (known_epoch, end) if known_epoch < epoch or end < offset else None
+
+    def _end_of(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
+        """The greatest known epoch not above `epoch` and its end; an epoch older than the whole
+        log ended where the log starts, as in Kafka."""
         found = self.replica.log.end_offset_for_epoch(epoch)
-        if found is None:
-            return None
-        known_epoch, end = found
-        return found if known_epoch < epoch or end < offset else None
+        return (epoch, self.replica.log_start_offset) if found is None else found
 
     # ---- offsets and epochs ----
 
@@ -462,10 +465,9 @@ class Partition:
             return EpochEnd(code)
         if epoch >= replica.leader_epoch and not replica.is_writable:
             return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
-        found = replica.log.end_offset_for_epoch(LeaderEpoch(epoch))
-        if found is None:
+        if epoch < 0:
             return EpochEnd(ErrorCode.NONE)
-        known_epoch, end = found
+        known_epoch, end = self._end_of(LeaderEpoch(epoch))
         return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
 
     def _epoch_at(self, offset: Offset) -> LeaderEpoch:

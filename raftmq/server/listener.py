@@ -22,6 +22,9 @@ from raftmq.server.metrics import ServerMetrics
 BACKLOG: Final = 1024
 ACCEPT_RETRY_S: Final = 0.1
 SWEEP_S: Final = 1.0
+KEEP_ALIVE_IDLE_S: Final = 60
+KEEP_ALIVE_INTERVAL_S: Final = 10
+KEEP_ALIVE_PROBES: Final = 6
 
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -116,7 +119,11 @@ class ClientPort:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A client whose machine vanished while it waits for records says nothing, ever.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
         connection = Connection(sock, peer, self.shared)
         self._next_id += 1
         connection_id = self._next_id

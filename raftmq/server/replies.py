@@ -232,6 +232,8 @@ class ReplyQueue:
             else:
                 await trio.lowlevel.checkpoint()
             self._stall = None
+            if self._is_closed:
+                return
             self._pump()
 
     def close(self) -> None:
@@ -240,6 +242,7 @@ class ReplyQueue:
             return
         self._is_closed = True
         self._memory.release(self._outbox_charge)
+        self._outbox_charge = 0
         for slot in self._slots:
             if slot.pieces is not None:
                 self._memory.release(slot.charge)

@@ -445,7 +445,16 @@ def test_end_offset_for_epoch_is_cut_at_the_high_watermark() -> None:
     partition = filled().partition
     found = partition.end_offset_for_epoch(5)
     assert (found.leader_epoch, found.end_offset) == (5, 4)
-    assert partition.end_offset_for_epoch(4).end_offset == -1
+    assert partition.end_offset_for_epoch(-1).end_offset == -1
+
+
+def test_an_epoch_older_than_the_log_ended_where_it_starts() -> None:
+    bench = filled()
+    bench.replica.start_at(2)
+    found = bench.partition.end_offset_for_epoch(4)
+    assert (found.leader_epoch, found.end_offset) == (4, 2)
+    assert bench.partition.read(Offset(4), 1, last_fetched_epoch=4).diverging == (4, 2)
+    assert bench.partition.read(Offset(2), 1, last_fetched_epoch=4).diverging is None
 
 
 # ---- deletion ----
