@@ -31,6 +31,8 @@ class SimMachine:
         self.replica: Replica | None = None
         self.commit_end = 0
         self.truncations = 0
+        # What was flushed before a crash is durable, though the recovered log cannot know it.
+        self.durable_end = 0
         self._invariants = invariants
         self._on_committed = on_committed
         self._on_role = on_role
@@ -44,7 +46,7 @@ class SimMachine:
         self._read_log()
         log = replica.log
         self._invariants.truth(self.group).views[replica.self_id] = DurableView(
-            lambda: log.flushed_end, self.digest_at
+            lambda: max(log.flushed_end, min(self.durable_end, self.end)), self.digest_at
         )
 
     def _read_log(self) -> None:
@@ -107,6 +109,7 @@ class SimMachine:
 
     def truncated(self, end: RaftIndex) -> None:
         """Forget a suffix."""
+        self.durable_end = min(self.durable_end, end)
         self.truncations += 1
         if end < self.commit_end:
             raise InvariantViolation(

@@ -43,6 +43,7 @@ class LastSeen:
     """A replica as it was when its node went down."""
 
     identity: ReplicaId
+    sure_end: int
     flushed_end: int
     bare_count: int
 
@@ -158,20 +159,21 @@ class SimNode:
                     config=self._config(group),
                 )
                 machine.attach(replica)
-                self._compare(group, replica)
+                self._compare(group, replica, machine)
                 self.machines[group] = machine
                 multiraft.register(replica)
 
-    def _compare(self, group: RaftGroupId, replica: Replica) -> None:
+    def _compare(self, group: RaftGroupId, replica: Replica, machine: SimMachine) -> None:
         last = self._last.get(group)
         if last is not None:
             self.world.invariants.booted(
                 group,
                 last.identity,
                 replica.self_id,
-                last.flushed_end,
+                last.sure_end,
                 replica.log.end_index,
             )
+            machine.durable_end = last.flushed_end
 
     def _config(self, group: RaftGroupId) -> ReplicaConfig:
         options = self.world.options
@@ -203,8 +205,8 @@ class SimNode:
             log = replica.log
             bare_count = log.end_index - log.log_end_offset
             # In the middle of a truncation nobody can say what must be there afterwards.
-            flushed_end = 0 if self._is_inside else log.flushed_end
-            self._last[group] = LastSeen(replica.self_id, flushed_end, bare_count)
+            sure_end = 0 if self._is_inside else log.flushed_end
+            self._last[group] = LastSeen(replica.self_id, sure_end, log.flushed_end, bare_count)
         self.world.forget(self)
         self.multiraft = None
         self.journal = None

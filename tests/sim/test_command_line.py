@@ -1,0 +1,54 @@
+"""`python -m jepsen_like`: exit codes and last lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from jepsen_like import __main__ as command_line
+from jepsen_like.planted import BUGS, Bug
+from jepsen_like.sim import Result, Verdict
+
+
+def test_clean_seeds_exit_0_with_a_summary() -> None:
+    out = io.StringIO()
+    assert command_line.main(["sim", "--seeds", "2", "--seed", "5", "--jobs", "1"], out) == 0
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("seed 5: clean")
+    assert lines[-1].startswith("2 runs: 2 clean, 0 anomaly, 0 unknown; median per run: elections")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([Verdict.CLEAN, Verdict.ANOMALY, Verdict.UNKNOWN], 1),
+        ([Verdict.CLEAN, Verdict.UNKNOWN], 2),
+    ],
+    ids=["anomaly", "unknown"],
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], code: int) -> None:
+    results = [Result(number, verdict, "Name") for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(command_line, "run_seeds", lambda *_: iter(results))
+    out = io.StringIO()
+    assert command_line.main(["sim", "--seeds", str(len(results))], out) == code
+    assert f"{len(results)} runs:" in out.getvalue().splitlines()[-1]
+    assert "again: python -m jepsen_like sim --seeds 1 --seed" in out.getvalue()
+
+
+def test_a_caught_bug_exits_0() -> None:
+    out = io.StringIO()
+    arguments = ["planted", "--bug", "minority-commit", "--seeds", "5", "--jobs", "1"]
+    assert command_line.main(arguments, out) == 0
+    assert out.getvalue().splitlines()[-1] == "caught 1 of 1"
+
+
+def test_an_escaped_bug_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import nullcontext
+
+    harmless = Bug(nullcontext, BUGS["minority-commit"].options)
+    monkeypatch.setitem(BUGS, "minority-commit", harmless)
+    out = io.StringIO()
+    arguments = ["planted", "--bug", "minority-commit", "--seeds", "1", "--jobs", "1"]
+    assert command_line.main(arguments, out) == 1
+    assert out.getvalue().splitlines()[-1] == "caught 0 of 1"

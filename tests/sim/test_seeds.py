@@ -1,0 +1,77 @@
+"""The simulation itself, in the default suite: 200 seeds without an anomaly, and busy ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from jepsen_like.pool import run_seeds
+from jepsen_like.sim import Verdict, run_seed
+
+SEEDS = 200
+JOBS = 2
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_200_seeds_are_clean_and_eventful() -> None:
+    only = os.environ.get("RAFTMQ_SEED")
+    first, count = (int(only), 1) if only else (1, SEEDS)
+    results = list(run_seeds(first, count, JOBS if count > 1 else 1))
+    for result in results:
+        assert result.verdict is Verdict.CLEAN, (
+            f"seed {result.seed}: {result.name}: {result.detail}\n"
+            f"again: python -m jepsen_like sim --seeds 1 --seed {result.seed}"
+        )
+    if count > 1:
+        summaries = [result.summary for result in results]
+        assert median(s.leader_changes for s in summaries) >= 3
+        assert median(s.acked_records for s in summaries) >= 300
+        assert sum(s.crashes for s in summaries) >= SEEDS
+        assert sum(s.truncations for s in summaries) >= SEEDS / 4
+        assert sum(s.wipes for s in summaries) >= 10
+        assert sum(s.log_starts for s in summaries) >= SEEDS / 2
+
+
+def test_a_seed_replays_itself() -> None:
+    first, second = run_seed(4), run_seed(4)
+    assert first.trace_hash == second.trace_hash
+    assert first.summary == second.summary
+    assert run_seed(5).trace_hash != first.trace_hash
+
+
+@pytest.mark.slow
+def test_a_seed_replays_itself_whatever_the_hash_seed() -> None:
+    code = "from jepsen_like.sim import run_seed; print(run_seed(9).trace_hash)"
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "77")
+    }
+    assert len(hashes) == 1
+
+
+# Seeds that once found a bug, with what they found.
+REGRESSIONS = [
+    pytest.param(3, id="reader stuck behind a closed segment's end"),
+    pytest.param(13, id="entries lost to a full disk stayed in the machine"),
+    pytest.param(56, id="a readmitted leader kept its own old identity"),
+    pytest.param(507, id="a damaged range that peers had dropped"),
+]
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_seeds_that_found_a_bug(seed: int) -> None:
+    result = run_seed(seed)
+    assert result.verdict is Verdict.CLEAN, f"{result.name}: {result.detail}"
