@@ -124,7 +124,7 @@ class SnapshotEncoder:
                 configs=[(*key, _sorted_dict(image.configs[key])) for key in sorted(image.configs)],
                 removals=[
                     _RemovalRow(r.topic, *r.group, r.nodes)
-                    for _, r in sorted(image.removals.items(), key=lambda item: item[0])
+                    for _, r in sorted(image.removals.items(), key=_removal_order)
                 ],
                 next_producer_id=image.next_producer_id,
                 submitters=[(n, *image.submitters[n]) for n in sorted(image.submitters)],
@@ -214,6 +214,11 @@ def decode_image(data: Buffer) -> MetadataImage:
             GroupsRecord(last_epoch=snapshot.last_epoch, groups=tuple(snapshot.groups))
         ),
     )
+
+
+def _removal_order(item: tuple[tuple[TopicId, int], RemovalImage]) -> tuple[int, int]:
+    (topic_id, partition), _ = item
+    return topic_id.int, partition  # UUIDs compare in Python, integers do not
 
 
 def _sorted_dict(values: Mapping[str, str]) -> dict[str, str]:

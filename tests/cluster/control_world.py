@@ -24,9 +24,10 @@ from raftmq.cluster.controller import ControllerConfig
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, EngineConfig
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
-from raftmq.cluster.metadata_snapshot import encode_image
+from raftmq.cluster.metadata_snapshot import SnapshotEncoder, encode_image
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.reconciler import Action, StopReplica, at_start, reconcile
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import ReplicaConfig
 from raftmq.errors import ErrorCode, KafkaError
@@ -72,6 +73,7 @@ class Observer:
         self._world = world
         self._machine = machine
         self._version = -1
+        self._encoder = SnapshotEncoder()
 
     def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
         if result is not STALE_SEQUENCE:
@@ -84,7 +86,7 @@ class Observer:
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         assert after.version >= self._version, "images never go back"
         self._version = after.version
-        self._world.saw_image(after)
+        self._world.saw_image(after.version, crc32(self._encoder.encode(after)))
 
     def advanced(self, applied_end: RaftIndex) -> None:
         pass
@@ -168,9 +170,22 @@ class WorldNode:
             bootstrap=world.voters,
             move_locally=lambda *_args: False,
         )
+        self.control.lifecycle.on_ready(self._reconcile_at_start)
         self.multiraft.register(replica)
         self.multiraft.after_drain.append(self.control.drain)
         self.later(TICK_MS, self._tick)
+
+    def _reconcile_at_start(self) -> None:
+        self._perform(at_start(self.engine.image, self.node_id, []))
+        self.engine.on_image(self._reconcile)
+
+    def _reconcile(self, before: MetadataImage, after: MetadataImage) -> None:
+        self._perform(reconcile(before, after, self.node_id))
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, StopReplica):
+                self.control.replica_removed(action.group.topic_id, action.group.partition)
 
     def crash(self, *, wipe: bool = False) -> None:
         if self.is_up:
@@ -265,6 +280,8 @@ class ControlWorld:
         self.applied: dict[tuple[int, int, int], int] = {}
         self.operations: list[Operation] = []
         self.acknowledged_version = -1
+        self.is_over = False
+        """True once clients do nothing more."""
         self.barriers = 0
         self.topics = 0
         for node in self.nodes.values():
@@ -297,15 +314,16 @@ class ControlWorld:
         known = self.applied.setdefault(key, offset)
         assert known == offset, f"{key} was applied at {known} and at {offset}"
 
-    def saw_image(self, image: MetadataImage) -> None:
-        digest = crc32(encode_image(image))
-        known = self.images.setdefault(image.version, digest)
-        assert known == digest, f"two images of version {image.version}"
+    def saw_image(self, version: int, digest: int) -> None:
+        known = self.images.setdefault(version, digest)
+        assert known == digest, f"two images of version {version}"
 
     # ---- clients ----
 
     def client(self, node: WorldNode) -> None:
         """Do something on a node, and again a little later."""
+        if self.is_over:
+            return
         self.schedule(self.random.uniform(5, 60), lambda: self.client(node))
         if not node.is_up:
             return
