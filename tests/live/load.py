@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import confluent_kafka
@@ -154,8 +155,8 @@ class Load:
         lost: list[tuple[int, int]] = []
         duplicates: list[tuple[int, int, list[int]]] = []
         reordered = 0
-        for partition in range(self.partitions):
-            read = read_numbers(bootstrap or self.bootstrap, self.topic, partition)
+        all_read = read_partitions(bootstrap or self.bootstrap, self.topic, range(self.partitions))
+        for partition, read in all_read.items():
             by_offset = dict(read)
             lost += [
                 (partition, number)
@@ -176,6 +177,13 @@ class Load:
 
 def read_numbers(bootstrap: str, topic: str, partition: int) -> list[tuple[int, int]]:
     """(offset, number) of everything in a partition up to its high watermark."""
+    return read_partitions(bootstrap, topic, [partition])[partition]
+
+
+def read_partitions(
+    bootstrap: str, topic: str, partitions: Iterable[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """(offset, number) of everything in these partitions up to their high watermarks."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -184,17 +192,29 @@ def read_numbers(bootstrap: str, topic: str, partition: int) -> list[tuple[int, 
             "check.crcs": True,
         }
     )
+    read: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
+    ends: dict[int, int] = {}
     try:
-        where = confluent_kafka.TopicPartition(topic, partition)
-        low, high = consumer.get_watermark_offsets(where, timeout=30)
-        consumer.assign([confluent_kafka.TopicPartition(topic, partition, low)])
-        read: list[tuple[int, int]] = []
+        starts = []
+        for partition in read:
+            asked = confluent_kafka.TopicPartition(topic, partition)
+            low, high = consumer.get_watermark_offsets(asked, timeout=30)
+            if low < high:
+                ends[partition] = high
+                starts.append(confluent_kafka.TopicPartition(topic, partition, low))
+        consumer.assign(starts)
         deadline = time.monotonic() + 60
-        while (not read or read[-1][0] < high - 1) and low < high:
-            assert time.monotonic() < deadline, f"stuck at {read[-1:]} of {high}"
+        while ends:
+            assert time.monotonic() < deadline, f"stuck before {ends}"
             for message in consumer.consume(5000, 0.5):
                 assert message.error() is None, message.error()
-                read.append((message.offset(), int(message.value().split(b" ", 1)[0])))
+                where, offset, value = message.partition(), message.offset(), message.value()
+                assert where is not None
+                assert offset is not None
+                assert value is not None
+                read[where].append((offset, int(value.split(b" ", 1)[0])))
+                if offset >= ends.get(where, offset + 2) - 1:
+                    del ends[where]
         return read
     finally:
         consumer.close()

@@ -7,8 +7,6 @@ broker's to stamp. The bytes of a catch-up consumer leave by sendfile.
 from __future__ import annotations
 
 import re
-import socket
-import struct
 import subprocess
 import time
 from pathlib import Path
@@ -17,42 +15,16 @@ from uuid import UUID
 import pytest
 
 from raftmq.codec import Codec
-from raftmq.protocol import (
-    Struct,
-    decode_response,
-    decode_response_header,
-    encode_request,
-    encode_request_header,
-)
+from raftmq.protocol import Struct
 from raftmq.protocol.api_versions import ApiKey
 from raftmq.records import NewRecord, build_batch, check_batch
 from tests.live.harness import Cluster, Node, need, wait_until
 from tests.live.load import Load, create_topic, leaders, read_numbers
+from tests.live.raw import ask, fetch
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 STAMPED = slice(0, 8), slice(12, 16)  # base offset; leader epoch
-
-
-def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
-    """One request over a raw socket."""
-    head = encode_request_header(api, version, 7, "raw")
-    body = encode_request(api, version, request)
-    with socket.create_connection((node.host, node.client_port), timeout=10) as sock:
-        sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
-        (size,) = struct.unpack(">i", receive(sock, 4))
-        frame = memoryview(receive(sock, size))
-    _, position = decode_response_header(api, version, frame)
-    return decode_response(api, version, frame[position:])
-
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        assert piece, "closed in the middle of an answer"
-        data += piece
-    return bytes(data)
 
 
 def masked(batch: bytes) -> bytes:
@@ -96,38 +68,7 @@ def test_one_batch_is_the_same_everywhere(
         assert masked(stored(node)) == masked(sent)
     assert len({stored(node) for node in shared_cluster.nodes.values()}) == 1
 
-    fetched = ask(
-        leader,
-        ApiKey.FETCH,
-        12,
-        Struct(
-            max_wait=1000,
-            min_bytes=1,
-            max_bytes=1 << 20,
-            isolation_level=0,
-            session_id=0,
-            session_epoch=-1,
-            topics=[
-                Struct(
-                    topic=unique,
-                    partitions=[
-                        Struct(
-                            partition=0,
-                            fetch_offset=0,
-                            last_fetched_epoch=-1,
-                            current_leader_epoch=-1,
-                            log_start_offset=-1,
-                            partition_max_bytes=1 << 20,
-                        )
-                    ],
-                )
-            ],
-            forgotten_topics_data=[],
-            rack_id="",
-        ),
-    )
-    (partition,) = fetched.responses[0].partitions
-    assert bytes(partition.records) == stored(leader)
+    assert fetch(leader, unique) == (0, stored(leader))
 
 
 def test_catch_up_consumers_are_served_by_sendfile(

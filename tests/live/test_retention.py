@@ -16,9 +16,11 @@ from tests.live.load import Load, create_topic, leaders
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, settings={"retention_check_ms": 200}) as cluster:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all: each test has a topic of its own and leaves three running nodes."""
+    folder = tmp_path_factory.mktemp("retention")
+    with Cluster(folder, settings={"retention_check_ms": 200}) as cluster:
         yield cluster
 
 
@@ -70,73 +72,75 @@ def check_reset(bootstrap: str, topic: str, low: int) -> None:
 
 
 def test_by_size_across_leader_change_and_restart(cluster: Cluster) -> None:
-    create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576", retention_bytes="2097152")
-    with Load(cluster.bootstrap, "t", 1, rate=20_000, size=1000) as load:
+    create_topic(cluster.bootstrap, "size", 1, segment_bytes="1048576", retention_bytes="2097152")
+    with Load(cluster.bootstrap, "size", 1, rate=20_000, size=1000) as load:
         load.wait_for(8_000, timeout_s=60)
     low = settled_low(
-        cluster, "t", lambda paths: sum(p.stat().st_size for p in paths[1:]) < 2_097_152
+        cluster, "size", lambda paths: sum(p.stat().st_size for p in paths[1:]) < 2_097_152
     )
-    assert sum(p.stat().st_size for p in segments(cluster[1], "t")) >= 2_097_152, "no more than due"
-    check_reset(cluster.bootstrap, "t", low)
-    leader = leaders(cluster.bootstrap, "t")[0]
+    assert sum(p.stat().st_size for p in segments(cluster[1], "size")) >= 2_097_152, (
+        "no more than due"
+    )
+    check_reset(cluster.bootstrap, "size", low)
+    leader = leaders(cluster.bootstrap, "size")[0]
     cluster[leader].kill()
     live = f"{cluster.live[0].host}:{cluster.live[0].client_port}"
-    wait_until(lambda: leaders(live, "t")[0] != leader, 10, "another leader")
-    assert watermarks(live, "t")[0] >= low
+    wait_until(lambda: leaders(live, "size")[0] != leader, 10, "another leader")
+    assert watermarks(live, "size")[0] >= low
     cluster[leader].start()
     cluster[leader].wait_ready()
-    assert watermarks(cluster.bootstrap, "t")[0] >= low
+    assert watermarks(cluster.bootstrap, "size")[0] >= low
 
 
 def test_by_age(cluster: Cluster) -> None:
     """Records stamped three weeks ago are older than two weeks: their closed segments go."""
-    create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576")
+    create_topic(cluster.bootstrap, "age", 1, segment_bytes="1048576")
     old = int(time.time() * 1e3) - 21 * 24 * 3600 * 1000
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
     for i in range(3_000):
-        producer.produce("t", bytes(1000), timestamp=old + i)
+        producer.produce("age", bytes(1000), timestamp=old + i)
     for _ in range(10):
-        producer.produce("t", b"now")
+        producer.produce("age", b"now")
     assert producer.flush(30) == 0
-    low = settled_low(cluster, "t", lambda paths: len(paths) == 1)
-    assert watermarks(cluster.bootstrap, "t")[1] == 3_010
-    check_reset(cluster.bootstrap, "t", low)
+    low = settled_low(cluster, "age", lambda paths: len(paths) == 1)
+    assert watermarks(cluster.bootstrap, "age")[1] == 3_010
+    check_reset(cluster.bootstrap, "age", low)
 
 
 def test_delete_records(cluster: Cluster) -> None:
-    create_topic(cluster.bootstrap, "t", 1)
-    with Load(cluster.bootstrap, "t", 1) as load:
+    create_topic(cluster.bootstrap, "deleted", 1)
+    with Load(cluster.bootstrap, "deleted", 1) as load:
         load.wait_for(1_000)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    where = confluent_kafka.TopicPartition("t", 0, 500)
+    where = confluent_kafka.TopicPartition("deleted", 0, 500)
     (future,) = admin.delete_records([where]).values()
     assert future.result(20).low_watermark == 500
-    assert watermarks(cluster.bootstrap, "t")[0] == 500
-    check_reset(cluster.bootstrap, "t", 500)
+    assert watermarks(cluster.bootstrap, "deleted")[0] == 500
+    check_reset(cluster.bootstrap, "deleted", 500)
     for node in cluster.nodes.values():
         node.kill()
     for node in cluster.nodes.values():
         node.start()
     for node in cluster.nodes.values():
         node.wait_ready()
-    assert watermarks(cluster.bootstrap, "t")[0] == 500
+    assert watermarks(cluster.bootstrap, "deleted")[0] == 500
 
 
 def test_added_partitions_under_load(cluster: Cluster) -> None:
     """Stock producers use the new partition; a group reads it from its first record."""
-    create_topic(cluster.bootstrap, "t", 1)
+    create_topic(cluster.bootstrap, "added", 1)
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": cluster.bootstrap, "topic.metadata.refresh.interval.ms": 500}
     )
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": cluster.bootstrap,
-            "group.id": "g",
+            "group.id": "added",
             "auto.offset.reset": "earliest",
             "topic.metadata.refresh.interval.ms": 500,
         }
     )
-    consumer.subscribe(["t"])
+    consumer.subscribe(["added"])
     produced: dict[int, list[int]] = {0: [], 1: []}
     consumed: dict[int, list[int]] = {0: [], 1: []}
 
@@ -146,7 +150,7 @@ def test_added_partitions_under_load(cluster: Cluster) -> None:
 
     def step() -> bool:
         for i in range(20):
-            producer.produce("t", b"v", key=b"%d" % i, on_delivery=delivered)
+            producer.produce("added", b"v", key=b"%d" % i, on_delivery=delivered)
         producer.poll(0.01)
         for message in consumer.consume(500, 0.05):
             assert message.error() is None, message.error()
@@ -155,7 +159,7 @@ def test_added_partitions_under_load(cluster: Cluster) -> None:
 
     wait_until(step, 30)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    new = confluent_kafka.admin.NewPartitions("t", 2)
+    new = confluent_kafka.admin.NewPartitions("added", 2)
     (future,) = admin.create_partitions([new]).values()
     future.result(20)
     wait_until(lambda: step() and len(consumed[1]) > 200, 40, "the group reads the new partition")

@@ -1,0 +1,67 @@
+"""Kafka requests over a raw socket, for what stock clients do not show: bytes, one node alone."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from raftmq.protocol import (
+    Struct,
+    decode_response,
+    decode_response_header,
+    encode_request,
+    encode_request_header,
+)
+from raftmq.protocol.api_versions import ApiKey
+from tests.live.harness import Node
+
+
+def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
+    """One request on a connection of its own."""
+    head = encode_request_header(api, version, 7, "raw")
+    body = encode_request(api, version, request)
+    with socket.create_connection((node.host, node.client_port), timeout=10) as sock:
+        sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
+        (size,) = struct.unpack(">i", _receive(sock, 4))
+        frame = memoryview(_receive(sock, size))
+    _, position = decode_response_header(api, version, frame)
+    return decode_response(api, version, frame[position:])
+
+
+def fetch(node: Node, topic: str, offset: int = 0, partition: int = 0) -> tuple[int, bytes]:
+    """What this node, leader or follower, gives a consumer: error code and batches."""
+    wanted = Struct(
+        partition=partition,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        current_leader_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=1 << 20,
+    )
+    fetched = ask(
+        node,
+        ApiKey.FETCH,
+        12,
+        Struct(
+            max_wait=100,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=-1,
+            topics=[Struct(topic=topic, partitions=[wanted])],
+            forgotten_topics_data=[],
+            rack_id="",
+        ),
+    )
+    (answer,) = fetched.responses[0].partitions
+    return answer.error_code, bytes(answer.records or b"")
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        assert piece, "closed in the middle of an answer"
+        data += piece
+    return bytes(data)
