@@ -37,6 +37,7 @@ from raftmq.cluster.commands import ConfirmRemoved
 from raftmq.cluster.controller import Controller, ControllerConfig
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.cluster.metadata_engine import DrivenEngine, Forwarder
+from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -44,6 +45,7 @@ from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, Topi
 
 CALL_RETRY_MS: Final = 50.0
 CALL_GRACE_MS: Final = 2_000.0
+PUSH_RETRY_MS: Final = 500.0
 
 
 MoveLocally = Callable[[TopicId, int, NodeId], bool]
@@ -117,6 +119,7 @@ class ControlPlane:
         self._move_locally = move_locally
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
+        self._behind: dict[NodeId, float] = {}  # a push to them failed; when to tell them all
         self._removed: list[tuple[TopicId, int]] = []
         self._is_confirming = False
         self.controller = Controller(
@@ -138,6 +141,7 @@ class ControlPlane:
             is_member=lambda: engine.is_member,
         )
         self.leaders.on_change(self._leader_changed)
+        engine.on_image(self._image_changed)
 
     # ---- driven by the node ----
 
@@ -149,6 +153,7 @@ class ControlPlane:
         self._retry_calls()
         self._confirm_removed()
         self._flush_pushes()
+        self._tell_those_behind()
 
     def drain(self) -> None:
         """Do what replicas' callbacks left to be done outside of them; after every round of
@@ -192,7 +197,7 @@ class ControlPlane:
         """A node was reached: tell it who leads what."""
         rows = self.leaders.rows()
         if rows and node_id != self.node_id:
-            self._forwarder.send(node_id, encode(LeaderUpdate(encode_rows(rows))))
+            self._push(node_id, encode(LeaderUpdate(encode_rows(rows))))
 
     # ---- for handlers ----
 
@@ -327,7 +332,30 @@ class ControlPlane:
         payload = encode(LeaderUpdate(encode_rows(rows)))
         for node_id in sorted(self.engine.image.brokers):
             if node_id != self.node_id:
-                self._forwarder.send(node_id, payload)  # lost: told again when it connects
+                self._push(node_id, payload)
+
+    def _push(self, node_id: NodeId, payload: bytes) -> None:
+        def done(promise: Promise[bytes]) -> None:
+            if promise.error is not None:
+                self._behind[node_id] = self._clock.monotonic_ms() + PUSH_RETRY_MS
+
+        self._behind.pop(node_id, None)
+        self._forwarder.send(node_id, payload).when_done(done)
+
+    def _tell_those_behind(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        brokers = self.engine.image.brokers
+        for node_id in [n for n, due_ms in self._behind.items() if due_ms <= now_ms]:
+            if node_id in brokers:
+                self.peer_connected(node_id)
+            else:
+                del self._behind[node_id]
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if before.topic_names is not after.topic_names:
+            for topic_id in before.topic_names:
+                if topic_id not in after.topic_names:
+                    self.leaders.forget(topic_id)
 
     def _confirm_removed(self) -> None:
         if not self._removed or self._is_confirming or not self.lifecycle.is_current:

@@ -1,0 +1,137 @@
+"""The control plane's own traffic: leader pushes, handing over, calls that get lost."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from raftmq.cluster.broker_messages import (
+    AlterConfigsCall,
+    BrokerHeartbeat,
+    CreateTopicsCall,
+    DeleteTopicsCall,
+    NewTopic,
+    encode,
+)
+from raftmq.cluster.commands import RegisterBroker
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.types import LeaderEpoch, NodeId, TopicId
+from tests.cluster.metadata_cluster import MetadataCluster
+
+TOPIC = TopicId(UUID(int=7))
+
+
+def _lead(cluster: MetadataCluster, node_id: int, epoch: int, topic_id: TopicId = TOPIC) -> None:
+    cluster.nodes[node_id].control.partition_led(
+        topic_id,
+        0,
+        leader_epoch=LeaderEpoch(epoch),
+        isr=[cluster.nodes[node_id].self_id],
+        voters=[cluster.nodes[n].self_id for n in cluster.voters],
+    )
+
+
+def _known(cluster: MetadataCluster, topic_id: TopicId = TOPIC) -> list[tuple[int, int] | None]:
+    rows = [cluster.nodes[n].control.leaders.get(topic_id, 0) for n in cluster.voters]
+    return [None if row is None else (row.leader_id, row.leader_epoch) for row in rows]
+
+
+def test_a_new_leader_is_known_everywhere_at_once() -> None:
+    cluster = MetadataCluster.formed()
+    _lead(cluster, 2, 5)
+    cluster.turn()
+    assert _known(cluster) == [(2, 5)] * 3
+
+
+def test_who_missed_a_push_is_told_when_it_is_reached_again() -> None:
+    cluster = MetadataCluster.formed()
+    cluster.cut = [3]
+    _lead(cluster, 2, 5)
+    cluster.run(700)
+    assert _known(cluster) == [(2, 5), (2, 5), None]
+    cluster.cut = []
+    cluster.run(700)
+    assert _known(cluster) == [(2, 5)] * 3
+
+
+def test_a_node_that_connects_is_told_all() -> None:
+    cluster = MetadataCluster.formed()
+    _lead(cluster, 2, 5)
+    cluster.turn()
+    cluster.kill(3)
+    cluster.start(3)
+    assert _known(cluster)[2] is None
+    cluster.nodes[1].control.peer_connected(NodeId(3))
+    cluster.turn()
+    assert _known(cluster) == [(2, 5)] * 3
+
+
+def test_leaders_of_deleted_topics_are_forgotten() -> None:
+    cluster = MetadataCluster.formed()
+    cluster.auto_lead = True
+    created = cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    cluster.run(300)
+    topic_id = created.result()[0].topic_id
+    assert topic_id is not None
+    assert None not in _known(cluster, topic_id)
+    cluster.nodes[1].control.call(DeleteTopicsCall(names=("a",)))
+    cluster.run(300)
+    assert _known(cluster, topic_id) == [None, None, None]
+
+
+def test_leadership_is_moved_by_whoever_leads() -> None:
+    cluster = MetadataCluster.formed()
+    nobody = cluster.nodes[1].control.move_leadership(TOPIC, 0, NodeId(3))
+    assert nobody.result() is ErrorCode.LEADER_NOT_AVAILABLE
+    _lead(cluster, 2, 5)
+    cluster.turn()
+    asked = cluster.nodes[1].control.move_leadership(TOPIC, 0, NodeId(3))
+    cluster.turn()
+    assert asked.result() is ErrorCode.NONE
+    assert cluster.nodes[2].moves == [(TOPIC, 0, 3)]
+    cluster.kill(2)
+    lost = cluster.nodes[1].control.move_leadership(TOPIC, 0, NodeId(3))
+    assert lost.result() is ErrorCode.NETWORK_EXCEPTION
+
+
+def test_a_call_whose_answer_is_lost_is_unknown() -> None:
+    cluster = MetadataCluster.formed()
+    cluster.lost_replies_from = [1]
+    promise = cluster.nodes[2].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    cluster.run(2_000)
+    assert isinstance(promise.error, KafkaError)
+    assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
+    assert "a" in cluster.nodes[1].engine.image.topics
+
+
+def test_an_empty_call_is_answered_at_once() -> None:
+    cluster = MetadataCluster.formed()
+    promise = cluster.nodes[1].control.call(AlterConfigsCall(resources=()))
+    assert promise.result() == ()
+
+
+def test_nobody_speaks_for_another_node() -> None:
+    cluster = MetadataCluster.formed()
+    beat = encode(BrokerHeartbeat(NodeId(2), 1, 1))
+    with pytest.raises(RemoteProtocolError, match="speaks as 2"):
+        cluster.nodes[1].control.receive(NodeId(3), beat)
+    with pytest.raises(RemoteProtocolError):
+        cluster.nodes[1].control.receive(NodeId(3), b"\xc1nonsense")
+
+
+def test_a_broker_whose_registration_was_replaced_registers_anew() -> None:
+    cluster = MetadataCluster.formed()
+    lifecycle = cluster.nodes[3].control.lifecycle
+    epoch = lifecycle.broker_epoch
+    twin_command = lifecycle._info
+    cluster.nodes[3].engine.propose(
+        RegisterBroker(
+            node_id=NodeId(3),
+            storage_id=f"{twin_command.replica_id.storage_id:x}",
+            cluster_id="test",
+        )
+    )
+    cluster.run(1_000)
+    assert lifecycle.is_ready
+    assert lifecycle.broker_epoch > epoch + 1
