@@ -37,7 +37,7 @@ from raftmq.errors import KafkaError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
@@ -302,14 +302,19 @@ class Partitions:
     # ---- upkeep ----
 
     def retain(self) -> None:
-        """Let every leader move its log start where retention says so."""
-        for partition in self.registry:
-            replica = self._replicas.get(partition.group)
-            if replica is not None and replica.is_writable:
-                try:
+        """Close segments that are old enough, and let leaders move log starts as retention says."""
+        now_ms = self._plane.clock.wall_ms()
+        for replica in self._replicas.values():
+            if replica.failure is not None:
+                continue
+            try:
+                replica.log.roll_if_aged(now_ms)
+                if replica.is_writable:
                     replica.retain(replica.high_watermark)
-                except KafkaError as error:
-                    logger.info("retention waits", partition=str(partition.name), why=str(error))
+            except (DiskFullError, KafkaError) as error:
+                logger.info("retention waits", group=str(replica.group), why=str(error))
+            except DiskError as error:
+                replica.fail(f"closing an old segment failed: {error}")
 
     def replicas(self) -> list[Replica]:
         """All running replicas."""

@@ -166,3 +166,12 @@ def test_added_partitions_under_load(cluster: Cluster) -> None:
     assert consumed[1][:200] == list(range(200)), "from its first record"
     producer.flush(20)
     consumer.close()
+
+
+def test_idle_segments_are_closed_by_age(cluster: Cluster) -> None:
+    """Nothing is produced any more, and still the active segment is closed and retained."""
+    create_topic(cluster.bootstrap, "t", 1, segment_ms="1000", retention_ms="1500")
+    with Load(cluster.bootstrap, "t", 1) as load:
+        load.wait_for(200)
+    end = watermarks(cluster.bootstrap, "t")[1]
+    wait_until(lambda: watermarks(cluster.bootstrap, "t") == (end, end), 20)
