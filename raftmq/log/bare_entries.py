@@ -283,18 +283,33 @@ class BareEntries:
             slots.append(encode_entry(entry))
             positions.append(end)
             end += len(slots[-1])
-        file.truncate(0)
-        if slots:
-            file.pwrite(b"".join(slots), 0)
-        file.allocate(end + self._reserve_bytes)
-        file.fdatasync()
+        try:
+            file.truncate(0)
+            if slots:
+                file.pwrite(b"".join(slots), 0)
+            allocated = self._allocate_room(file, end, must=not now)
+            file.fdatasync()
+        except DiskFullError:
+            file.close()
+            self._disk.remove(temporary)  # room for others
+            raise
         self._disk.rename(temporary, self._path)
         self._disk.sync_directory(self._folder)
         self._file = file
         self._positions = positions
         self._end = end
-        self._allocated = end + self._reserve_bytes
+        self._allocated = allocated
         self.is_new_name = False
+
+    def _allocate_room(self, file: File, end: int, *, must: bool) -> int:
+        """Reserve room behind `end`; a rewrite that has to be does without, if it must."""
+        try:
+            file.allocate(end + self._reserve_bytes)
+        except DiskFullError:
+            if must:
+                raise
+            return end
+        return end + self._reserve_bytes
 
     def clear(self, log_start: LogStart) -> None:
         """Drop everything and begin at `log_start`; durable on return."""

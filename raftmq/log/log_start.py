@@ -11,6 +11,8 @@ holds the record twice, in different sectors, so that one bad sector loses nothi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
@@ -19,7 +21,7 @@ from crc32c import crc32c
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import NewerFormatError, UnusableLogError
-from raftmq.ports import Disk
+from raftmq.ports import Disk, DiskError, DiskFullError
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 VERSION: Final = 1
@@ -116,6 +118,19 @@ class Pending(IntEnum):
     NOTHING = 0
     TRUNCATE = 1  # down to `truncated_end`
     RESET = 2  # all segments and bare entries are to go
+
+
+@contextmanager
+def no_way_back(folder: str) -> Iterator[None]:
+    """A pending change is on disk: only opening the log again may finish what fails now.
+
+    Going on after a full disk would be worse than stopping: that opening would carry the change out
+    once more, over what was appended since.
+    """
+    try:
+        yield
+    except DiskFullError as error:
+        raise DiskError(f"{folder}: the disk is full in the middle of a change") from error
 
 
 @frozen(slots=True)
