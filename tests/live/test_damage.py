@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -133,6 +134,15 @@ def small_disks(tmp_path: Path) -> Iterator[dict[int, Path]]:
         subprocess.run([need("umount"), str(folder)], check=True)
 
 
+def fill(folder: Path) -> Path:
+    """Take the last byte of free space."""
+    filler = folder / "last-bytes"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
 @pytest.mark.root
 def test_full_disk(tmp_path: Path, small_disks: dict[int, Path]) -> None:
     """Writes are refused with KAFKA_STORAGE_ERROR, reads go on, writes resume with freed space."""
@@ -161,6 +171,15 @@ def test_full_disk(tmp_path: Path, small_disks: dict[int, Path]) -> None:
         assert codes[-1] == confluent_kafka.KafkaError.KAFKA_STORAGE_ERROR, codes
         load.reckon().check()
         assert all(node.is_running for node in cluster.nodes.values())
+        for folder in small_disks.values():
+            fillers.append(fill(folder.parent))
+        leader = leaders(cluster.bootstrap, "t")[0]
+        cluster[leader].kill()
+        others = ",".join(f"{n.host}:{n.client_port}" for n in cluster.live)
+        wait_until(lambda: leaders(others, "t")[0] != leader, 10, "votes need no free space")
+        load.reckon(others).check()
+        cluster[leader].start()
+        cluster[leader].wait_ready()
         for filler in fillers:
             filler.unlink()
 
