@@ -8,6 +8,7 @@ or until dead entries outnumber live ones.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +42,7 @@ class Deadlines:
         self._heap: list[tuple[float, int, Deadline]] = []
         self._sequence = 0
         self._dead = 0
+        self._soon: deque[Callable[[], None]] = deque()
         self.on_earlier: Callable[[], None] | None = None
         """Called when another deadline is the first one: who sleeps until `next_ms` looks again."""
 
@@ -63,9 +65,20 @@ class Deadlines:
             self.on_earlier()
         return deadline
 
-    def expire(self, now_ms: float) -> None:
-        """Call back everything due."""
-        while self._heap and self._heap[0][0] <= now_ms:
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` at the next `expire`: not in this turn, which has done enough."""
+        self._soon.append(callback)
+        if len(self._soon) == 1 and self.on_earlier is not None:
+            self.on_earlier()
+
+    def expire(self, now_ms: float, *, count_max: int | None = None) -> bool:
+        """Call back what is due, at most `count_max` of it; True when that left some over."""
+        left = count_max if count_max is not None else -1
+        while self._soon and left != 0:
+            left -= 1
+            self._soon.popleft()()
+        while self._heap and self._heap[0][0] <= now_ms and left != 0:
+            left -= 1
             _, _, deadline = heapq.heappop(self._heap)
             callback = deadline.callback
             if callback is None:
@@ -73,6 +86,7 @@ class Deadlines:
                 continue
             deadline.callback = None
             callback()
+        return bool(self._soon) or (bool(self._heap) and self._heap[0][0] <= now_ms)
 
     def cancelled(self) -> None:
         """Count a dead entry; drop all of them once they are the majority."""

@@ -6,7 +6,12 @@ only wakes it; the fetch itself (a callback of its handler) looks whether it now
 
 from __future__ import annotations
 
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
+
+from raftmq.cluster.deadlines import Deadlines
+
+WOKEN_AT_ONCE: Final = 8
 
 
 class FetchWaiter(Protocol):
@@ -20,10 +25,12 @@ class FetchWaiter(Protocol):
 class ParkedFetches:
     """The fetches that wait at one partition."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_deadlines", "_soon", "_waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
         self._waiters: dict[int, FetchWaiter] = {}  # by id(); in order of arrival
+        self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -37,8 +44,18 @@ class ParkedFetches:
         self._waiters.pop(id(waiter), None)
 
     def wake_all(self) -> None:
-        """Let every waiter look again."""
-        if self._waiters:
-            for waiter in list(self._waiters.values()):
-                if id(waiter) in self._waiters:
-                    waiter.woken()
+        """Let every waiter look again: a few at once, the others soon, since each may answer."""
+        if not self._waiters:
+            return
+        waiters = list(self._waiters.values())
+        for waiter in waiters[:WOKEN_AT_ONCE]:
+            if id(waiter) in self._waiters:
+                waiter.woken()
+        for waiter in waiters[WOKEN_AT_ONCE:]:
+            key = id(waiter)
+            if key not in self._soon:
+                self._soon[key] = waiter
+                self._deadlines.soon(partial(self._wake, key))
+
+    def _wake(self, key: int) -> None:
+        self._soon.pop(key).woken()

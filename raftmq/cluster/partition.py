@@ -141,7 +141,7 @@ class Partition:
         self.group = group
         self.node_id = node_id
         self.settings = settings
-        self.fetches = ParkedFetches()
+        self.fetches = ParkedFetches(deadlines)
         self._producers = PartitionProducers(checkpoints or ProducerCheckpoints())
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync

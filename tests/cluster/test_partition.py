@@ -407,6 +407,19 @@ def test_waiting_fetches_are_woken() -> None:
     assert len(bench.partition.fetches) == 0
 
 
+def test_a_crowd_of_fetches_is_woken_bit_by_bit() -> None:
+    bench = filled()
+    waiters = [Waiter() for _ in range(20)]
+    for waiter in waiters:
+        bench.partition.fetches.park(waiter)
+    bench.replica.commit(6)
+    assert [waiter.wakes for waiter in waiters] == [1] * 8 + [0] * 12
+    assert bench.deadlines.expire(bench.clock.now_ms, count_max=5)
+    assert [waiter.wakes for waiter in waiters] == [1] * 13 + [0] * 7
+    assert not bench.deadlines.expire(bench.clock.now_ms)
+    assert [waiter.wakes for waiter in waiters] == [1] * 20
+
+
 # ---- offsets and epochs ----
 
 
