@@ -7,7 +7,7 @@ stays. Everything else is fair: any number of nodes may crash, be cut off, slow 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
@@ -75,7 +75,7 @@ class Nemesis:
         low, high = self._world.options.fault_lasts_ms
         return self._random.uniform(low, high)
 
-    def _for_a_while(self, links: list[tuple[int, int]]) -> None:
+    def _for_a_while(self, links: Sequence[tuple[int, int]]) -> None:
         network = self._world.network
         for sender, to in links:
             network.cut(sender, to)

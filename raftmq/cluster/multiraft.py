@@ -82,6 +82,7 @@ class MultiRaft:
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
         replica.on_touched = self.touch
+        replica.on_journal_failed = self._journal_failed
         self.touch(replica)
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
@@ -217,11 +218,7 @@ class MultiRaft:
             if self.has_failed:
                 return
             if error is not None:
-                # Votes and terms of every group rest on this file: the node stops.
-                self.has_failed = True
-                for replica in self.replicas.values():
-                    replica.fail(f"journal flush failed: {error}")
-                self._on_journal_failed(error)
+                self._journal_failed(error)
                 return
             with self.batch():
                 self._journal.complete(job)
@@ -231,3 +228,12 @@ class MultiRaft:
                         self._dirty[group] = replica
 
         self._request_flush(job, done)
+
+    def _journal_failed(self, error: DiskError) -> None:
+        """Votes and terms of every group rest on the journal: the node stops."""
+        if self.has_failed:
+            return
+        self.has_failed = True
+        for replica in self.replicas.values():
+            replica.fail(f"journal failed: {error}")
+        self._on_journal_failed(error)

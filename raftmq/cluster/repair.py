@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
 from raftmq.errors import CorruptBatchError, StorageError
 from raftmq.log.log_start import LogStart
@@ -227,8 +225,7 @@ class Repairer:
         self._cut_floor = RaftIndex(0)
         self._best_tail = None
         self._tails.clear()
-        replica = self._replica
-        replica.put_state(attrs.evolve(replica.state, cut_floor=0))
+        self._replica.set_cut_floor(RaftIndex(0))
         self.look()
 
 

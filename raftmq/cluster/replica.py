@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from raftmq.cluster.append_checks import check_append, check_install
 from raftmq.cluster.in_sync import InSyncTracker
+from raftmq.cluster.journal_place import JournalFailedError, JournalPlace
 from raftmq.cluster.log_source import LogSource
 from raftmq.cluster.log_start_moves import LogStartMoves, encode_wish
 from raftmq.cluster.outbox import Outbox
@@ -32,16 +34,15 @@ from raftmq.cluster.read_barriers import ReadBarriers
 from raftmq.cluster.readmission import Readmission
 from raftmq.cluster.repair import Repairer
 from raftmq.cluster.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
+from raftmq.cluster.replica_view import ReplicaView
 from raftmq.cluster.retention import Retention
 from raftmq.errors import (
-    CorruptBatchError,
     KafkaError,
     NotLeaderError,
-    RemoteProtocolError,
     StorageError,
 )
 from raftmq.log.flush import FlushJob
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
@@ -58,8 +59,8 @@ from raftmq.raft.messages import (
     HeartbeatReply,
     InstallLogStart,
 )
-from raftmq.raft.ready import HardState, Ready, Role, SoftState
-from raftmq.records import BatchHeader, check_batch, stamp
+from raftmq.raft.ready import Ready, Role, SoftState
+from raftmq.records import BatchHeader, stamp
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -67,7 +68,6 @@ from raftmq.types import (
     RaftGroupId,
     RaftIndex,
     ReplicaId,
-    Term,
 )
 
 __all__ = ["LogReader", "Peers", "Replica", "ReplicaConfig", "StateMachine"]
@@ -77,7 +77,7 @@ def _nobody(_replica: object) -> None:
     """Nobody wants to be told."""
 
 
-class Replica:
+class Replica(ReplicaView):
     """One copy of one Raft group. `cluster/recovery.py` opens it."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Replica:
         self.machine = machine
         self.config = config
         self.failure: str | None = None
-        self._journal = journal
+        self.place = JournalPlace(journal, group, self_id.storage_id)
         self._peers = peers
         self._clock = clock
         self._random = random
@@ -120,18 +120,11 @@ class Replica:
         self._disk_full_until_ms = 0.0
         self._ticks = 0
 
-        state = journal.get(group) or GroupState()
-        assert state.bootstrapped in (None, self_id.storage_id), "another replica's hard state"
-        self.state = state
-        self._sequence = 0
-        if state.bootstrapped is None:
-            # Durable before the first vote or acknowledgement: if this folder is ever found empty,
-            # the node knows that something was promised here.
-            self.put_state(attrs.evolve(state, bootstrapped=self_id.storage_id))
-        commit = min(RaftIndex(self.state.commit_end), log.flushed_end)
+        commit = min(RaftIndex(self.place.state.commit_end), log.flushed_end)
         self._commit_end = max(commit, log.log_start.index)
         self.high_watermark = log.offset_of(self._commit_end)
         self.on_touched: Callable[[Replica], None] = _nobody
+        self.on_journal_failed: Callable[[DiskError], None] = _nobody
         self._has_started = False
         if isinstance(machine, LogReader):
             machine.attach_log(log)
@@ -141,94 +134,28 @@ class Replica:
             if bare.kind == EntryKind.LOG_START:
                 self._moves.note(RaftIndex(bare.index + 1), bare.payload)
 
-    # ---- what it is ----
-
-    @property
-    def is_leader(self) -> bool:
-        """True while this replica believes that it leads."""
-        return self.failure is None and self.core.role is Role.LEADER
-
-    @property
-    def is_writable(self) -> bool:
-        """True for a leader whose own term has a committed entry: its high watermark is known."""
-        return self.is_leader and self.core.has_committed_own_term
-
-    @property
-    def leader(self) -> ReplicaId | None:
-        """Who leads the current term, as far as known here."""
-        return None if self.failure is not None else self.core.leader
-
-    @property
-    def leader_epoch(self) -> LeaderEpoch:
-        """The current term, as Kafka clients see it."""
-        return LeaderEpoch(self.core.term)
-
-    @property
-    def log_end_offset(self) -> Offset:
-        """The next offset to assign."""
-        return self.log.log_end_offset
-
-    @property
-    def log_start_offset(self) -> Offset:
-        """The first kept offset."""
-        return self.log.log_start_offset
-
-    @property
-    def commit_end(self) -> RaftIndex:
-        """Everything below is committed, as far as known here."""
-        return self._commit_end
-
-    @property
-    def configuration(self) -> Configuration:
-        """The replicas of this group, as the newest entry of this log has it."""
-        return self.core.configuration
-
-    @property
-    def voters(self) -> tuple[ReplicaId, ...]:
-        """Who counts in the quorum."""
-        return self.core.configuration.voters
-
-    @property
-    def learners(self) -> tuple[ReplicaId, ...]:
-        """Who only copies."""
-        return self.core.configuration.learners
-
-    def follower_end_offset(self, replica: ReplicaId) -> Offset | None:
-        """Up to where another replica is known to have flushed; None when nothing is known."""
-        progress = self.core.progress.get(replica)
-        if progress is None or progress.match_end < self.log.log_start.index:
-            return None
-        return self.log.offset_of(min(progress.match_end, self.log.end_index))
-
-    def in_sync_replicas(self) -> tuple[ReplicaId, ...]:
-        """Leader and voters caught up within the allowed lag; only a leader knows."""
-        if not self.is_leader:
-            return ()
-        now_ms = self._clock.monotonic_ms()
-        lag_ms = self.config.replica_lag_time_max_ms
-        return tuple(
-            voter
-            for voter in self.voters
-            if voter == self.self_id or self._in_sync.is_in_sync(voter, now_ms, lag_ms)
-        )
-
-    def flushed_voters(self, end: RaftIndex) -> int:
-        """How many voters are known to have flushed everything below `end`; only a leader knows."""
-        return sum(1 for voter in self.voters if self._flushed_end_of(voter) >= end)
-
     # ---- inputs ----
 
     def keep_claims(self) -> None:
         """After opening: keep the word given for bytes that recovery cut off or found damaged."""
         recovery = self.log.recovery
-        floor = max(recovery.cut_claimed_end, RaftIndex(self.state.cut_floor))
-        if not self.state.cut_floor and not recovery.dropped_bare_entries:
+        before = self.place.state.cut_floor
+        floor = max(recovery.cut_claimed_end, RaftIndex(before))
+        if not before and not recovery.dropped_bare_entries:
             # A batch is written only after its epoch's election entry is durable, and none of
             # those was lost: what was cut is of the last epoch that is left, or earlier.
             self.core.claimed_term_floor = self.core.epochs.last_term
-        if floor != self.state.cut_floor:
-            self.put_state(attrs.evolve(self.state, cut_floor=floor))
+        self.set_cut_floor(floor)
         self._repairer.set_cut_floor(floor)
+
+    def set_cut_floor(self, floor: RaftIndex) -> None:
+        """Remember durably to which logs no vote goes; 0 lifts it."""
+        if floor == self.place.state.cut_floor:
+            return
+        try:
+            self.place.put(attrs.evolve(self.place.state, cut_floor=floor))
+        except JournalFailedError as error:
+            self._journal_failed(error)
 
     def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset:
         """Stamp, write and propose a checked batch; returns its base offset. Durable at no time
@@ -328,7 +255,7 @@ class Replica:
                     return
                 self.core.step(message)
             case InstallLogStart():
-                _check_install(message)
+                check_install(message)
                 self.core.step(message)
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
@@ -419,7 +346,8 @@ class Replica:
         if not self._has_started:
             self._start()
         self._perform_all()
-        if self.failure is None and not self.waits_for_journal:
+        is_due = self.failure is None and self.log.flushed_end > self.core.flushed_end
+        if is_due and not self.waits_for_journal:
             # A group of one has no message to hold back: its vote must be durable before its own
             # flush counts, just as if it were another's.
             self.core.advance(self.log.flushed_end)
@@ -428,7 +356,7 @@ class Replica:
             return
         if len(self._outbox):
             released = self._outbox.release(
-                self._journal.flushed_sequence, self.log.flushed_end, self.core.term
+                self.place.flushed_sequence, self.log.flushed_end, self.core.term
             )
             for message in released:
                 self._peers.send(self.group, message)
@@ -450,13 +378,12 @@ class Replica:
     @property
     def waits_for_journal(self) -> bool:
         """True when a journal flush would let something go on."""
-        return self._journal.flushed_sequence < self._sequence
+        return not self.place.is_durable
 
     def _perform(self, ready: Ready) -> None:
         try:
             if ready.hard_state is not None:
-                hard_state = ready.hard_state
-                self.put_state(attrs.evolve(self.state, term=hard_state.term, vote=hard_state.vote))
+                self.place.put_hard_state(ready.hard_state)
             if ready.install is not None:
                 self._install(ready.install)
             if ready.truncate_end is not None:
@@ -465,6 +392,9 @@ class Replica:
                 self._write(entry)
             if ready.append:
                 self._prewritten_end = RaftIndex(0)
+        except JournalFailedError as error:
+            self._journal_failed(error)
+            return
         except DiskFullError as error:
             if self.core.role is Role.LEADER:
                 # Only a bare entry beyond the reserve comes here; the core already counts it.
@@ -482,7 +412,7 @@ class Replica:
         for message in ready.send_now:
             send(self.group, message)
         for message in ready.send_after_flush:
-            self._outbox.hold(message, self._sequence, self.log.end_index)
+            self._outbox.hold(message, self.place.sequence, self.log.end_index)
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
         if ready.commit_end is not None:
@@ -510,7 +440,7 @@ class Replica:
 
     def _truncate(self, end: RaftIndex) -> None:
         assert end >= self._commit_end, "truncation below the high watermark"
-        self._lower_claim(end)
+        self.place.lower_claim(end)
         self.log.truncate_to(end)
         self._outbox.cap(end)
         self._prewritten_end = min(self._prewritten_end, end)
@@ -520,7 +450,7 @@ class Replica:
     def _install(self, install: InstallLogStart) -> None:
         log_start = LogStart.decode(install.payload)
         assert log_start.index == install.log_start, "a log start that is not where it says"
-        self._lower_claim(log_start.index)
+        self.place.lower_claim(log_start.index)
         self.log.reset_to(log_start)
         self._outbox.cap(log_start.index)
         self._prewritten_end = RaftIndex(0)
@@ -544,46 +474,22 @@ class Replica:
         self._in_sync.reset()
         self.machine.role_changed(soft)
 
-    # ---- the journal ----
-
-    def put_state(self, state: GroupState) -> None:
-        """Write what promises depend on; they wait for the sequence noted here."""
-        self.state = state
-        self._sequence = self._journal.put(self.group, state)
-
     def _claim(self) -> None:
-        """Record, without a flush of its own, how far the log is flushed and committed.
-
-        The high watermark is capped by the flushed end: above it this disk may still hold another
-        leader's entries, which a crash would bring back under a watermark that covers them.
-        """
-        flushed_end = self.log.flushed_end
-        commit_end = max(self.state.commit_end, min(self._commit_end, flushed_end))
-        if (flushed_end, commit_end) == (self.state.flushed_end, self.state.commit_end):
-            return
-        self.state = attrs.evolve(self.state, flushed_end=flushed_end, commit_end=commit_end)
         try:
-            self._journal.put(self.group, self.state, lazy=True)
-        except DiskError as error:
-            self.fail(f"journal write failed: {error}")
+            self.place.claim(self.log.flushed_end, self._commit_end)
+        except JournalFailedError as error:
+            self._journal_failed(error)
 
-    def _lower_claim(self, end: RaftIndex) -> None:
-        """Make durable that less than before is claimed, before the log may lose it.
-
-        Otherwise a crash right after a truncation would look like damage to flushed entries. Rare
-        (a deposed leader's suffix), so the flush is awaited here.
-        """
-        if end >= self.state.flushed_end:
-            return
-        self.put_state(attrs.evolve(self.state, flushed_end=end))
-        self._journal.flush_now()
+    def _journal_failed(self, error: DiskError) -> None:
+        self.fail(str(error))
+        self.on_journal_failed(error)
 
     # ---- the core ----
 
     def _new_core(self) -> RaftCore:
         return self._source.new_core(
             self.config.raft(self.self_id),
-            HardState(Term(self.state.term), self.state.vote),
+            self.place.hard_state,
             self._commit_end,
             self._random,
             self._buggify,
@@ -618,20 +524,12 @@ class Replica:
             raise NotLeaderError()
 
     def _may_take(self, request: AppendRequest) -> bool:
-        """Check a leader's batches before anything is written; False: let it come again later."""
+        """Check a request before anything is written; False: let it come again later."""
         if not request.entries:
             return True
         if self._clock.monotonic_ms() < self._disk_full_until_ms:
             return False
-        for entry in request.entries:
-            if entry.kind is not EntryKind.BATCH:
-                continue
-            try:
-                header = check_batch(entry.payload)
-            except CorruptBatchError as error:
-                raise RemoteProtocolError(f"a damaged batch from {request.sender}") from error
-            if header.leader_epoch != entry.term or header.offset_count != entry.end - entry.start:
-                raise RemoteProtocolError(f"a batch from {request.sender} in a wrong place")
+        check_append(request)
         return True
 
     def _answer_stray(self, message: PeerMessage) -> None:
@@ -642,17 +540,11 @@ class Replica:
             notice = WrongReplica(message.term, self.self_id, message.sender)
             self._peers.send(self.group, notice)
 
-    def _flushed_end_of(self, replica: ReplicaId) -> RaftIndex:
-        if replica == self.self_id:
-            return self.log.flushed_end
-        progress = self.core.progress.get(replica)
-        return RaftIndex(0) if progress is None else progress.match_end
-
     def _observe(self, sender: ReplicaId) -> None:
         if self.core.role is Role.LEADER:
             self._in_sync.observe(
                 sender,
-                self._flushed_end_of(sender),
+                self.flushed_end_of(sender),
                 self.log.end_index,
                 self._clock.monotonic_ms(),
             )
@@ -698,18 +590,3 @@ class Replica:
     def damaged(self) -> Sequence[tuple[Offset, Offset]]:
         """Offset ranges whose bytes are damaged here and not served."""
         return self.log.damaged
-
-
-def _check_install(install: InstallLogStart) -> None:
-    """Look at a leader's log start before anything is dropped for it.
-
-    Raises:
-        RemoteProtocolError: the tuple contradicts its message.
-    """
-    log_start = LogStart.decode(install.payload)
-    if (
-        log_start.index != install.log_start
-        or log_start.previous_epoch != install.previous_term
-        or log_start.configuration != install.configuration
-    ):
-        raise RemoteProtocolError(f"a log start from {install.sender} that contradicts itself")

@@ -1,0 +1,45 @@
+"""What a replica looks at before it lets a leader's message touch its log.
+
+Bytes that a correct leader never sends cost the connection they came on, nothing else; the same
+bytes found later would be a broken invariant and stop the replica.
+"""
+
+from __future__ import annotations
+
+from raftmq.errors import CorruptBatchError, RemoteProtocolError
+from raftmq.log.log_start import LogStart
+from raftmq.raft.messages import AppendRequest, EntryKind, InstallLogStart
+from raftmq.records import check_batch
+from raftmq.types import Term
+
+
+def check_append(request: AppendRequest) -> None:
+    """Check every batch: length, checksum, and that it is what its entry says.
+
+    Raises:
+        RemoteProtocolError: one is not.
+    """
+    for entry in request.entries:
+        if entry.kind is not EntryKind.BATCH:
+            continue
+        try:
+            header = check_batch(entry.payload)
+        except CorruptBatchError as error:
+            raise RemoteProtocolError(f"a damaged batch from {request.sender}") from error
+        if header.leader_epoch != entry.term or header.offset_count != entry.end - entry.start:
+            raise RemoteProtocolError(f"a batch from {request.sender} in a wrong place")
+
+
+def check_install(install: InstallLogStart) -> None:
+    """Check a log start that would replace this replica's log.
+
+    Raises:
+        RemoteProtocolError: the tuple contradicts its message.
+    """
+    log_start = LogStart.decode(install.payload)
+    if (
+        log_start.index != install.log_start
+        or Term(log_start.previous_epoch) != install.previous_term
+        or log_start.configuration != install.configuration
+    ):
+        raise RemoteProtocolError(f"a log start from {install.sender} that contradicts itself")

@@ -1,0 +1,110 @@
+"""What others may read of a replica, at any time and without effect.
+
+Positions of the log are offsets here, terms are leader epochs. What only a leader can know is empty
+or unknown on the others.
+"""
+
+from __future__ import annotations
+
+from raftmq.cluster.in_sync import InSyncTracker
+from raftmq.cluster.replica_ports import ReplicaConfig
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.ports import Clock
+from raftmq.raft.core import RaftCore
+from raftmq.raft.membership import Configuration
+from raftmq.raft.ready import Role
+from raftmq.types import LeaderEpoch, Offset, RaftIndex, ReplicaId
+
+
+class ReplicaView:
+    """The reading side of `Replica`, which sets the attributes."""
+
+    self_id: ReplicaId
+    log: ReplicatedLog
+    core: RaftCore
+    config: ReplicaConfig
+    failure: str | None
+    high_watermark: Offset
+    _commit_end: RaftIndex
+    _in_sync: InSyncTracker
+    _clock: Clock
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this replica believes that it leads."""
+        return self.failure is None and self.core.role is Role.LEADER
+
+    @property
+    def is_writable(self) -> bool:
+        """True for a leader whose own term has a committed entry: its high watermark is known."""
+        return self.is_leader and self.core.has_committed_own_term
+
+    @property
+    def leader(self) -> ReplicaId | None:
+        """Who leads the current term, as far as known here."""
+        return None if self.failure is not None else self.core.leader
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The current term, as Kafka clients see it."""
+        return LeaderEpoch(self.core.term)
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """The next offset to assign."""
+        return self.log.log_end_offset
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """The first kept offset."""
+        return self.log.log_start_offset
+
+    @property
+    def commit_end(self) -> RaftIndex:
+        """Everything below is committed, as far as known here."""
+        return self._commit_end
+
+    @property
+    def configuration(self) -> Configuration:
+        """The replicas of this group, as the newest entry of this log has it."""
+        return self.core.configuration
+
+    @property
+    def voters(self) -> tuple[ReplicaId, ...]:
+        """Who counts in the quorum."""
+        return self.core.configuration.voters
+
+    @property
+    def learners(self) -> tuple[ReplicaId, ...]:
+        """Who only copies."""
+        return self.core.configuration.learners
+
+    def follower_end_offset(self, replica: ReplicaId) -> Offset | None:
+        """Up to where another replica is known to have flushed; None when nothing is known."""
+        progress = self.core.progress.get(replica)
+        if progress is None or progress.match_end < self.log.log_start.index:
+            return None
+        return self.log.offset_of(min(progress.match_end, self.log.end_index))
+
+    def in_sync_replicas(self) -> tuple[ReplicaId, ...]:
+        """Leader and voters caught up within the allowed lag; only a leader knows."""
+        if not self.is_leader:
+            return ()
+        now_ms = self._clock.monotonic_ms()
+        lag_ms = self.config.replica_lag_time_max_ms
+        return tuple(
+            voter
+            for voter in self.voters
+            if voter == self.self_id or self._in_sync.is_in_sync(voter, now_ms, lag_ms)
+        )
+
+    def flushed_voters(self, end: RaftIndex) -> int:
+        """How many voters are known to have flushed everything below `end`; only a leader knows."""
+        return sum(1 for voter in self.voters if self.flushed_end_of(voter) >= end)
+
+    def flushed_end_of(self, replica: ReplicaId) -> RaftIndex:
+        """What a replica is known to have flushed; of others only a leader knows."""
+        if replica == self.self_id:
+            return self.log.flushed_end
+        progress = self.core.progress.get(replica)
+        return RaftIndex(0) if progress is None else progress.match_end
