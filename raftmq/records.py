@@ -186,7 +186,7 @@ def check_batch(buf: Buffer) -> BatchHeader:
         OldFormatError: a message set of magic 0 or 1.
         CorruptBatchError: wrong length, magic, CRC or counts.
     """
-    header = _check_one(memoryview(buf), 0)
+    header = check_batch_at(memoryview(buf), 0)
     if header.size != len(buf):
         raise CorruptBatchError(f"batch of {header.size} bytes in a buffer of {len(buf)}")
     return header
@@ -202,7 +202,7 @@ def check_batches(buf: Buffer) -> list[BatchHeader]:
     headers: list[BatchHeader] = []
     position = 0
     while position < len(view) or not headers:
-        header = _check_one(view, position)
+        header = check_batch_at(view, position)
         headers.append(header)
         position += header.size
     return headers
@@ -223,7 +223,12 @@ def split_batches(buf: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
         position = end
 
 
-def _check_one(view: memoryview, position: int) -> BatchHeader:
+def check_batch_at(view: memoryview, position: int) -> BatchHeader:
+    """Check the sound batch that begins at `position`; more may follow it.
+
+    Raises:
+        CorruptBatchError: as `check_batch`.
+    """
     left = len(view) - position
     if left < HEADER_SIZE:
         if left > _MAGIC_POSITION and view[position + _MAGIC_POSITION] in (0, 1):

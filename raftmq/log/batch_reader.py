@@ -15,9 +15,16 @@ from attrs import frozen
 
 from raftmq.errors import CorruptBatchError
 from raftmq.ports import File
-from raftmq.records import HEADER_SIZE, MAGIC, BatchHeader, check_batch, parse_header
+from raftmq.records import (
+    HEADER_SIZE,
+    MAGIC,
+    BatchHeader,
+    check_batch,
+    check_batch_at,
+    parse_header,
+)
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 4 << 20
 _HEADERS_BYTES: Final = 16 * 1024
 _LENGTH_MIN: Final = HEADER_SIZE - 12
 _MAGIC_POSITION: Final = 16
@@ -33,6 +40,12 @@ class Epochs:
     def at(self, offset: int) -> int:
         """The epoch in force at `offset`; the oldest known one below the log start."""
         return self.epochs[max(0, bisect_right(self.starts, offset) - 1)]
+
+    def span(self, offset: int) -> tuple[int, int]:
+        """The epoch in force at `offset`, and where the next one begins."""
+        at = bisect_right(self.starts, offset)
+        end = self.starts[at] if at < len(self.starts) else offset + (1 << 62)
+        return self.epochs[max(0, at - 1)], end
 
     def allows(self, offset: int, epoch: int) -> bool:
         """True when the batch at `offset` may have this epoch.
@@ -91,32 +104,47 @@ def checked_batches(
     """
     data = memoryview(b"")
     data_at = position
+    epoch, epoch_end = -1, offset
     while position < end:
-        left = data_at + len(data) - position
-        if left < HEADER_SIZE and left < end - position:
-            data = memoryview(file.pread(min(chunk, end - position), position))
-            data_at = position
-            left = len(data)
         at = position - data_at
-        if left < HEADER_SIZE:
-            raise BadBatch(position, offset, None, is_short=True)
-        header = parse_header(data, at)
-        if not is_plausible(header, offset):
-            raise BadBatch(position, offset, None, is_short=False)
-        size = header.size
-        if size > end - position:
-            raise BadBatch(position, offset, header, is_short=True)
-        if size > left:
-            data = memoryview(file.pread(max(size, min(chunk, end - position)), position))
+        if at + HEADER_SIZE > len(data):
+            data = memoryview(file.pread(min(chunk, end - position), position))
             data_at, at = position, 0
-            if len(data) < size:
-                raise BadBatch(position, offset, header, is_short=True)
-        batch = data[at : at + size]
-        if not epochs.allows(offset, header.leader_epoch) or not _is_sound(batch):
-            raise BadBatch(position, offset, header, is_short=False)
-        yield CheckedBatch(position, header, batch)
+        if offset >= epoch_end:
+            epoch, epoch_end = epochs.span(offset)
+        try:
+            header = check_batch_at(data, at)
+        except CorruptBatchError:
+            bad = _bad(data, at, position, end, offset)
+            size = bad.claimed.size if bad.claimed is not None else 0
+            if bad.is_short or at + size <= len(data):
+                raise bad from None
+            data = memoryview(file.pread(max(size, min(chunk, end - position)), position))
+            data_at = position
+            if len(data) < size:  # the file is shorter than its caller believes
+                bad.is_short = True
+                raise bad from None
+            continue  # it was only cut by the end of the chunk
+        if (
+            header.base_offset != offset
+            or header.size > end - position
+            or (header.leader_epoch != epoch and not epochs.allows(offset, header.leader_epoch))
+        ):
+            raise _bad(data, at, position, end, offset)
+        size = header.size
+        yield CheckedBatch(position, header, data[at : at + size])
         position += size
         offset = header.next_offset
+
+
+def _bad(data: memoryview, at: int, position: int, end: int, offset: int) -> BadBatch:
+    """What is wrong with the batch at a position, judged by its header alone."""
+    if at + HEADER_SIZE > len(data):
+        return BadBatch(position, offset, None, is_short=True)
+    header = parse_header(data, at)
+    if not is_plausible(header, offset):
+        return BadBatch(position, offset, None, is_short=False)
+    return BadBatch(position, offset, header, is_short=header.size > end - position)
 
 
 def _is_sound(batch: memoryview) -> bool:

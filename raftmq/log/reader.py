@@ -119,9 +119,8 @@ class LogReader:
             position = batch.position + header.size
             if used >= left or self.recent.find(offset) is not None:
                 break
-            if offset >= segment.end_offset:
-                return used, offset
-        self._remember(offset, segment, position)
+        if offset < segment.end_offset:
+            self._remember(offset, segment, position)
         return used, offset
 
     def _recent_batches(
@@ -163,10 +162,9 @@ class LogReader:
         if cursor is not None and cursor[1] < cursor[0].size:
             return cursor  # at a segment's end the next batch may have gone to another one
         segment = self.segments.holding(offset)
-        for position, header in segment.headers_from(offset):
-            assert header.base_offset == offset, "not an entry boundary"
-            return segment, position
-        raise AssertionError("a segment ends where its offsets end")
+        position, header = next(segment.headers_from(offset))
+        assert header.base_offset == offset, "not an entry boundary"
+        return segment, position
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         """The next reader probably goes on here."""
@@ -253,9 +251,8 @@ class LogReader:
             if header.base_offset == offset and segment.verified.end_from(position) > position:
                 return segment, position, header
         segment = self.segments.holding(offset)
-        for position, header in segment.headers_from(offset):
-            return segment, position, header
-        raise AssertionError("a segment ends where its offsets end")
+        position, header = next(segment.headers_from(offset))
+        return segment, position, header
 
     def _verify(
         self, segment: Segment, position: int, first: BatchHeader, left: int, end: int

@@ -17,27 +17,26 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from raftmq.log.checker import Checker
 from raftmq.log.flush import FlushJob
-from raftmq.log.log_start import LocalStart, LogStart, Pending
+from raftmq.log.log_start import LocalStart, LogStart, Pending, no_way_back
 from raftmq.log.model import (
     BATCH_KIND,
     BareEntry,
     DamagedError,
-    FileSpan,
     LogConfig,
     LogEntry,
     RecoveryReport,
 )
+from raftmq.log.readable_log import ReadableLog
 from raftmq.log.reader import LogReader, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches
 from raftmq.log.recovery import Recovered, recover
-from raftmq.log.repair import repair as repair_segment
+from raftmq.log.repair import RepairJob, check_repair
 from raftmq.log.retention import retention_target
 from raftmq.log.shared import Shared
-from raftmq.log.verify import VerifyJob
 from raftmq.ports import Clock, Disk, DiskFullError
 from raftmq.records import BatchHeader, parse_header
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
@@ -45,7 +44,7 @@ from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 __all__ = ["DamagedError", "FlushJob", "LogEntry", "ReplicatedLog"]
 
 
-class ReplicatedLog:
+class ReplicatedLog(ReadableLog):
     """One log in one folder. Not thread-safe, except `run` of the jobs it hands out.
 
     Attributes:
@@ -142,11 +141,6 @@ class ReplicatedLog:
     def size_bytes(self) -> int:
         """Bytes of batches in segments."""
         return self._segments.size_bytes
-
-    @property
-    def damaged(self) -> list[tuple[Offset, Offset]]:
-        """Offset ranges that should be here and cannot be read."""
-        return self._segments.damaged(self.log_start.base_offset)
 
     def epochs(self) -> list[tuple[LeaderEpoch, RaftIndex]]:
         """Each leader epoch that has entries here, with the index of the first of them."""
@@ -374,20 +368,22 @@ class ReplicatedLog:
 
     def _cut(self, end: RaftIndex) -> None:
         offset = int(self.offset_of(end))
+        cuts_segments = offset < self._segments.end_offset
+        cuts_bare = self._bare.count_below(end) < len(self._bare.entries)
+        if cuts_segments:  # before anything else changes: a full disk may refuse it
+            self._start_file.replace(LocalStart(self.log_start, end, Pending.TRUNCATE))
         while self._staged and self._staged[-1].header.base_offset >= offset:
             self._staged_bytes -= len(self._staged.pop().data)
         assert not self._staged or self._staged[-1].header.next_offset <= offset, "not a boundary"
         self._recent.truncate(offset)
         self._reader.forget_positions()
-        cuts_segments = offset < self._segments.end_offset
-        cuts_bare = self._bare.count_below(end) < len(self._bare.entries)
-        if cuts_segments:
-            self._start_file.replace(LocalStart(self.log_start, end, Pending.TRUNCATE))
-            self._segments.truncate_to(offset)
-        if cuts_bare:
-            self._bare.truncate(end)
-        if cuts_segments:
-            self._start_file.replace(LocalStart(self.log_start))
+        with no_way_back(self.folder):
+            if cuts_segments:
+                self._segments.truncate_to(offset)
+            if cuts_bare:
+                self._bare.truncate(end)
+            if cuts_segments:
+                self._start_file.replace(LocalStart(self.log_start))
         count = self._bare.dropped + len(self._bare.entries)
         self._synced_offset = min(self._synced_offset, offset)
         self._flushed_bare = min(self._flushed_bare, count)
@@ -449,8 +445,11 @@ class ReplicatedLog:
         if self._segments.remove_below(base_offset):
             self._reader.forget_positions()
         self._recent.drop_below(base_offset)
-        self._bare.compact()
         self._recount()
+        try:
+            self._bare.compact()
+        except DiskFullError:
+            return  # the old file stays, with more in it than need be
 
     def reset_to(self, log_start: LogStart) -> None:
         """Begin anew at a leader's log start; durable on return, and then the old data is gone.
@@ -468,10 +467,11 @@ class ReplicatedLog:
         self._recent.clear()
         self._reader.forget_positions()
         self._set_start(log_start)
-        self._segments.clear(log_start.base_offset)
-        self._bare.clear(log_start)
-        self._disk.sync_directory(self.folder)
-        self._start_file.replace(LocalStart(log_start))
+        with no_way_back(self.folder):
+            self._segments.clear(log_start.base_offset)
+            self._bare.clear(log_start)
+            self._disk.sync_directory(self.folder)
+            self._start_file.replace(LocalStart(log_start))
         self._synced_offset = log_start.base_offset
         self._flushed_bare = self._bare.dropped
         self._recount()
@@ -480,86 +480,7 @@ class ReplicatedLog:
         self.log_start = log_start
         self._reader.log_start = log_start
 
-    # --- reading ----------------------------------------------------------------------------
-
-    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
-        """Entries from `start` on, about `bytes_max` of them, at least one if there is any.
-
-        Raises:
-            DamagedError: the first of them is damaged.
-        """
-        assert self.log_start.index <= start <= self.end_index
-        return self._reader.entries(start, bytes_max)
-
-    def locate(
-        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
-    ) -> list[FileSpan]:
-        """Spans of whole verified batches from the one that contains `offset`, none past `end`.
-
-        Raises:
-            DamagedError: the first of them is damaged.
-        """
-        assert self.log_start.offset <= offset
-        self._checker.rotate_if_due()
-        return self._reader.locate(offset, bytes_max, end, at_least_one=at_least_one)
-
-    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
-        """Headers of the batches that overlap `[start, end)`.
-
-        Raises:
-            DamagedError: when it comes to a damaged one.
-        """
-        return self._reader.headers(start, end)
-
-    def offset_for_timestamp(
-        self, timestamp_ms: int, end: Offset
-    ) -> tuple[int, Offset, LeaderEpoch] | None:
-        """The first record below `end` that is not older: (timestamp, offset, epoch).
-
-        Raises:
-            DamagedError: damage hides the answer.
-        """
-        return self._reader.offset_for_timestamp(timestamp_ms, end)
-
-    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
-        """The newest record below `end`: (timestamp, offset, epoch).
-
-        Raises:
-            DamagedError: damage hides the answer.
-        """
-        return self._reader.max_timestamp(end)
-
-    # --- checking and mending ---------------------------------------------------------------
-
-    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
-        """A check that `locate` would otherwise make inline; None when the bytes are verified.
-
-        Run it in a worker thread, then hand it to `checked`.
-
-        Raises:
-            DamagedError: the batch is known to be damaged.
-        """
-        return self._checker.needed(offset, bytes_max)
-
-    def scrub_job(self, bytes_max: int) -> VerifyJob | None:
-        """Check the next stretch of the log, from the start again after the end; None if empty."""
-        return self._checker.next_stretch(self.log_start.base_offset, bytes_max)
-
-    def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
-        """Take over what a job found; returns damage that was not known before."""
-        return self._checker.take(job)
-
-    def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:
-        """Check about `budget_bytes` more of the log here and now; returns new damage.
-
-        Raises:
-            DiskError: the device failed.
-        """
-        job = self.scrub_job(budget_bytes)
-        if job is None:
-            return []
-        job.run()
-        return self.checked(job)
+    # --- mending ----------------------------------------------------------------------------
 
     def repair(self, start: Offset, batches: Sequence[Buffer]) -> None:
         """Replace the damaged range that begins at `start` by a peer's batches; durable on return.
@@ -569,15 +490,54 @@ class ReplicatedLog:
             DiskFullError: nothing changed.
             DiskError: fatal.
         """
+        job = self.repair_job(start, batches)
+        job.run()
+        self.repaired(job)
+
+    def repair_job(self, start: Offset, batches: Sequence[Buffer]) -> RepairJob:
+        """As `repair`, in two steps: `run` it in a worker thread, then hand it to `repaired`.
+
+        Raises:
+            CorruptBatchError: the batches do not fill the range, or are wrong.
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
         segment, damage = self._segments.damage_at(start, self.log_start.base_offset)
+        check_repair(batches, start, damage.end, self._bare.epochs())
         if segment.is_active:
             self._segments.roll(self._clock.wall_ms())  # only closed segments are replaced
-        mended = self._segments.new(start if damage.start < start else segment.base_offset)
-        epochs = self._bare.epochs()
-        repair_segment(segment, mended, damage, batches, epochs, start, self._disk, self.folder)
-        self._segments.replace(segment, mended)
+        return RepairJob(
+            disk=self._disk,
+            old=segment,
+            new=self._segments.new(start if damage.start < start else segment.base_offset),
+            damage=damage,
+            batches=batches,
+            source=None if segment.is_missing else segment.file,
+            version=segment.version,
+        )
+
+    def repaired(self, job: RepairJob) -> bool:
+        """Put a mended segment in place, durably; False when the log was cut meanwhile.
+
+        Raises:
+            DiskError: fatal.
+        """
+        assert job.is_done, "a job is taken over after it ran"
+        if job.version != job.old.version or job.old not in self._segments.all:
+            job.drop()
+            return False
+        self._disk.rename(job.temporary, job.new.path)
+        if job.new.path == job.old.path:
+            job.old.release()
+        else:
+            job.old.remove()
+        self._disk.sync_directory(self.folder)
+        job.new.file.path = job.new.path
+        job.new.close()
+        self._segments.replace(job.old, job.new)
         self._reader.forget_positions()
         self._recent.clear()
+        return True
 
     # --- the end ----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class Segment:
         "_epochs",
         "_file",
         "_indexed_timestamp",
+        "_must_keep_pairs",
         "_shared",
         "_unindexed_bytes",
         "allocated",
@@ -101,6 +102,7 @@ class Segment:
         self._shared = shared
         self._epochs = epochs
         self._file: File | None = None
+        self._must_keep_pairs = False  # collect index pairs without writing them
         self.is_missing = False  # the file is gone: all of it is damaged
         self.is_dirty = False  # bytes were written that no flush job covered yet
         self.allocated = 0  # bytes reserved in the file; beyond `size` they are zeros
@@ -249,7 +251,7 @@ class Segment:
                 self._indexed_timestamp = self.max_timestamp
                 is_due |= self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
             self._unindexed_bytes = 0
-            if is_due:
+            if is_due and not self._must_keep_pairs:
                 self.write_indexes(is_closed=False)
         size = header.size
         self._unindexed_bytes += size
@@ -365,14 +367,14 @@ class Segment:
         epochs = self._epochs()
         file = self.file
         while True:
+            self.size, self.end_offset = position, offset
             try:
-                for batch in checked_batches(file, position, file_size, offset, epochs):
-                    self.note(batch.position, batch.header)
-                    position = batch.position + batch.header.size
-                    offset = batch.header.next_offset
-                    self.verified.add(batch.position, position)
-                return Scan(position, offset, damages, None)
+                for at, header, _ in checked_batches(file, position, file_size, offset, epochs):
+                    self.note(at, header)
+                self.verified.add(position, self.size)
+                return Scan(self.size, self.end_offset, damages, None)
             except BadBatch as bad:
+                self.verified.add(position, bad.position)
                 found = find_after(file, bad, file_size, offset_max, epochs)
                 if found is None:
                     return Scan(bad.position, bad.offset, damages, bad)
@@ -386,11 +388,27 @@ class Segment:
         self.offset_index.reset()
         self.time_index.reset()
         scan = self.scan(0, self.base_offset, size, end - 1)
-        self.damages = scan.damages
-        if scan.offset < end or scan.tail is not None:
-            self.damages.append(Damage(scan.offset, end, scan.position, size))
-        self.size, self.end_offset = size, end
+        self._end_at(scan, size, end)
         self.write_indexes(is_closed=not was_active)
+
+    def describe(self, file: File, size: int, end_offset: int) -> None:
+        """Become the segment that `file` holds; nothing is written. `close` puts it to use.
+
+        May run in another thread as long as nobody else knows this object.
+        """
+        self._file = file
+        self._must_keep_pairs = True
+        scan = self.scan(0, self.base_offset, size, end_offset - 1)
+        self._must_keep_pairs = False
+        self._end_at(scan, size, end_offset)
+        self.allocated = size
+
+    def _end_at(self, scan: Scan, size: int, end_offset: int) -> None:
+        """Everything up to a known end that a scan did not find is damage."""
+        self.damages = scan.damages
+        if scan.offset < end_offset or scan.tail is not None:
+            self.damages.append(Damage(scan.offset, end_offset, scan.position, size))
+        self.size, self.end_offset = size, end_offset
 
     # --- truncating -------------------------------------------------------------------------
 

@@ -264,7 +264,7 @@ def test_a_start_on_a_full_disk() -> None:
         # The last but one was never flushed and did not reach the device.
         disk.overwrite(PATH, content[:last] + garbage + content[last + len(garbage) :])
         disk.capacity_bytes = disk.used_bytes()
-        for term in (10, 11):
+        for _ in range(2):
             journal = start(disk)
             assert not journal.damaged
             assert journal.get(group(8)) == state(9)

@@ -1,0 +1,114 @@
+"""The reading side of a log: entries, spans, headers, timestamps, and checks of stored bytes.
+
+The base of `ReplicatedLog`, apart from it only so that each fits a reader. Changes nothing, except
+that damage it meets is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raftmq.log.checker import Checker
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import FileSpan, LogEntry
+from raftmq.log.reader import LogReader
+from raftmq.log.segments import Segments
+from raftmq.log.verify import VerifyJob
+from raftmq.records import BatchHeader
+from raftmq.types import LeaderEpoch, Offset, RaftIndex
+
+
+class ReadableLog:
+    """What can be asked of a log."""
+
+    log_start: LogStart
+    end_index: RaftIndex
+    _checker: Checker
+    _reader: LogReader
+    _segments: Segments
+
+    @property
+    def damaged(self) -> list[tuple[Offset, Offset]]:
+        """Offset ranges that should be here and cannot be read."""
+        return self._segments.damaged(self.log_start.base_offset)
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
+        """Entries from `start` on, about `bytes_max` of them, at least one if there is any.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        assert self.log_start.index <= start <= self.end_index
+        return self._reader.entries(start, bytes_max)
+
+    def locate(
+        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+    ) -> list[FileSpan]:
+        """Spans of whole verified batches from the one that contains `offset`, none past `end`.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        assert self.log_start.offset <= offset
+        self._checker.rotate_if_due()
+        return self._reader.locate(offset, bytes_max, end, at_least_one=at_least_one)
+
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        """Headers of the batches that overlap `[start, end)`.
+
+        Raises:
+            DamagedError: when it comes to a damaged one.
+        """
+        return self._reader.headers(start, end)
+
+    def offset_for_timestamp(
+        self, timestamp_ms: int, end: Offset
+    ) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The first record below `end` that is not older: (timestamp, offset, epoch).
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        return self._reader.offset_for_timestamp(timestamp_ms, end)
+
+    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
+        """The newest record below `end`: (timestamp, offset, epoch).
+
+        Raises:
+            DamagedError: damage hides the answer.
+        """
+        return self._reader.max_timestamp(end)
+
+    # --- checking ---------------------------------------------------------------------------
+
+    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
+        """A check that `locate` would otherwise make inline; None when the bytes are verified.
+
+        Run it in a worker thread, then hand it to `checked`.
+
+        Raises:
+            DamagedError: the batch is known to be damaged.
+        """
+        return self._checker.needed(offset, bytes_max)
+
+    def scrub_job(self, bytes_max: int) -> VerifyJob | None:
+        """Check the next stretch of the log, from the start again after the end; None if empty."""
+        return self._checker.next_stretch(self.log_start.base_offset, bytes_max)
+
+    def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
+        """Take over what a job found; returns damage that was not known before."""
+        return self._checker.take(job)
+
+    def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:
+        """Check about `budget_bytes` more of the log here and now; returns new damage.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        job = self.scrub_job(budget_bytes)
+        if job is None:
+            return []
+        job.run()
+        return self.checked(job)
