@@ -154,6 +154,27 @@ class NodeConfig:
         _check(self)
 
     @property
+    def kafka_settings(self) -> dict[str, str]:
+        """What Kafka clients see of this file: `defaults`, and other keys by their Kafka names."""
+        settings = {
+            "advertised.listeners": f"PLAINTEXT://{self.client_address}",
+            "broker.heartbeat.interval.ms": str(self.broker_heartbeat_ms),
+            "broker.id": str(self.node_id),
+            "broker.session.timeout.ms": str(self.broker_session_ms),
+            "cluster.id": self.cluster_id,
+            "connections.max.idle.ms": str(self.connection_idle_ms),
+            "listeners": f"PLAINTEXT://{self.client_listener}",
+            "log.dirs": str(self.data),
+            "max.connections": str(self.connections_max),
+            "node.id": str(self.node_id),
+            "replica.lag.time.max.ms": str(self.replica_lag_time_max_ms),
+            "socket.request.max.bytes": str(self.request_bytes_max),
+        }
+        if self.rack is not None:
+            settings["broker.rack"] = self.rack
+        return {**settings, **self.defaults}
+
+    @property
     def client_address(self) -> Address:
         """What clients are told."""
         return self.advertised_client or self.client_listener

@@ -53,12 +53,18 @@ def keys(as_json: AsJson = False) -> None:
 
 
 def _load(file: Path, text: str, environment: dict[str, str] | None) -> NodeConfig:
+    from raftmq.cluster.topic_configs import check_static_configs
     from raftmq.config import ConfigError
+    from raftmq.errors import KafkaError
 
     try:
-        return load_config(text, environment=environment)
+        config = load_config(text, environment=environment)
+        check_static_configs(config.defaults)
     except ConfigError as error:
         raise CommandError(f"{file}: {error}") from error
+    except KafkaError as error:
+        raise CommandError(f"{file}: key 'defaults': {error.message}") from error
+    return config
 
 
 def _value(value: object) -> str:

@@ -347,6 +347,7 @@ BROKER_KEYS: Final = check_all(
             "3000",
             "How long an empty group waits for more members before its first rebalance.",
             integer(0),
+            is_read_only=True,
         ),
         ConfigKey(
             "group.max.session.timeout.ms",
@@ -354,6 +355,7 @@ BROKER_KEYS: Final = check_all(
             "1800000",
             "Longest session timeout that a member may ask for.",
             integer(1),
+            is_read_only=True,
         ),
         ConfigKey(
             "group.min.session.timeout.ms",
@@ -361,6 +363,7 @@ BROKER_KEYS: Final = check_all(
             "6000",
             "Shortest session timeout that a member may ask for.",
             integer(1),
+            is_read_only=True,
         ),
         ConfigKey(
             "group.max.size",
@@ -368,6 +371,7 @@ BROKER_KEYS: Final = check_all(
             "2147483647",
             "Most members of a group.",
             integer(1),
+            is_read_only=True,
         ),
         ConfigKey(
             "offsets.retention.minutes",
@@ -375,6 +379,7 @@ BROKER_KEYS: Final = check_all(
             "10080",
             "How long the offsets of a group without members are kept.",
             integer(1),
+            is_read_only=True,
         ),
         ConfigKey(
             "offset.metadata.max.bytes",
@@ -382,6 +387,7 @@ BROKER_KEYS: Final = check_all(
             "4096",
             "Longest note beside a committed offset.",
             integer(0),
+            is_read_only=True,
         ),
         _fixed("advertised.listeners", _S, "", "Where clients reach this broker."),
         _fixed("broker.heartbeat.interval.ms", _I, "250", "How often a broker reports."),

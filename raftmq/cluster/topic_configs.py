@@ -8,6 +8,7 @@ metadata image and in the node's file, keys in `config_keys.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from attrs import frozen
@@ -35,6 +36,7 @@ __all__ = [
     "apply_operations",
     "broker_value",
     "check_broker_configs",
+    "check_static_configs",
     "check_topic_configs",
     "describe_broker",
     "describe_topic",
@@ -184,6 +186,22 @@ def check_broker_configs(configs: Mapping[str, str]) -> None:
                 f"Cannot update these configs dynamically: {{{name}}}",
                 code=ErrorCode.INVALID_CONFIG,
             )
+
+
+def check_static_configs(configs: Mapping[str, str]) -> None:
+    """Check the Kafka settings of a node's file.
+
+    Raises:
+        KafkaError: INVALID_CONFIG for an unknown key, with the nearest known one, or a bad value.
+    """
+    for name in sorted(configs):
+        if name not in BROKER_KEYS:
+            near = get_close_matches(name, BROKER_KEYS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise KafkaError(
+                f"Unknown broker config name: {name}{hint}", code=ErrorCode.INVALID_CONFIG
+            )
+    _check(BROKER_KEYS, configs, "broker")
 
 
 def apply_operations(

@@ -32,6 +32,7 @@ from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica
+from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, NodeConfig
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
@@ -167,6 +168,7 @@ class Node:
 
     def _compose_control(self, folder: DataFolder) -> None:
         config, plane = self.config, self.plane
+        check_static_configs(config.defaults)
         self.machine = MetadataMachine()
         self.engine = self._make_engine(folder)
         self.control = ControlPlane(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from raftmq.cluster.commands import AlterConfigs, ConfigChange, CreateTopics
@@ -16,11 +18,13 @@ from raftmq.cluster.topic_configs import (
     apply_operations,
     broker_value,
     check_broker_configs,
+    check_static_configs,
     check_topic_configs,
     describe_broker,
     describe_topic,
     effective_topic_configs,
 )
+from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
 from tests.cluster.metadata_commands import Machine, creation, node
 
@@ -193,3 +197,19 @@ def test_operations() -> None:
     start = {"cleanup.policy": "delete,compact"}
     assert apply_operations(TOPIC_KEYS, {}, rows, start) == {"cleanup.policy": "compact"}
     assert apply_operations(TOPIC_KEYS, {}, [("retention.ms", DELETE, None)], {}) == {}
+
+
+def test_a_nodes_file_is_checked_by_name_and_value() -> None:
+    check_static_configs({"num.partitions": "3", "group.max.size": "7"})
+    with pytest.raises(KafkaError, match=r"did you mean num\.partitions"):
+        check_static_configs({"num.partition": "3"})
+    with pytest.raises(KafkaError, match="at least 1"):
+        check_static_configs({"num.partitions": "0"})
+
+
+def test_what_a_node_tells_of_its_file_are_known_keys() -> None:
+    config = NodeConfig(node_id=1, data=Path("data"), rack="r")
+    check_static_configs(config.kafka_settings)
+    entries = {e.name: e for e in describe_broker(_image(), node(1), config.kafka_settings)}
+    assert entries["node.id"].value == "1"
+    assert entries["listeners"].value == "PLAINTEXT://127.0.0.1:9092"

@@ -59,7 +59,7 @@ def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) ->
 def _entries(broker: Broker, resource: Struct) -> list[ConfigEntry]:
     keys = resource.configuration_keys or None
     name = resource.resource_name
-    static = broker.config.defaults
+    static = broker.config.kafka_settings
     if resource.resource_type == TOPIC:
         if broker.check_topic_name(name) is not None:
             raise KafkaError(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
