@@ -543,6 +543,8 @@ class Partition:
         if self._deletes:
             self._look_again_soon()
         self.fetches.wake_all()
+        if len(self.fetches) and self.readable_end < self._replica.high_watermark:
+            self._look_again_soon()  # a follower that has yet to flush what it was told of
         if len(self._produces) and self.settings.min_insync_replicas > 1:
             self._look_again_soon()
 
@@ -584,8 +586,12 @@ class Partition:
         self._settle_produces()
         self._settle_deletes()
         replica = self.replica
+        must_flush = self.readable_end < replica.high_watermark
+        if len(self.fetches) and not must_flush:
+            self.fetches.wake_all()
         waits_for_copies = self._produces.first_end is not None and (
             self._produces.first_end <= replica.high_watermark
         )
-        if waits_for_copies or len(self._fsync_produces) or self._deletes:
+        waits_for_flush = len(self._fsync_produces) or (len(self.fetches) and must_flush)
+        if waits_for_copies or waits_for_flush or self._deletes:
             self._look_again_soon()

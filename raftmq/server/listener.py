@@ -20,6 +20,7 @@ from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 
 BACKLOG: Final = 1024
+ACCEPTS_PER_PASS: Final = 16
 ACCEPT_RETRY_S: Final = 0.1
 SWEEP_S: Final = 1.0
 KEEP_ALIVE_IDLE_S: Final = 60
@@ -93,6 +94,7 @@ class ClientPort:
             connection.close()
 
     async def _accept_forever(self, listen_sock: socket.socket, nursery: trio.Nursery) -> None:
+        accepted = 0
         while True:
             try:
                 sock, address = listen_sock.accept()
@@ -113,6 +115,9 @@ class ClientPort:
                 sock.close()
                 continue
             nursery.start_soon(self.serve_socket, sock, _peer_name(address))
+            accepted += 1
+            if accepted % ACCEPTS_PER_PASS == 0:
+                await trio.lowlevel.checkpoint()
 
     async def serve_socket(self, sock: socket.socket, peer: str) -> None:
         """Serve one connected socket to its end."""

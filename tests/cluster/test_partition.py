@@ -407,6 +407,24 @@ def test_waiting_fetches_are_woken() -> None:
     assert len(bench.partition.fetches) == 0
 
 
+def test_a_follower_wakes_fetches_once_it_flushed() -> None:
+    bench = filled()
+    bench.replica.follow()
+    waiter = Waiter()
+    bench.partition.fetches.park(waiter)
+    bench.replica.log.flushed_end_offset = Offset(4)
+    bench.replica.high_watermark = Offset(6)
+    bench.partition.committed(Offset(6), bench.replica.log.index_of(Offset(6)))
+    assert (waiter.wakes, bench.partition.readable_end) == (1, 4)
+    bench.sleep(20)
+    assert waiter.wakes == 1
+    bench.replica.log.flushed_end_offset = Offset(6)
+    bench.sleep(20)
+    assert waiter.wakes == 2
+    bench.sleep(1000)
+    assert waiter.wakes == 2
+
+
 def test_a_crowd_of_fetches_is_woken_bit_by_bit() -> None:
     bench = filled()
     waiters = [Waiter() for _ in range(20)]
