@@ -6,8 +6,9 @@ records (claimed flushed end, high watermark) reach the page cache and ride with
 
 Each record is a whole state of one group and fits one sector, so the newest sound one counts. Each
 also says up to which sequence the journal was flushed when it was written. So a bad or missing
-record at or below that sequence was durable once: then `damaged` is set, and the node's groups must
-not trust their votes. Bad bytes above it, at the end, are writes that were never promised.
+record at or below that sequence was durable once, and nobody knows of which group it was: then
+`damaged` is set and no state is given out, since any may be older than what was promised. Bad bytes
+above it, at the end, are writes that were never promised.
 
 Room is kept allocated, so that votes work on a full disk. A full file is rewritten under another
 name, synced and renamed, all in a flush job. After a failed fsync the node stops.
@@ -188,23 +189,31 @@ class HardStateJournal:
     """The opened journal.
 
     Attributes:
-        damaged: a record that was durable once cannot be read: no group may trust its hard state.
-            Kept over restarts until `accept_damage`.
+        damaged: a record that was durable once cannot be read: what all groups promised until then
+            is forgotten. Kept over restarts until `accept_damage`.
         flushed_sequence: every record up to this one is durable.
     """
 
     @classmethod
     def open(
-        cls, disk: Disk, path: str, *, config: JournalConfig | None = None
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        config: JournalConfig | None = None,
+        is_expected: bool = False,
     ) -> HardStateJournal:
         """Read the journal, or begin one; the folder must exist.
+
+        Args:
+            is_expected: replicas have kept their hard state here, so that no file is a lost file.
 
         Raises:
             NewerFormatError: of a newer raftmq.
             DiskError: the device failed.
         """
         journal = cls(disk, path, config or JournalConfig())
-        journal._load()
+        journal._load(is_expected)
         return journal
 
     def __init__(self, disk: Disk, path: str, config: JournalConfig) -> None:
@@ -225,29 +234,37 @@ class HardStateJournal:
 
     # --- opening ----------------------------------------------------------------------------
 
-    def _load(self) -> None:
+    def _load(self, is_expected: bool) -> None:
         temporary = f"{self._path}.tmp"
         if self._disk.exists(temporary):
             self._disk.remove(temporary)
         try:
             file = self._disk.open(self._path)
         except FileNotFoundError:
+            self.damaged = is_expected
             self._finish(self._begin_rewrite())
             return
         data = file.pread(file.size(), 0)
-        header = _decode_header(data)
-        if header is None:
-            self.damaged = True  # written whole and synced before it got its name
-        self._replay(data, header)
+        is_sound = self._replay(data, _decode_header(data))
+        if not is_sound:
+            self.damaged = True
+            self._states.clear()
         # Anew: whatever was read becomes durable, and no torn bytes stay behind.
         try:
             self._finish(self._begin_rewrite())
         except DiskFullError:
-            self._go_on_with(file, data)
+            self._go_on_with(file, data if is_sound else self._wiped(file, data))
 
     def _finish(self, job: FlushJob) -> None:
         job.run()
         self.complete(job)
+
+    def _wiped(self, file: File, data: bytes) -> bytes:
+        """Durably drop all records of a damaged file that cannot be replaced."""
+        empty = data[:_HEADER_SIZE] + bytes(max(0, len(data) - _HEADER_SIZE))
+        file.pwrite(empty, 0)
+        file.fdatasync()
+        return empty
 
     def _go_on_with(self, file: File, data: bytes) -> None:
         """Use the file as it is, since there is no room for another.
@@ -262,7 +279,8 @@ class HardStateJournal:
         file.fdatasync()
         self.flushed_sequence = self._must_flush = self._sequence
 
-    def _replay(self, data: bytes, header: tuple[int, int, bool] | None) -> None:
+    def _replay(self, data: bytes, header: tuple[int, int, bool] | None) -> bool:
+        """Take over the states; False when something that was durable is not there."""
         found: dict[int, _Record] = {}
         states: dict[RaftGroupId, GroupState] = self._states
         for position in range(_HEADER_SIZE, len(data) - RECORD_SIZE + 1, RECORD_SIZE):
@@ -278,12 +296,13 @@ class HardStateJournal:
             else:
                 states[record.group] = record.state
         flushed = max((r.flushed_sequence for r in found.values()), default=0)
+        is_sound = header is not None  # written whole and synced before it got its name
         if header is not None:
             first, count, self.damaged = header
             flushed = max(flushed, first + count - 1)
-            if any(sequence not in found for sequence in range(first, flushed + 1)):
-                self.damaged = True
+            is_sound = all(sequence in found for sequence in range(first, flushed + 1))
         self._sequence = max([flushed, *found], default=0)
+        return is_sound
 
     # --- reading ----------------------------------------------------------------------------
 

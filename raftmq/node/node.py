@@ -106,7 +106,11 @@ class Node:
         folder = DataFolder.open(
             disk, config.data, cluster_id=config.cluster_id, node_id=self.node_id
         )
-        journal = HardStateJournal.open(disk, f"{folder.path}/state.journal")
+        # The journal is durable before the first replica's folder is made.
+        has_replicas = any(disk.exists(f"{folder.path}/{name}") for name in ("meta", "topics"))
+        journal = HardStateJournal.open(
+            disk, f"{folder.path}/state.journal", is_expected=has_replicas
+        )
         try:
             self._compose(disk, folder, journal)
             async with trio.open_nursery() as nursery:

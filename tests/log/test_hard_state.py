@@ -137,6 +137,7 @@ def test_every_flipped_bit_in_what_was_flushed_is_noticed() -> None:
         disk.flip(PATH, position, position % 8)
         opened = start(disk)
         assert opened.damaged, position
+        assert not list(opened.groups()), "whose record was lost, nobody knows"
         assert start(disk).damaged, "kept over a restart"
         opened = start(disk)
         opened.accept_damage()
@@ -157,9 +158,40 @@ def test_the_header_is_there_twice() -> None:
             disk.flip(PATH, position)
         journal = start(disk)
         assert journal.damaged == is_damaged
-        assert journal.get(group(1)) == state(1)
+        assert journal.get(group(1)) == (None if is_damaged else state(1))
     disk.overwrite(PATH, b"")
     assert start(disk).damaged
+
+
+def test_a_lost_file_is_damage_where_replicas_were() -> None:
+    disk = sim_disk()
+    disk.make_directories("data")
+    assert not HardStateJournal.open(disk, PATH).damaged
+    disk.remove(PATH)
+    assert HardStateJournal.open(disk, PATH, is_expected=True).damaged
+    assert start(disk).damaged, "kept over a restart"
+
+
+def test_damage_forgets_what_was_promised_before_and_nothing_later() -> None:
+    for capacity in (None, 0):
+        disk = sim_disk()
+        journal = start(disk)
+        journal.put(group(1), state(1))
+        flush_journal(journal)
+        journal.put(group(1), state(2))
+        flush_journal(journal)
+        journal.put(group(2), state(7), lazy=True)
+        disk.flip(PATH, FIRST + RECORD_SIZE)  # term 2, and whatever was voted in it
+        disk.capacity_bytes = None if capacity is None else disk.used_bytes()
+        journal = start(disk)
+        assert journal.damaged
+        assert journal.get(group(1)) is None, "term 1 is not what was promised last"
+        journal.put(group(1), state(5))
+        flush_journal(journal)
+        journal = start(disk)
+        assert journal.damaged
+        assert list(journal.groups()) == [group(1)]
+        assert journal.get(group(1)) == state(5)
 
 
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
