@@ -10,6 +10,7 @@ from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     Bootstrap,
+    CommandError,
     Timeout,
     format_time,
     reported,
@@ -18,9 +19,11 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_FAILED
+from raftmq.errors import ErrorCode
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import QuorumInfo
 from raftmq_client.core.metadata import ClusterInfo
+from raftmq_client.errors import BrokerError
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
@@ -93,7 +96,13 @@ def describe(
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
         info = admin.cluster([])
-        quorum = admin.quorum()
+        try:
+            quorum = admin.quorum()
+        except BrokerError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            message = f"cluster {info.cluster_id} keeps its metadata elsewhere than in a Raft group"
+            raise CommandError(message) from error
         rows = _quorum_rows(quorum)
         if as_json:
             show_json(
@@ -170,6 +179,7 @@ def _quorum_rows(quorum: QuorumInfo) -> list[tuple[object, ...]]:
         for item in replicas:
             status = "Leader" if item.node_id == quorum.leader else kind
             caught_up = format_time(item.last_caught_up_timestamp)
-            lag = max(0, end - item.log_end_offset)
-            rows.append((item.node_id, item.log_end_offset, lag, caught_up, status))
+            known = item.log_end_offset if item.log_end_offset >= 0 else None
+            lag = None if known is None else max(0, end - known)
+            rows.append((item.node_id, known, lag, caught_up, status))
     return rows

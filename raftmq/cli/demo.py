@@ -61,6 +61,7 @@ def demo(arguments: Sequence[str]) -> int:
         if cluster is not None:
             cluster.close()
             cluster.stop()
+        signals.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

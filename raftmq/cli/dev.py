@@ -52,7 +52,13 @@ PYSYNCOBJ_WARNING: Final = (
 
 def dev(arguments: Sequence[str]) -> int:
     """Run a local cluster until told to end; gives the exit code."""
-    options = _parser().parse_args(list(arguments))
+    parser = _parser()
+    options = parser.parse_args(list(arguments))
+    for word in options.set:
+        if "=" not in word:
+            parser.error(f"--set {word!r} is not KEY=VALUE")
+    if options.node is not None and options.data is None:
+        parser.error("--node needs --data, the folder of its cluster")
     if options.metadata_engine == "pysyncobj":
         note(PYSYNCOBJ_WARNING)
     try:
@@ -103,9 +109,19 @@ class Signals:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._end)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._before = {
+            number: signal.signal(number, self._end)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def close(self) -> None:
+        """Put the handlers back."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
 
     def _end(self, _number: int, _frame: object) -> None:
         self.must_end = True
@@ -177,6 +193,7 @@ def _run_all(options: argparse.Namespace) -> int:
             cluster.close()
             cluster.stop()
             _stop_foreign(cluster)
+        signals.close()
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -207,9 +224,6 @@ def _stop_foreign(cluster: DevCluster) -> None:
 
 
 def _run_one(options: argparse.Namespace) -> int:
-    if options.data is None:
-        note("raftmq dev: --node needs --data, the folder of its cluster")
-        return 2
     folder = Path(options.data).absolute()
     config = read_node_file(folder, options.node)
     record_pid(folder, options.node, os.getpid())
@@ -219,10 +233,5 @@ def _run_one(options: argparse.Namespace) -> int:
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
-    settings = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise DevError(f"--set {word!r} is not KEY=VALUE")
-        settings[key] = value
-    return settings
+    """The `--set` words, known to hold an equals sign."""
+    return {key: value for key, _, value in (word.partition("=") for word in words)}

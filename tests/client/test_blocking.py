@@ -347,3 +347,10 @@ def test_a_fork_is_detected(broker: FakeBroker) -> None:
 def test_addresses_that_make_no_sense_are_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError):
         Admin(text)
+
+
+def test_a_silent_broker_does_not_keep_us_from_the_next(broker: FakeBroker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never says a word
+        bootstrap = f"127.0.0.1:{silent.getsockname()[1]},{broker.address}"
+        with Admin(bootstrap, timeout_ms=4_000) as admin:
+            assert admin.topic("t").name == "t"

@@ -193,7 +193,11 @@ class Admin:
 
     def quorum(self) -> QuorumInfo:
         """The metadata group."""
-        return self._run(operations.describe_quorum())
+        found = self._run(operations.describe_quorum())
+        knows_all = all(item.log_end_offset >= 0 for item in (*found.voters, *found.observers))
+        if knows_all or found.leader not in self._engine.client.metadata.brokers:
+            return found
+        return self._run(operations.describe_quorum(found.leader))
 
     # How operations travel.
 

@@ -422,8 +422,8 @@ def describe_log_dirs(node: int) -> Operation[list[LogDirPartition]]:
     return Operation(ApiKey.DESCRIBE_LOG_DIRS, lambda _: request, read, Route.NODE, node)
 
 
-def describe_quorum() -> Operation[QuorumInfo]:
-    """The metadata group: leader, voters, observers."""
+def describe_quorum(node: int | None = None) -> Operation[QuorumInfo]:
+    """The metadata group: leader, voters, observers. Only its leader knows how far others are."""
 
     def replicas(items: Iterable[Any] | None) -> tuple[QuorumReplica, ...]:
         return tuple(
@@ -450,7 +450,8 @@ def describe_quorum() -> Operation[QuorumInfo]:
     request = Struct(
         topics=[Struct(topic_name="__cluster_metadata", partitions=[Struct(partition_index=0)])]
     )
-    return Operation(ApiKey.DESCRIBE_QUORUM, lambda _: request, read)
+    route, target = (Route.ANY, "") if node is None else (Route.NODE, node)
+    return Operation(ApiKey.DESCRIBE_QUORUM, lambda _: request, read, route, target)
 
 
 def by_topic(

@@ -37,6 +37,8 @@ class Call:
     max_version: int = 32767
     timeout_ms: float = 30_000
     expects_answer: bool = True
+    is_expendable: bool = False
+    """Overdue, it is given up without giving up its connection: another broker may be asked."""
     deadline: float = 0.0
     sent: bool = False
     is_done: bool = False
@@ -58,6 +60,7 @@ def struct_call(
     min_version: int = 0,
     max_version: int = 32767,
     timeout_ms: float = 30_000,
+    is_expendable: bool = False,
 ) -> Call:
     """A call whose bodies are plain schema structs.
 
@@ -80,4 +83,5 @@ def struct_call(
         min_version=min_version,
         max_version=max_version,
         timeout_ms=timeout_ms,
+        is_expendable=is_expendable,
     )

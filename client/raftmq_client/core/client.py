@@ -27,6 +27,10 @@ def coordinator_link(node: int) -> int:
     return node + COORDINATOR_LINKS
 
 
+_STAGGER_MS: Final = 250.0
+"""A broker that accepts but does not speak (frozen, perhaps) does not keep us from the next."""
+
+
 class Core(Protocol):
     """Deciding code that wants requests sent."""
 
@@ -61,6 +65,7 @@ class Link:
     port: int
     connection: ConnectionCore | None = None
     is_open: bool = False
+    opened_at: float = 0.0
     connect_deadline: float = float("inf")
     not_before: float = 0.0
     failures: int = 0
@@ -130,7 +135,6 @@ class ClientCore:
         assert link.connection is not None
         link.is_open = True
         link.connect_deadline = float("inf")
-        link.failures = 0
         link.connection.start(now)
         waiting, link.waiting = link.waiting, []
         for call in waiting:
@@ -171,8 +175,10 @@ class ClientCore:
                 result = min(result, link.connection.deadline())
             for call in link.waiting:
                 result = min(result, call.deadline)
-            if (link.waiting or self._anywhere) and link.connection is None:
+            if link.connection is None and link.waiting:
                 result = min(result, link.not_before)
+            if link.connection is None and self._anywhere:
+                result = min(result, max(link.not_before, self._stagger_end()))
         return result
 
     def _address_is_current(self, link: Link) -> bool:
@@ -198,21 +204,32 @@ class ClientCore:
         self._anywhere = [call for call in self._anywhere if not call.is_done]
         if not self._anywhere:
             return
-        ready = [link for link in self._links.values() if link.connection and link.is_open]
+        ready = [link for link in self._links.values() if _is_ready(link)]
         if ready:
-            link = min(ready, key=lambda item: (not _is_ready(item), item.in_flight))
+            link = min(ready, key=lambda item: item.in_flight)
             assert link.connection is not None
             calls, self._anywhere = self._anywhere, []
             for call in calls:
                 link.connection.submit(call, now)
             return
-        for node in self.metadata.brokers:
+        for node in [*self.metadata.brokers]:
             self._open_link(node)
-        if any(link.connection is not None for link in self._links.values()):
-            return  # one is being opened
-        candidates = [link for link in self._links.values() if link.not_before <= now]
+        if now < self._stagger_end():
+            return  # give it a moment before another one is tried beside it
+        candidates = [
+            link
+            for link in self._links.values()
+            if link.connection is None and link.not_before <= now
+        ]
         if candidates:
             self._connect(min(candidates, key=lambda item: (item.failures, -item.node_id)), now)
+
+    def _stagger_end(self) -> float:
+        """Until when a link that is being opened keeps others from being opened beside it."""
+        return max((link.opened_at + _STAGGER_MS for link in self._opening()), default=0.0)
+
+    def _opening(self) -> list[Link]:
+        return [link for link in self._links.values() if link.connection and not _is_ready(link)]
 
     def _maintain(self, link: Link, now: float) -> None:
         for call in [call for call in link.waiting if call.deadline <= now]:
@@ -222,10 +239,13 @@ class ClientCore:
         if link.waiting and link.connection is None and link.not_before <= now:
             self._connect(link, now)
         if link.connection is not None and link.is_open:
+            if link.connection.is_ready:
+                link.failures = 0
             link.connection.expire(now)
 
     def _connect(self, link: Link, now: float) -> None:
         link.connection = ConnectionCore(self.options.client_id)
+        link.opened_at = now
         link.connect_deadline = now + self.options.connect_timeout_ms
         self._connects.append(link)
 
@@ -235,4 +255,5 @@ class ClientCore:
 
 
 def _is_ready(link: Link) -> bool:
-    return link.connection is not None and link.connection.is_ready
+    connection = link.connection
+    return connection is not None and connection.is_ready and not connection.is_suspect

@@ -37,6 +37,7 @@ from raftmq_client.errors import (
 )
 
 HANDSHAKE_VERSION = 3
+_FORGIVEN_MS = 10_000.0
 
 
 @define(eq=False)
@@ -49,7 +50,7 @@ class _Waiting:
 class ConnectionCore:
     """The protocol side of one connection. The driver moves `outgoing()` and received bytes."""
 
-    def __init__(self, client_id: str, *, handshake_timeout_ms: float = 10_000) -> None:
+    def __init__(self, client_id: str, *, handshake_timeout_ms: float = 5_000) -> None:
         self._client_id = client_id
         self._handshake_timeout_ms = handshake_timeout_ms
         self._reader = FrameReader()
@@ -125,21 +126,35 @@ class ConnectionCore:
         for call in queue:
             call.complete(None, ConnectionFailedError(reason), now)
 
+    @property
+    def is_suspect(self) -> bool:
+        """True while the broker owes an answer that came due: better ask another one."""
+        return any(item.call.is_done for item in self._waiting)
+
     def deadline(self) -> float:
         """When `expire` should next be called."""
-        waiting = min((item.call.deadline for item in self._waiting), default=float("inf"))
-        return min(waiting, min((call.deadline for call in self._queue), default=float("inf")))
+        times = [self._due(item.call) for item in self._waiting]
+        times.extend(call.deadline for call in self._queue)
+        return min(times, default=float("inf"))
 
     def expire(self, now: float) -> None:
-        """Finish overdue calls; an unanswered one costs the connection, since order is lost."""
+        """Finish overdue calls; an unanswered one costs the connection, since order is lost.
+
+        Only an expendable one is forgiven for a while.
+        """
         for call in [call for call in self._queue if call.deadline <= now]:
             self._queue.remove(call)
             call.complete(None, TimedOutError("no connection in time", sent=False), now)
-        if any(item.call.deadline <= now for item in self._waiting):
-            for item in self._waiting:
-                if item.call.deadline <= now:
-                    item.call.complete(None, TimedOutError("no answer in time", sent=True), now)
-            self.fail("a request timed out", now)
+        for item in [item for item in self._waiting if self._due(item.call) <= now]:
+            must_fail = item.call.is_done or not item.call.is_expendable
+            item.call.complete(None, TimedOutError("no answer in time", sent=True), now)
+            if must_fail:
+                self.fail("a request timed out", now)
+                return
+
+    @staticmethod
+    def _due(call: Call) -> float:
+        return call.deadline + (_FORGIVEN_MS if call.is_done else 0.0)
 
     def _handshake(self, version: int, now: float) -> None:
         request = Struct(client_software_name="raftmq", client_software_version="0.1")
@@ -209,12 +224,12 @@ class ConnectionCore:
     def _answer(self, frame: memoryview, now: float) -> None:
         if not self._waiting:
             raise RemoteProtocolError("an answer that nobody asked for")
-        item = self._waiting.popleft()
+        item = self._waiting[0]
         call = item.call
         correlation_id, position = decode_response_header(call.api, item.version, frame)
         if correlation_id != item.correlation_id:
-            self._waiting.appendleft(item)
             raise RemoteProtocolError(f"answer {correlation_id} to request {item.correlation_id}")
+        self._waiting.popleft()
         try:
             response = call.read(item.version, frame[position:])
         except RaftmqError as error:

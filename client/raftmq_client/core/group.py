@@ -50,6 +50,7 @@ from raftmq_client.errors import (
 )
 
 NO_GENERATION: Final = -1
+_FIND_TIMEOUT_MS: Final = 3_000.0
 _COORDINATOR_CODES: Final = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
 )
@@ -294,8 +295,15 @@ class GroupCore:
             self._metadata.brokers.setdefault(node, Broker(node, host, port))
             self._coordinator = node
 
-        timeout = min(self.options.request_timeout_ms, 10_000)
-        return [struct_call(ApiKey.FIND_COORDINATOR, request, finish, timeout_ms=timeout)]
+        return [
+            struct_call(
+                ApiKey.FIND_COORDINATOR,
+                request,
+                finish,
+                timeout_ms=min(self.options.request_timeout_ms, _FIND_TIMEOUT_MS),
+                is_expendable=True,
+            )
+        ]
 
     def _call(
         self, api: int, request: Any, finish: Finish, timeout_ms: float | None = None

@@ -121,7 +121,7 @@ class MetadataOptions:
     max_age_ms: float = 300_000
     backoff_ms: float = 50
     backoff_max_ms: float = 1_000
-    timeout_ms: float = 5_000
+    timeout_ms: float = 2_000
     allow_auto_create: bool = True
 
 
@@ -201,6 +201,7 @@ class MetadataCore:
                 self._answered,
                 min_version=1,
                 timeout_ms=self.options.timeout_ms,
+                is_expendable=True,
             )
         ]
 

@@ -49,7 +49,7 @@ from raftmq_client.errors import (
 )
 
 _EPOCH_MAX: Final = 32767
-_STALL_MS: Final = 500.0
+_STALL_MS: Final = 250.0
 """In flight for so long: ask whether the partition has another leader by now."""
 
 _SEQUENCE_CODES: Final = frozenset(
@@ -333,7 +333,8 @@ class ProducerCore:
                 ApiKey.INIT_PRODUCER_ID,
                 request,
                 self._identified,
-                timeout_ms=min(self.options.request_timeout_ms, 10_000),
+                timeout_ms=min(self.options.request_timeout_ms, 5_000),
+                is_expendable=True,
             )
         ]
 

@@ -1,0 +1,128 @@
+"""The folder of a local cluster: laid out once, found again, refused when it does not fit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from raftmq.cli.dev import dev
+from raftmq.cli.dev_cluster import (
+    DevCluster,
+    DevError,
+    is_dev_node,
+    is_healthy,
+    read_cluster_file,
+    read_node_file,
+    record_pid,
+)
+from raftmq.cli.start import start
+from tests.live.harness import free_ports
+
+
+def plan(folder: Path, nodes: int = 3, port: int = 19_092) -> DevCluster:
+    return DevCluster.plan(folder, nodes=nodes, port=port)
+
+
+def test_a_new_cluster_is_laid_out(tmp_path: Path) -> None:
+    cluster = plan(tmp_path / "c", nodes=5)
+    assert cluster.bootstrap == ",".join(f"127.0.0.1:{19_092 + i}" for i in range(5))
+    configs = [cluster.config(node) for node in cluster.nodes]
+    assert [config.node_id for config in configs] == [1, 2, 3, 4, 5]
+    assert [peer.id for peer in configs[4].peers] == [1, 2, 3], "three voters, two observers"
+    ports = {p for c in configs for p in (c.peer_listener.port, c.admin_listener.port)}
+    assert len(ports) == 10
+    assert len({str(config.data) for config in configs}) == 5
+
+
+def test_a_folder_that_holds_a_cluster_keeps_its_ports_and_data(tmp_path: Path) -> None:
+    first = plan(tmp_path)
+    first.write_file()
+    again = plan(tmp_path, port=29_092)
+    for old, new in zip(first.nodes, again.nodes, strict=True):
+        assert (old.plan.peer_port, old.plan.data) == (new.plan.peer_port, new.plan.data)
+        assert new.plan.port == old.plan.port + 10_000
+    with pytest.raises(DevError, match="holds a cluster of 3 nodes, not 1"):
+        plan(tmp_path, nodes=1)
+
+
+def test_a_pid_is_recorded_by_node(tmp_path: Path) -> None:
+    with pytest.raises(DevError, match="holds no cluster"):
+        record_pid(tmp_path, 1, 1)
+    plan(tmp_path).write_file()
+    record_pid(tmp_path, 2, 4_321)
+    content = read_cluster_file(tmp_path)
+    assert content is not None
+    assert [node["pid"] for node in content["nodes"]] == [0, 4_321, 0]
+    with pytest.raises(DevError, match=r"no node 9 .* it has 1, 2, 3"):
+        record_pid(tmp_path, 9, 1)
+    with pytest.raises(DevError, match="no node 9"):
+        read_node_file(tmp_path, 9)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": []}', '{"nodes": [{}]}'])
+def test_a_strange_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(DevError, match=r"cluster\.json"):
+        read_cluster_file(tmp_path)
+
+
+def test_nodes_take_no_variables_that_would_make_them_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAFTMQ_NODE_ID", "7")
+    cluster = plan(tmp_path)
+    assert [cluster.config(node).node_id for node in cluster.nodes] == [1, 2, 3]
+
+
+def test_health_of_nobody_is_bad() -> None:
+    (port,) = free_ports(1)
+    assert not is_healthy(port)
+
+
+def test_a_foreign_process_is_no_node() -> None:
+    assert not is_dev_node(os.getpid(), 1)
+    assert not is_dev_node(2**22 + 1, 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--nodes", "2"], ["--node", "1"], ["--set", "novalue"], ["--frobnicate"]],
+    ids=" ".join,
+)
+def test_wrong_words_are_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        dev(words)
+    assert caught.value.code == 2
+    assert "usage: raftmq dev" in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    code = dev(["--data", str(tmp_path), "--set", "log_levl=debug", "--port", "19092"])
+    assert code == 1
+    assert "did you mean 'log_level'" in capsys.readouterr().err
+    assert read_cluster_file(tmp_path) is None
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node_id = 1\n", "'data' is missing"),
+        ("x = 1\n", "unknown key 'x'"),
+        (None, "No such file"),
+    ],
+)
+def test_start_refuses_a_bad_configuration_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    file = tmp_path / "node.toml"
+    if text is not None:
+        file.write_text(text)
+    assert start(["--config", str(file)]) == 2
+    assert says in capsys.readouterr().err
