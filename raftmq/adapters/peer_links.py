@@ -9,6 +9,7 @@ bounded and is thrown away with its connection: Raft repairs losses, stale messa
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections import deque
@@ -34,6 +35,8 @@ READ_BUFFER_SIZE: Final = 256 << 10
 READ_TURN_BYTES: Final = 256 << 10
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
+ACCEPT_RETRY_S: Final = 0.1
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 STREAMS: Final = ("bulk", "heartbeat")
 KIND_RAFT: Final = 1
@@ -255,6 +258,12 @@ class PeerLinks:
                     sock, _ = listener.accept()
                 except (BlockingIOError, ConnectionAbortedError):
                     continue
+                except OSError as error:
+                    if error.errno not in _OUT_OF_RESOURCES:
+                        raise
+                    logger.error("cannot accept peers", why=error.strerror)
+                    await trio.sleep(ACCEPT_RETRY_S)  # clients may hold all descriptors
+                    continue
                 nursery.start_soon(self._serve, sock)
 
     async def _keep_connected(self, stream: _Stream) -> None:
@@ -262,8 +271,8 @@ class PeerLinks:
         while True:
             try:
                 sock, identity = await self._dial(stream)
-            except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError):
-                pass  # not up yet, or just gone: try again
+            except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError, UnicodeError):
+                pass  # not up yet, just gone, or no name that can be looked up: try again
             except PeerRefusedError as error:
                 logger.warning("peer refused", peer=stream.node_id, reason=str(error))
                 backoff_ms = BACKOFF_MS[1]
@@ -347,12 +356,12 @@ class PeerLinks:
             _tune(sock)
             with trio.fail_after(HELLO_TIMEOUT_S):
                 theirs = await _read_hello(sock)
+                identity = _identity(theirs)
                 reason = check_hello(self._hello, theirs)
                 await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
             if reason:
                 logger.warning("refused a peer", peer=theirs.node_id, reason=reason)
                 return
-            identity = _identity(theirs)
             if theirs.address:
                 # It may be a node that no config here names: it is answered where it says it is.
                 self.set_addresses({identity.node_id: Address.parse(theirs.address)})
@@ -409,7 +418,18 @@ class PeerLinks:
 
 
 def _identity(hello: Hello) -> PeerIdentity:
-    return PeerIdentity(NodeId(hello.node_id), StorageId(int(hello.storage_id, 16)))
+    """Who says hello.
+
+    Raises:
+        PeerRefusedError: nobody has such numbers.
+    """
+    try:
+        storage_id = int(hello.storage_id, 16)
+    except ValueError:
+        storage_id = -1
+    if not 0 <= storage_id < 1 << 64 or not 0 <= hello.node_id < 1 << 31:
+        raise PeerRefusedError(f"no identity: node {hello.node_id}, {hello.storage_id!r}")
+    return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
 
 
 def _tune(sock: socket.socket) -> None:
@@ -442,7 +462,11 @@ async def _read_hello(sock: socket.socket) -> Hello:
     (size,) = struct.unpack(">I", await _read_exactly(sock, 4))
     if size > HELLO_BYTES_MAX:
         raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
-    return msgspec.json.decode(await _read_exactly(sock, size), type=Hello)
+    data = await _read_exactly(sock, size)
+    try:
+        return msgspec.json.decode(data, type=Hello)
+    except UnicodeDecodeError as error:  # no DecodeError of msgspec's
+        raise PeerRefusedError("a hello that is no text") from error
 
 
 async def _read_exactly(sock: socket.socket, size: int) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -10,6 +12,7 @@ from random import Random
 import pytest
 import trio
 
+from raftmq.adapters import peer_links
 from raftmq.adapters.peer_links import (
     FRAME_HEADER,
     KIND_HEARTBEATS,
@@ -202,6 +205,56 @@ async def test_another_cluster_is_refused_by_name() -> None:
         assert "'c'" in (await _read_hello(sock)).refusal
         sock.close()
         assert not a.links.is_connected(NodeId(2))
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"\xff" * 8,
+        b'{"version":1,"cluster_id":"\xff","node_id":1,"storage_id":"1","stream":"bulk"}',
+        b'{"version":1,"cluster_id":"c","node_id":1,"storage_id":"zz","stream":"bulk"}',
+        b'{"version":1,"cluster_id":"c","node_id":1,"storage_id":"-1","stream":"bulk"}',
+        b'{"version":1,"cluster_id":"c","node_id":4294967296,"storage_id":"1","stream":"bulk"}',
+        b'{"version":1,"cluster_id":"c","node_id":1,"storage_id":"1","stream":"bulk",'
+        b'"address":"%s:1"}' % (b"x" * 80),
+        b'{"version":1,"cluster_id":"c","node_id":1,"storage_id":"1","stream":"bulk",'
+        b'"address":"a\\u0000b:1"}',
+    ],
+)
+async def test_a_nonsensical_hello_costs_its_connection_alone(hello: bytes) -> None:
+    a, b = Node(1), Node(2)
+    async with running(b):
+        sock = socket.create_connection((b.address.host, b.address.port))
+        sock.sendall(struct.pack(">I", len(hello)) + hello)
+        await trio.lowlevel.checkpoint()
+        sock.setblocking(False)
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(sock)  # an answer or the end
+        introduce(a, b)
+        async with running(a):
+            await a.until(lambda: b.links.is_connected(NodeId(1)))
+        sock.close()
+
+
+async def test_no_descriptor_for_a_peer_is_no_reason_to_die(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = Node(1), Node(2)
+    refusals = [errno.EMFILE, errno.ENFILE]
+
+    class Scarce(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            if refusals:
+                raise OSError(refusals.pop(), "scarce")
+            return super().accept()
+
+    b.listener = Scarce(fileno=b.listener.detach())
+    b.listener.setblocking(False)
+    monkeypatch.setattr(peer_links, "ACCEPT_RETRY_S", 0.001)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+    assert refusals == []
 
 
 async def test_a_stranger_is_answered_where_it_says_it_is() -> None:
