@@ -1,6 +1,8 @@
-"""Work that no request asks for: retention and the background scrub.
+"""Work that no request asks for: retention, the background scrub, and telling of failed replicas.
 
-Both look at one log after the other with checkpoints between, so that no turn of the loop is long.
+Logs are looked at one after the other, and read in worker threads, so that no turn of the loop is
+long. The scrub keeps to its rate and to a small share of one core, whichever is less: batches of a
+hundred bytes cost far more to check than their bytes say.
 """
 
 from __future__ import annotations
@@ -9,22 +11,44 @@ from typing import Final
 
 import trio
 
+from raftmq.cluster.replica import Replica
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError
+from raftmq.types import METADATA_GROUP, RaftGroupId
 
 logger = structlog.get_logger("raftmq.upkeep")
 
-SCRUB_INTERVAL_S: Final = 0.25
+SCRUB_STRETCH_BYTES: Final = 1 << 20
+SCRUB_CORE_SHARE_MAX: Final = 0.05
+SCRUB_PAUSE_S: Final = 0.01
+"""Between two logs at least, so that a thousand empty ones cost nothing."""
+SCRUB_ROUND_PAUSE_S: Final = 0.25
+WATCH_INTERVAL_S: Final = 0.25
 
 
 async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
-    """Retain and scrub until cancelled."""
+    """Retain, scrub and watch until cancelled."""
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_forever, plane)
         nursery.start_soon(_retain_forever, plane, partitions)
         if plane.config.scrub_bytes_per_s > 0:
-            nursery.start_soon(_scrub_forever, plane, partitions)
+            nursery.start_soon(_scrub_forever, plane)
+
+
+async def _watch_forever(plane: DataPlane) -> None:
+    """Tell of replicas that stopped for good; without its metadata replica a node stops, too."""
+    told: set[RaftGroupId] = set()
+    while True:
+        for group, replica in plane.multiraft.replicas.items():
+            if replica.failure is None or group in told:
+                continue
+            told.add(group)
+            logger.error("replica stopped", group=str(group), reason=replica.failure)
+            if group == METADATA_GROUP:
+                plane.fail(f"the metadata replica stopped: {replica.failure}")
+        await trio.sleep(WATCH_INTERVAL_S)
 
 
 async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
@@ -33,19 +57,31 @@ async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
         partitions.retain()
 
 
-async def _scrub_forever(plane: DataPlane, partitions: Partitions) -> None:
-    """Check stored batches at the configured rate; what is damaged is repaired by its replica."""
-    budget = int(plane.config.scrub_bytes_per_s * SCRUB_INTERVAL_S)
+async def _scrub_forever(plane: DataPlane) -> None:
+    """Check stored batches over and over; what is damaged is repaired by its replica."""
     while True:
-        for replica in partitions.replicas():
-            if replica.failure is not None:
-                continue
-            try:
-                findings = replica.log.scrub(budget)
-            except DiskError as error:
-                replica.fail(f"scrub could not read: {error}")
-                continue
-            for finding in findings:
-                logger.warning("damage found", group=str(replica.group), finding=str(finding))
-            await trio.sleep(SCRUB_INTERVAL_S)
-        await trio.sleep(SCRUB_INTERVAL_S)
+        for replica in list(plane.multiraft.replicas.values()):
+            began = trio.current_time()
+            read_bytes = await _scrub(plane, replica)
+            spent_s = trio.current_time() - began
+            due_s = read_bytes / plane.config.scrub_bytes_per_s
+            await trio.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, SCRUB_PAUSE_S))
+        await trio.sleep(SCRUB_ROUND_PAUSE_S)
+
+
+async def _scrub(plane: DataPlane, replica: Replica) -> int:
+    """Check the next stretch of one log; returns how much was read."""
+    if replica.failure is not None:
+        return 0
+    try:
+        job = replica.log.scrub_job(min(SCRUB_STRETCH_BYTES, plane.config.scrub_bytes_per_s))
+        if job is None:
+            return 0
+        await trio.to_thread.run_sync(job.run)
+    except DiskError as error:
+        if plane.multiraft.replicas.get(replica.group) is replica:  # else closed meanwhile
+            replica.fail(f"scrub could not read: {error}")
+        return 0
+    for start, end in replica.log.checked(job):
+        logger.warning("damage found", group=str(replica.group), start=start, end=end)
+    return job.read_bytes
