@@ -61,7 +61,9 @@ from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
 
 REPLANS_MAX: Final = 10
+CALLS_MAX: Final = 1_000
 TOPICS_PER_CALL_MAX: Final = 1_000
+PARTITIONS_PER_CALL_MAX: Final = 10_000
 _NOTHING_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.INVALID_UPDATE_VERSION)
 
 
@@ -186,6 +188,9 @@ class Controller:
         now_ms = self._clock.monotonic_ms()
         if not self._check_office(now_ms):
             promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+            return promise
+        if len(self._calls) >= CALLS_MAX:
+            promise.fail(KafkaError(code=ErrorCode.THROTTLING_QUOTA_EXCEEDED))
             return promise
         deadline_ms = now_ms + max(1, request.timeout_ms)
         self._calls.append(_Call(request, promise, deadline_ms))
@@ -349,16 +354,23 @@ class Controller:
     # ---- admin calls ----
 
     def _plan_next(self) -> None:
-        if self._is_planning or not self._calls:
-            return
-        call = self._calls[0]
-        image = self._engine.image
-        command, outcomes_of = self._plan(image, call.request)
-        if command is None:
-            self._calls.popleft()
-            call.promise.resolve(outcomes_of(None))
-            self._plan_next()
-            return
+        while self._calls and not self._is_planning:
+            call = self._calls[0]
+            image = self._engine.image
+            command, outcomes_of = self._plan(image, call.request)
+            if command is None:
+                self._calls.popleft()
+                call.promise.resolve(outcomes_of(None))
+            else:
+                self._submit(call, image.version, command, outcomes_of)
+
+    def _submit(
+        self,
+        call: _Call,
+        version: int,
+        command: AnyCommand,
+        outcomes_of: Callable[[Any], Outcomes],
+    ) -> None:
         self._is_planning = True
         office = self._epoch
         left_ms = max(1.0, call.deadline_ms - self._clock.monotonic_ms())
@@ -382,7 +394,7 @@ class Controller:
             self._plan_next()
 
         self._engine.propose(
-            command, expected_version=image.version, timeout_ms=left_ms, may_resend=False
+            command, expected_version=version, timeout_ms=left_ms, may_resend=False
         ).when_done(done)
 
     def _answer(self, call: _Call, outcomes: Outcomes) -> None:
@@ -423,6 +435,11 @@ class Controller:
                 creation = plan_topic(
                     image, taken, others, wish, self._topic_id(image), self._settings
                 )
+                if len(others) + len(creation.replicas) > PARTITIONS_PER_CALL_MAX:
+                    raise KafkaError(
+                        "Excessively large number of partitions per request.",
+                        code=ErrorCode.POLICY_VIOLATION,
+                    )
             except KafkaError as error:
                 rows.append(_refused(wish.name, error))
                 continue

@@ -158,6 +158,7 @@ class EngineConfig:
     Attributes:
         timeout_ms: how long a command or barrier may take before its outcome is unknown.
         resend_ms: a forward without a reply for so long is taken for lost.
+        pending_max: commands of this node without an outcome; above it new ones are refused.
         batch_bytes_max: commands of one batch.
         queue_bytes_max: commands that wait for a batch; above it forwards are refused.
         snapshot_bytes_min: a snapshot is due after this much log, and not below
@@ -166,6 +167,7 @@ class EngineConfig:
 
     timeout_ms: float = 5_000
     resend_ms: float = 1_000
+    pending_max: int = 20_000
     batch_bytes_max: int = 512 << 10
     queue_bytes_max: int = 16 << 20
     snapshot_bytes_min: int = 64 << 20

@@ -113,6 +113,11 @@ class MetadataMachine:
         """The offset after the last applied command."""
         return Offset(self.image.version + 1)
 
+    @property
+    def is_current(self) -> bool:
+        """True when everything that is known to be committed is applied."""
+        return self.applied_end >= self._commit_end
+
     def prepare_snapshot(self, parts_max: int) -> None:
         """Encode a part of the state ahead of the snapshot that will be asked for."""
         self._encoder.warm(self.image, parts_max)

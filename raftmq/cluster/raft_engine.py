@@ -135,7 +135,8 @@ class RaftMetadataEngine:
     @property
     def is_leader(self) -> bool:
         """True while this node leads and its own term's first entry is committed and applied."""
-        return self._replica is not None and self._replica.is_writable
+        replica = self._replica
+        return replica is not None and replica.is_writable and self._machine.is_current
 
     @property
     def controller_id(self) -> NodeId | None:
@@ -158,6 +159,8 @@ class RaftMetadataEngine:
         may_resend: bool = True,
     ) -> Promise[Any]:
         """Get a command applied; see the port."""
+        if len(self._pending) >= self._config.pending_max:
+            return Promise.failed(CommandNotAppliedError("too many commands wait on this node"))
         self._sequence += 1
         envelope = Envelope(
             version=COMMAND_VERSION,

@@ -508,3 +508,32 @@ def test_preferred_leaders_get_their_partitions_back_when_things_are_quiet() -> 
     _call(cluster, _alter(4, "", ("auto.leader.rebalance.enable", 0, "false")))
     cluster.run(40_000)
     assert len(cluster.nodes[2].moves) == 1
+
+
+def test_limits_of_one_call_and_of_the_queue() -> None:
+    cluster = _formed()
+    wide = NewTopic(name="wide", partitions=6_000, replication_factor=1)
+    wider = NewTopic(name="wider", partitions=6_000, replication_factor=1)
+    outcomes = _create(cluster, wide, wider, validate_only=True)
+    assert [o.code for o in outcomes] == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+    controller = cluster.nodes[1].control.controller
+    calls = [
+        controller.call(CreateTopicsCall(topics=(NewTopic(name=f"t{i}"),))) for i in range(1_100)
+    ]
+    refused = [c for c in calls if c.is_done and c.error is not None]
+    assert len(refused) == 100
+    assert isinstance(refused[0].error, KafkaError)
+    assert refused[0].error.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+def test_many_calls_that_change_nothing_are_answered() -> None:
+    cluster = _formed()
+    cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    calls = [
+        cluster.nodes[1].control.call(
+            CreateTopicsCall(topics=(NewTopic(name="."),), validate_only=True)
+        )
+        for _ in range(900)
+    ]
+    cluster.run(300)
+    assert all(c.result()[0].code is ErrorCode.INVALID_TOPIC_EXCEPTION for c in calls)
