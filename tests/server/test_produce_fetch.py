@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from raftmq.cluster.partition import Partition
+from raftmq.cluster.partition_results import DeleteResult
+from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.ports import DiskError
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse
 from raftmq.protocol.produce import ProducePartitionResponse
-from raftmq.records import NewRecord, build_batch
+from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.types import METADATA_GROUP, METADATA_TOPIC, METADATA_TOPIC_ID, Offset, TopicPartition
+from tests.cluster.fake_replica import FakeReplica
 from tests.server.world import FakeSlot, World
 
 PRODUCE_VERSIONS = range(3, 14)
@@ -258,3 +268,92 @@ def test_a_session_over_the_wire() -> None:
     assert [row.partition for topic in news.topics for row in topic.partitions] == [0]
     stale = world.fetched(12, world.fetch(12, [], session_epoch=2, **again))
     assert stale.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+# ---- cold bytes ----
+
+
+class FakeJob:
+    """A check that a test runs by hand."""
+
+    def __init__(self) -> None:
+        self.is_run = False
+
+    def run(self) -> None:
+        self.is_run = True
+
+
+def cold(world: World) -> tuple[FakeJob, list[Promise[Any]]]:
+    """The partition's bytes need a check; workers start when the test says so."""
+    job = FakeJob()
+    started: list[Promise[Any]] = []
+
+    def submit(work: Callable[[], Any]) -> Promise[Any]:
+        work()
+        started.append(Promise())
+        return started[-1]
+
+    world.broker.workers = SimpleNamespace(submit=submit)  # type: ignore[assignment]
+    world.partition("t")._opened_end = Offset(1 << 40)
+    log = world.replica("t").log
+    log.job = job
+    return job, started
+
+
+def test_cold_bytes_are_checked_by_a_worker_first() -> None:
+    world, _ = filled()
+    job, started = cold(world)
+    slot = world.fetch(12, [("t", 0, 0)], max_wait_ms=500)
+    assert (job.is_run, slot.pieces, world.replica("t").log.checks) == (True, None, 0)
+    started[0].resolve(None)
+    assert world.replica("t").log.checks == 1
+    assert fetched(world, 12, slot).records
+
+
+def test_a_client_may_leave_while_its_bytes_are_checked() -> None:
+    world, _ = filled()
+    _, started = cold(world)
+    world.fetch(12, [("t", 0, 0)], max_wait_ms=500)
+    (abandon,) = world.connection.on_close.values()
+    abandon()
+    started[0].fail(DiskError("the disk failed"))
+    assert world.broker.metrics.parked_fetches == 0
+
+
+def test_cold_bytes_may_turn_out_too_few() -> None:
+    world, _ = filled()
+    _, started = cold(world)
+    slot = world.fetch(12, [("t", 0, 0)], max_wait_ms=500, min_bytes=1 << 20)
+    started[0].resolve(None)
+    assert slot.pieces is None
+    assert world.broker.metrics.parked_fetches == 1
+    world.bench.sleep(501)
+    assert fetched(world, 12, slot).records
+
+
+# ---- the metadata log ----
+
+
+def test_the_metadata_log_is_read_and_never_written() -> None:
+    world = World()
+    log = Partition(
+        TopicPartition(METADATA_TOPIC, 0),
+        METADATA_GROUP,
+        world.broker.node_id,
+        settings=PartitionSettings(),
+        deadlines=world.bench.deadlines,
+        clock=world.bench.clock,
+        is_internal=True,
+    )
+    replica = FakeReplica(log)
+    log.attach(replica)
+    world.registry.add_internal(log)
+    replica.append(batch(2), parse_header(batch(2)))
+    replica.commit(2)
+    assert fetched(world, 12, world.fetch(12, [(METADATA_TOPIC, 0, 0)])).high_watermark == 2
+    by_id = world.fetch(13, [(METADATA_TOPIC_ID, 0, 0)])
+    assert fetched(world, 13, by_id).records
+    refused = only(world, 9, world.produce(9, [(METADATA_TOPIC, 0, batch())]))
+    assert refused.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert log.delete_records(1, 10) == DeleteResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    assert list(world.registry) == []
