@@ -218,6 +218,26 @@ def test_a_group_commits_what_was_handed_out_and_resumes(broker: FakeBroker) -> 
     assert broker.groups["g"] == {("t", 0): 7}
 
 
+def test_a_slow_callback_does_not_stop_heartbeats(broker: FakeBroker) -> None:
+    beats = threading.Event()
+
+    def wait_for_heartbeats(_partitions: tuple[TopicPartition, ...]) -> None:
+        before = broker.count(ApiKey.HEARTBEAT)
+        while broker.count(ApiKey.HEARTBEAT) < before + 3:
+            assert beats.wait(0.001) is False
+        beats.set()
+
+    with Consumer(
+        broker.address,
+        group="g",
+        topics=["t"],
+        heartbeat_interval_ms=2,
+        on_assigned=wait_for_heartbeats,
+    ) as consumer:
+        while not beats.is_set():
+            consumer.poll(0.05)
+
+
 def test_an_error_in_the_block_commits_nothing(broker: FakeBroker) -> None:
     with Producer(broker.address) as producer:
         producer.send("t", b"x", partition=0).result(5)

@@ -192,9 +192,9 @@ class Consumer:
         deadline = now_ms() + timeout * 1000
         engine = self._engine
         while True:
+            self._run_group()
             with engine.lock:
                 engine.check()
-                self._run_group()
                 self._auto_commit()
                 taken = self._fetcher.take(records_max)
                 if taken:
@@ -307,9 +307,8 @@ class Consumer:
         if engine.is_closed:
             return
         try:
-            with engine.lock:
-                if self._group is not None:
-                    self._leave(self._group, commit=commit)
+            if self._group is not None and engine.crash is None:
+                self._leave(self._group, commit=commit)
         finally:
             engine.close()
 
@@ -322,38 +321,44 @@ class Consumer:
         )
 
     def _run_group(self) -> None:
+        """Do what the group asks; callbacks run without the lock, so that heartbeats go on."""
         group = self._group
         if group is None:
             return
-        group.polled(now_ms())
-        if group.error is not None:
-            error, group.error = group.error, None
-            raise error
-        while group.events:
-            event = group.events.popleft()
+        while True:
+            with self._engine.lock:
+                self._engine.check()
+                group.polled(now_ms())
+                if group.error is not None:
+                    error, group.error = group.error, None
+                    raise error
+                self._engine.wake()
+                if not group.events:
+                    return
+                event = group.events.popleft()
+                if isinstance(event, Assigned):
+                    self._take_over(event)
             if isinstance(event, GaveUp):
                 self._give_up(group, event)
             else:
-                self._take_over(event)
-        self._engine.wake()
+                self._on_assigned(event.partitions)
 
     def _give_up(self, group: GroupCore, event: GaveUp) -> None:
         if self._auto_commit_ms is not None and not event.is_lost:
             self._commit_quietly(5.0)
-        # Outside the lock's protection of decisions, but in the caller's own thread: the
-        # callback may commit.
         self._on_revoked(event.partitions)
-        self._fetcher.assign(())
-        self._handed_out.clear()
-        self._committed.clear()
-        group.gave_up()
+        with self._engine.lock:
+            self._fetcher.assign(())
+            self._handed_out.clear()
+            self._committed.clear()
+            group.gave_up()
+            self._engine.wake()
 
     def _take_over(self, event: Assigned) -> None:
         self._fetcher.assign(event.partitions)
         for key, committed in event.committed.items():
             self._fetcher.seek(key, committed.offset)
             self._handed_out[key] = self._committed[key] = committed.offset
-        self._on_assigned(event.partitions)
 
     def _note(self, taken: Sequence[ConsumerRecord]) -> None:
         # Positions, not offsets + 1: they also pass over control batches and compacted gaps.
@@ -386,28 +391,32 @@ class Consumer:
     def _commit_quietly(self, timeout: float) -> None:
         """Commit before giving partitions up; a refusal means that others read them again."""
         assert self._group is not None
-        changed = {
-            key: offset for key, offset in self._handed_out.items() if key in self._fetcher.readers
-        }
-        if not changed:
-            return
-        commit = {key: CommittedOffset(offset) for key, offset in changed.items()}
-        pending = self._group.commit(commit, now_ms())
-        self._engine.wake()
-        self._engine.wait_for(lambda: pending.is_done, now_ms() + timeout * 1000)
+        with self._engine.lock:
+            commit = {
+                key: CommittedOffset(offset)
+                for key, offset in self._handed_out.items()
+                if key in self._fetcher.readers
+            }
+            if not commit:
+                return
+            pending = self._group.commit(commit, now_ms())
+            self._engine.wake()
+            self._engine.wait_for(lambda: pending.is_done, now_ms() + timeout * 1000)
 
     def _leave(self, group: GroupCore, *, commit: bool) -> None:
         if commit and self._auto_commit_ms is not None:
             self._commit_quietly(5.0)
-        if self._fetcher.readers:
-            self._on_revoked(tuple(sorted(self._fetcher.readers)))
-            self._fetcher.assign(())
+        held = self.assignment
+        if held:
+            self._on_revoked(held)
         done: list[bool] = []
-        call = group.leave(lambda _response, _error, _now: done.append(True))
-        if call is not None:
-            self._engine.client.submit(call, now_ms())
-            self._engine.wake()
-            self._engine.wait_for(lambda: bool(done), now_ms() + 5_000)
+        with self._engine.lock:
+            self._fetcher.assign(())
+            call = group.leave(lambda _response, _error, _now: done.append(True))
+            if call is not None:
+                self._engine.client.submit(call, now_ms())
+                self._engine.wake()
+                self._engine.wait_for(lambda: bool(done), now_ms() + 5_000)
 
     def _await(self, pending: Pending, timeout: float) -> Any:
         pending.deadline = min(pending.deadline, now_ms() + timeout * 1000)
