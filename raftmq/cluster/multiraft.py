@@ -163,6 +163,8 @@ class MultiRaft:
     def send(self, group: RaftGroupId, message: PeerMessage) -> None:
         """Send a replica's message (`Peers` of every replica here)."""
         to = message.to.node_id
+        if to == self.node_id:
+            return  # this node's earlier storage, which is gone
         if isinstance(message, Heartbeat | HeartbeatReply):
             self._beats.setdefault(to, []).append((group, message))
             return

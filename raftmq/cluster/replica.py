@@ -472,6 +472,7 @@ class Replica(ReplicaView):
             self._prewritten_end = RaftIndex(0)
             self._barriers.fail(NotLeaderError())
         self._in_sync.reset()
+        self._repairer.look()
         self.machine.role_changed(soft)
 
     def _claim(self) -> None:
@@ -522,6 +523,8 @@ class Replica(ReplicaView):
             self.drain()
         if not self.is_leader:
             raise NotLeaderError()
+        if self.core.transferee is not None:
+            raise NotLeaderError("leadership is being handed over")
 
     def _may_take(self, request: AppendRequest) -> bool:
         """Check a request before anything is written; False: let it come again later."""

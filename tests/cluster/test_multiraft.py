@@ -1,0 +1,211 @@
+"""Many groups on one node: one frame of heartbeats, one drain per input, one journal flush."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from jepsen_like.disk import SimDisk
+from jepsen_like.invariants import Invariants
+from jepsen_like.machine import SimMachine
+from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.peer_codec import decode, encode, encode_beats
+from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.replica import Replica, ReplicaConfig
+from raftmq.errors import RemoteProtocolError
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.model import LogConfig
+from raftmq.ports import DiskError
+from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import Heartbeat, HeartbeatReply, VoteRequest
+from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.types import (
+    Buffer,
+    NodeId,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+    StorageId,
+    Term,
+    TopicId,
+)
+from tests.cluster.fake_replica import FakeClock
+
+A, B, C = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+
+
+def group(number: int) -> RaftGroupId:
+    return RaftGroupId(TopicId(UUID(int=number + 1)), number, 1)
+
+
+class Node:
+    """Node A with some groups; nothing leaves it, flushes happen on demand."""
+
+    def __init__(self, groups: int, voters: tuple[ReplicaId, ...] = (A, B, C)) -> None:
+        self.disk = SimDisk(Random(1))
+        self.disk.make_directories("data")
+        self.journal = HardStateJournal.open(self.disk, "data/state.journal")
+        self.sent: list[tuple[NodeId, bytes, bool]] = []
+        self.flushes: list[tuple[FlushJob, Callable[[DiskError | None], None]]] = []
+        self.failures: list[DiskError] = []
+        self.multiraft = MultiRaft(
+            A.node_id,
+            self.journal,
+            send=self._send,
+            request_flush=lambda job, done: self.flushes.append((job, done)),
+            on_journal_failed=self.failures.append,
+        )
+        opening = Opening(
+            node=A,
+            disk=self.disk,
+            journal=self.journal,
+            peers=self.multiraft,
+            clock=FakeClock(),
+            random=Random(2),
+        )
+        for number in range(groups):
+            machine = SimMachine(
+                group(number), Invariants(), lambda _machine: None, lambda _machine, _soft: None
+            )
+            replica = open_replica(
+                opening,
+                group(number),
+                f"data/{number}",
+                initial=Configuration(voters),
+                machine=machine,
+                log_config=LogConfig(),
+                config=ReplicaConfig(),
+            )
+            machine.attach(replica)
+            self.multiraft.register(replica)
+
+    def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
+        self.sent.append((node_id, b"".join(frame), is_heartbeat))
+        return True
+
+    def replica(self, number: int) -> Replica:
+        return self.multiraft.replicas[group(number)]
+
+    def flush(self) -> None:
+        while self.flushes:
+            job, done = self.flushes.pop(0)
+            job.run()
+            done(None)
+
+    def hear_leader(self, leader: ReplicaId, term: int = 1) -> None:
+        beats: list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]] = [
+            (g, Heartbeat(Term(term), leader, A, RaftIndex(0), 1)) for g in self.multiraft.replicas
+        ]
+        frame = encode_beats(leader.node_id, A.node_id, beats)
+        self.multiraft.deliver(leader.node_id, b"".join(frame))
+
+
+def test_heartbeat_replies_of_all_groups_leave_in_one_urgent_frame() -> None:
+    node = Node(50)
+    node.flush()
+    node.hear_leader(B)
+    [(to, frame, is_heartbeat)] = node.sent
+    assert to == B.node_id
+    assert is_heartbeat
+    replies = decode(frame)
+    assert len(replies) == 50
+    assert all(isinstance(message, HeartbeatReply) for _, message in replies)
+
+
+def test_a_thousand_votes_are_one_flush_and_none_leaves_before_it() -> None:
+    node = Node(100)
+    node.flush()
+    with node.multiraft.batch():
+        for number in range(100):
+            request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+            node.multiraft.deliver(C.node_id, b"".join(encode(group(number), request)))
+    assert len(node.flushes) == 1
+    assert node.sent == []
+    node.flush()
+    assert len(node.sent) == 100
+
+
+def test_a_vote_written_while_the_journal_is_flushed_waits_for_the_next_flush() -> None:
+    node = Node(2)
+    node.flush()
+    for number in range(2):
+        request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+        node.multiraft.deliver(C.node_id, b"".join(encode(group(number), request)))
+    assert len(node.flushes) == 1
+    job, done = node.flushes.pop()
+    job.run()
+    done(None)
+    assert len(node.sent) == 1
+    node.flush()
+    assert len(node.sent) == 2
+
+
+def test_a_group_of_one_commits_only_what_it_flushed() -> None:
+    node = Node(1, voters=(A,))
+    for _ in range(30):
+        node.multiraft.tick()
+    replica = node.replica(0)
+    assert replica.is_leader
+    assert not replica.is_writable
+    node.flush()
+    assert replica.is_writable
+    batch = build_batch([NewRecord(None, b"v")] * 3)
+    assert replica.append(batch, parse_header(batch)) == 0
+    assert replica.high_watermark == 0
+    node.flush()
+    assert replica.high_watermark == 3
+
+
+def test_a_node_cannot_speak_for_another() -> None:
+    node = Node(1)
+    request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+    with pytest.raises(RemoteProtocolError, match="speaks as"):
+        node.multiraft.deliver(B.node_id, b"".join(encode(group(0), request)))
+    assert node.replica(0).core.term == 0
+
+
+def test_messages_of_unknown_groups_are_ignored() -> None:
+    node = Node(1)
+    node.flush()
+    request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+    node.multiraft.deliver(C.node_id, b"".join(encode(group(9), request)))
+    assert node.sent == []
+
+
+def test_a_failed_journal_flush_stops_every_replica() -> None:
+    node = Node(3)
+    node.flush()
+    request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+    node.multiraft.deliver(C.node_id, b"".join(encode(group(0), request)))
+    _, done = node.flushes.pop()
+    done(DiskError("broken"))
+    assert [str(failure) for failure in node.failures] == ["broken"]
+    assert all(replica.failure for replica in node.multiraft.replicas.values())
+    assert node.sent == []
+
+
+def test_a_failed_log_flush_stops_that_replica_alone() -> None:
+    node = Node(2, voters=(A,))
+    for _ in range(30):
+        node.multiraft.tick()
+    logs = [(job, done) for job, done in node.flushes if not job.sequence]
+    assert len(logs) == 2
+    logs[0][1](DiskError("broken"))
+    assert node.replica(0).failure is not None
+    assert node.replica(1).failure is None
+    assert node.failures == []
+
+
+def test_a_replica_that_left_hears_nothing_more() -> None:
+    node = Node(2, voters=(A,))
+    for _ in range(30):
+        node.multiraft.tick()
+    gone = node.multiraft.unregister(group(0))
+    assert gone is not None
+    node.flush()
+    assert not gone.is_writable
+    assert node.replica(1).is_writable

@@ -1,0 +1,315 @@
+"""The replica engine under one fault at a time: disks that fill, fail, rot or vanish."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from raftmq.cluster.peer_messages import WrongReplica
+from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
+from raftmq.log.model import DamagedError
+from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat
+from raftmq.records import NewRecord, build_batch, stamp
+from raftmq.types import Offset, RaftIndex, ReplicaId, StorageId
+from tests.cluster.sim_cluster import SimCluster
+
+DAY_MS = 86_400_000
+
+
+class TestAppending:
+    def test_offsets_begin_at_0_and_an_election_takes_none(self) -> None:
+        cluster = SimCluster()
+        assert cluster.append() == 0
+        assert cluster.append(count=3) == 1
+        cluster.settle()
+        leader = cluster.leader
+        leader.crash()
+        cluster.until(lambda: bool(cluster.leaders()))
+        assert cluster.append() == 4
+
+    def test_only_a_leader_appends(self) -> None:
+        cluster = SimCluster()
+        with pytest.raises(NotLeaderError):
+            cluster.append(cluster.followers()[0])
+
+    def test_a_full_disk_refuses_the_append_and_nothing_else(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        leader = cluster.leader
+        leader.disk.capacity_bytes = leader.disk.used_bytes() + 20
+        end = cluster.replica(leader).log.end_index
+        with pytest.raises(StorageError):
+            cluster.append(size=500)
+        assert cluster.replica(leader).failure is None
+        assert cluster.replica(leader).log.end_index == cluster.replica(leader).core.log_end == end
+        leader.disk.capacity_bytes = None
+        cluster.commit(3)
+        cluster.settle()
+
+    def test_a_follower_with_a_full_disk_catches_up_when_there_is_room(self) -> None:
+        cluster = SimCluster()
+        follower = cluster.followers()[0]
+        follower.disk.capacity_bytes = follower.disk.used_bytes() + 20
+        cluster.commit(10, size=300)
+        cluster.run(500)
+        assert cluster.replica(follower).failure is None
+        assert cluster.replica(follower).log_end_offset < 10
+        follower.disk.capacity_bytes = None
+        cluster.settle()
+        assert cluster.replica(follower).log_end_offset == 10
+
+    def test_a_failed_flush_stops_the_replica_for_good(self) -> None:
+        cluster = SimCluster()
+        follower = cluster.followers()[0]
+        replica = cluster.replica(follower)
+        follower.disk.fail_when(lambda verb, path: verb == "fdatasync" and path.endswith(".log"))
+        cluster.append()
+        cluster.until(lambda: replica.failure is not None, 100)
+        assert "flush failed" in str(replica.failure)
+        assert not replica.is_leader
+        assert replica.flush_job() is None
+        follower.disk.fail_when(None)
+        cluster.settle()  # the supervisor started the node again
+
+    def test_a_failed_journal_stops_the_node(self) -> None:
+        cluster = SimCluster()
+        follower = cluster.followers()[0]
+        incarnation = follower.incarnation
+        follower.disk.fail_when(lambda verb, path: verb == "fdatasync" and "journal" in path)
+        cluster.leader.crash()
+        cluster.until(lambda: follower.incarnation != incarnation)
+        assert not follower.is_up
+
+    def test_damaged_batches_from_a_peer_are_refused_before_they_are_written(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        leader, follower = (
+            cluster.replica(cluster.leader),
+            cluster.replica(cluster.followers()[0]),
+        )
+        end = follower.log.end_index
+        batch = build_batch([NewRecord(None, b"v")])
+        stamp(batch, follower.log_end_offset, leader.leader_epoch)
+        batch[-1] ^= 1
+        term = leader.core.term
+        entry = Entry(end, RaftIndex(end + 1), term, EntryKind.BATCH, batch)
+        request = AppendRequest(
+            term, leader.self_id, follower.self_id, end, term, RaftIndex(0), (entry,)
+        )
+        with pytest.raises(RemoteProtocolError, match="damaged batch"):
+            follower.step(request)
+        batch[-1] ^= 1
+        wide = attrs.evolve(entry, end=RaftIndex(end + 2))
+        with pytest.raises(RemoteProtocolError, match="wrong place"):
+            follower.step(attrs.evolve(request, entries=(wide,)))
+        assert follower.log.end_index == end
+
+
+class TestIdentity:
+    def test_a_message_for_another_storage_is_only_answered(self) -> None:
+        cluster = SimCluster()
+        leader, follower = (
+            cluster.replica(cluster.leader),
+            cluster.replica(cluster.followers()[0]),
+        )
+        said: list[object] = []
+        follower._peers = type("P", (), {"send": lambda _self, _group, m: said.append(m)})()  # type: ignore[assignment]
+        other = ReplicaId(follower.self_id.node_id, StorageId(12345))
+        term = follower.core.term + 5
+        follower.step(Heartbeat(term, leader.self_id, other, RaftIndex(0), 1))  # type: ignore[arg-type]
+        assert said == [WrongReplica(term, follower.self_id, leader.self_id)]  # type: ignore[arg-type]
+        assert follower.core.term < term
+
+    @pytest.mark.parametrize("loss", ["all", "folder", "journal"])
+    def test_a_node_that_lost_storage_is_readmitted_as_another(self, loss: str) -> None:
+        cluster = SimCluster()
+        cluster.commit(5)
+        node = cluster.followers()[0]
+        before = cluster.replica(node).self_id
+        if loss == "all":
+            node.wipe()
+        elif loss == "folder":
+            node.lose_folder(0)
+        else:
+            node.crash()
+            node._last.clear()
+            node.disk.overwrite("data/state.journal", b"\xff" * 600)
+        node.start()
+        after = cluster.replica(node).self_id
+        assert after.node_id == before.node_id
+        assert after != before
+        cluster.commit(3)
+        cluster.until(cluster.world.is_whole)
+        voters = cluster.replica(cluster.leader).voters
+        assert len(voters) == 3
+        assert after in voters
+        cluster.settle()
+
+    def test_a_lost_majority_elects_nobody(self) -> None:
+        cluster = SimCluster()
+        cluster.commit(5)
+        lost = cluster.nodes[:2]
+        for node in lost:
+            node.wipe()
+        for node in lost:
+            node.start()
+        cluster.run(4_000)
+        assert not cluster.leaders()
+
+
+class TestDamage:
+    def test_a_follower_repairs_flushed_bytes_from_its_peers(self) -> None:
+        cluster = SimCluster(segment_bytes=400)
+        cluster.commit(20, size=50)
+        node = cluster.followers()[0]
+        sound = cluster.replica(node)
+        start = sound.log.locate(Offset(3), 1, Offset(10))[0]
+        path, position = start.file.path, start.position
+        node.crash()
+        node.disk.flip(path, position + 70)
+        node.start()
+        cluster.until(lambda: bool(cluster.replica(node).damaged()))
+        with pytest.raises(DamagedError):
+            cluster.replica(node).log.locate(Offset(3), 1, Offset(10))
+        cluster.until(lambda: not cluster.replica(node).damaged())
+        assert cluster.replica(node).log.locate(Offset(3), 1, Offset(10))
+        cluster.commit(2)
+        cluster.settle()
+
+    def test_a_leader_repairs_itself_and_goes_on(self) -> None:
+        cluster = SimCluster(segment_bytes=400)
+        cluster.commit(20, size=50)
+        node = cluster.leader
+        replica = cluster.replica(node)
+        span = replica.log.locate(Offset(3), 1, Offset(10))[0]
+        node.disk.flip(span.file.path, span.position + 70)
+        cluster.until(lambda: bool(replica.damaged()))
+        cluster.commit(2)
+        cluster.until(lambda: not replica.damaged())
+        assert replica.is_leader
+        cluster.settle()
+
+
+class TestLogStart:
+    def test_moves_on_every_replica_and_survives_a_restart(self) -> None:
+        cluster = SimCluster(segment_bytes=300)
+        cluster.commit(10, size=50)
+        cluster.replica(cluster.leader).move_log_start(Offset(6))
+        cluster.until(lambda: all(cluster.replica(n).log_start_offset == 6 for n in cluster.nodes))
+        node = cluster.followers()[0]
+        node.crash()
+        node.start()
+        assert cluster.replica(node).log_start_offset == 6
+        cluster.commit(3)
+        cluster.settle()
+
+    def test_a_follower_behind_it_begins_anew_there(self) -> None:
+        cluster = SimCluster(segment_bytes=300)
+        cluster.commit(3)
+        node = cluster.followers()[0]
+        node.crash()
+        cluster.commit(10, size=50)
+        leader = cluster.replica(cluster.leader)
+        leader.move_log_start(Offset(9))
+        cluster.until(lambda: leader.log_start_offset == 9)
+        node.start()
+        cluster.settle()
+        assert cluster.replica(node).log_start_offset == 9
+
+    def test_only_what_is_committed_may_go(self) -> None:
+        cluster = SimCluster()
+        cluster.append()
+        with pytest.raises(AssertionError, match="only committed"):
+            cluster.replica(cluster.leader).move_log_start(Offset(1))
+
+
+class TestRetention:
+    def retain(self, cluster: SimCluster, skews_ms: list[float]) -> Offset:
+        """Two segments of old records; retention with these clocks of the three nodes."""
+        for node, skew_ms in zip(cluster.nodes, skews_ms, strict=True):
+            node.clock._skew_ms = skew_ms
+        cluster.commit(20, size=50)
+        cluster.run(500)  # replies bring the followers' clocks
+        leader = cluster.replica(cluster.leader)
+        leader.retain(leader.high_watermark)
+        cluster.run(500)
+        return leader.log_start_offset
+
+    def test_a_minority_that_is_far_ahead_deletes_nothing(self) -> None:
+        for ahead in range(3):
+            cluster = SimCluster(segment_bytes=400)
+            skews = [0.0, 0.0, 0.0]
+            skews[ahead] = 30.0 * DAY_MS
+            assert self.retain(cluster, skews) == 0
+
+    def test_what_a_majority_finds_old_goes(self) -> None:
+        cluster = SimCluster(segment_bytes=400)
+        assert self.retain(cluster, [30.0 * DAY_MS, 0.0, 30.0 * DAY_MS]) > 0
+
+
+class TestInSync:
+    def test_a_follower_that_is_cut_off_leaves_and_comes_back(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        leader = cluster.replica(cluster.leader)
+        node = cluster.followers()[0]
+        identity = cluster.replica(node).self_id
+        cluster.until(lambda: len(leader.in_sync_replicas()) == 3)
+        cluster.isolate(node)
+        cluster.until(lambda: identity not in leader.in_sync_replicas())
+        assert len(leader.in_sync_replicas()) == 2
+        cluster.mend()
+        cluster.until(lambda: identity in leader.in_sync_replicas())
+
+    def test_only_a_leader_knows(self) -> None:
+        cluster = SimCluster()
+        assert cluster.replica(cluster.followers()[0]).in_sync_replicas() == ()
+
+
+class TestReadBarrier:
+    def test_covers_what_was_committed_before(self) -> None:
+        cluster = SimCluster()
+        cluster.commit(3)
+        leader = cluster.replica(cluster.leader)
+        promise = leader.read_barrier()
+        cluster.until(lambda: promise.is_done)
+        assert promise.result() >= 4
+
+    def test_is_refused_by_followers(self) -> None:
+        cluster = SimCluster()
+        promise = cluster.replica(cluster.followers()[0]).read_barrier()
+        assert isinstance(promise.error, NotLeaderError)
+
+    def test_a_deposed_leader_cannot_keep_it(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        node = cluster.leader
+        cluster.isolate(node)
+        promise = cluster.replica(node).read_barrier()
+        cluster.until(lambda: promise.is_done)
+        assert isinstance(promise.error, NotLeaderError)
+
+
+class TestLeadership:
+    def test_is_handed_over(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        target = cluster.followers()[0]
+        assert cluster.replica(cluster.leader).transfer_leadership(target.node_id)
+        with pytest.raises(NotLeaderError):
+            cluster.append(cluster.world.leaders(cluster.group)[0])
+        cluster.until(lambda: [n.node_id for n in cluster.leaders()] == [target.node_id], 1_000)
+
+    def test_a_lost_connection_is_a_hint_to_stand_at_once(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        leader, others = cluster.leader, cluster.followers()
+        leader.crash()
+        cluster.run(5)  # what it sent last arrives before its connections end
+        crashed_ms = cluster.world.now_ms
+        for node in others:
+            assert node.multiraft is not None
+            node.multiraft.peer_lost(leader.node_id)
+        cluster.until(lambda: bool(cluster.leaders()))
+        # The timeout alone is at least election_ticks * tick_ms = 200 ms.
+        assert cluster.world.now_ms - crashed_ms < 150
