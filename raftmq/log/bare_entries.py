@@ -312,11 +312,13 @@ class BareEntries:
         return end + self._reserve_bytes
 
     def clear(self, log_start: LogStart) -> None:
-        """Drop everything and begin at `log_start`; durable on return."""
+        """Drop everything and begin at `log_start`; durable on return, and needs no room."""
         self.dropped += len(self.entries)
         self.entries, self.indexes, self.offsets, self._positions = [], [], [], []
+        self._end = 0
         self.rebase(log_start)
-        self.compact(now=True)
+        self.wipe_tail()
+        self._reserve()
 
     def close(self) -> None:
         """Let go of the file; a flush job under way keeps it open."""

@@ -202,7 +202,7 @@ class LogStartFile:
         if local is None:
             raise UnusableLogError(f"{self._path}: both copies are damaged")
         if data != local.encode():
-            self.replace(local)  # one copy was damaged
+            self.finish(local)  # one copy was damaged
         return local
 
     def replace(self, local: LocalStart) -> None:
@@ -221,3 +221,21 @@ class LogStartFile:
             file.close()
         self._disk.rename(temporary, self._path)
         self._disk.sync_directory(self._folder)
+
+    def finish(self, local: LocalStart) -> None:
+        """Note that the pending change is done: in place, since the disk may be full.
+
+        One copy after the other, so that one is sound at every moment. Durable on return.
+
+        Raises:
+            DiskError: the change may count as pending still.
+        """
+        data = local.encode()
+        half = len(data) // 2
+        file = self._disk.open(self._path)
+        try:
+            for at in (0, half):
+                file.pwrite(data[at : at + half], at)
+                file.fdatasync()
+        finally:
+            file.close()

@@ -143,7 +143,7 @@ class _Recovery:
 
     def _clear_pending(self, what: str) -> None:
         self._local = evolve(self._local, pending=Pending.NOTHING)
-        self._start_file.replace(self._local)
+        self._start_file.finish(self._local)
         self._report.finished = what
 
     # --- bare entries -----------------------------------------------------------------------

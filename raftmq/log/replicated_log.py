@@ -383,7 +383,7 @@ class ReplicatedLog(ReadableLog):
             if cuts_bare:
                 self._bare.truncate(end)
             if cuts_segments:
-                self._start_file.replace(LocalStart(self.log_start))
+                self._start_file.finish(LocalStart(self.log_start, end))
         count = self._bare.dropped + len(self._bare.entries)
         self._synced_offset = min(self._synced_offset, offset)
         self._flushed_bare = min(self._flushed_bare, count)
@@ -471,7 +471,7 @@ class ReplicatedLog(ReadableLog):
             self._segments.clear(log_start.base_offset)
             self._bare.clear(log_start)
             self._disk.sync_directory(self.folder)
-            self._start_file.replace(LocalStart(log_start))
+            self._start_file.finish(LocalStart(log_start, log_start.index))
         self._synced_offset = log_start.base_offset
         self._flushed_bare = self._bare.dropped
         self._recount()

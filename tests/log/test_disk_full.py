@@ -7,6 +7,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
+from raftmq.log.log_start import LogStartFile
 from raftmq.log.model import LogConfig
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.types import Offset, RaftIndex
@@ -156,6 +157,49 @@ def test_other_steps_leave_things_as_they_were() -> None:
         log.truncate_to(RaftIndex(11))
     assert len(all_entries(log)) == 21
     assert open_log(disk, claimed=log.flushed_end).end_index == 41
+
+
+def test_a_change_that_was_begun_needs_no_more_room() -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    disk.capacity_bytes = disk.used_bytes() + 1024
+    log.truncate_to(RaftIndex(11))
+    disk.capacity_bytes = disk.used_bytes() + 1024
+    log.reset_to(attrs.evolve(log.start_at(Offset(8)), state=b""))
+    assert log.end_index == 9
+    assert open_log(disk, claimed=9).recovery.finished == ""
+
+
+def test_dead_bare_entries_stay_when_there_is_no_room_to_rewrite() -> None:
+    disk = sim_disk()
+    log = open_log(disk, BIG)
+    for epoch in range(1, 120):
+        elect(log, epoch)
+    append(log, 119)
+    flush(log)
+    size = disk.files()[f"{log.folder}/bare.entries"]
+    disk.capacity_bytes = disk.used_bytes() + 1024
+    log.move_start(log.start_at(Offset(1)))
+    assert disk.files()[f"{log.folder}/bare.entries"] == size
+    assert log.log_start_offset == 1
+    assert open_log(disk, BIG, claimed=120).end_index == 120
+    assert disk.list(log.folder)[-1] == "log-start"
+
+
+def test_a_full_disk_in_the_middle_of_a_change_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Had it gone on, the next start would have carried the truncation out once more."""
+    disk = sim_disk()
+    log = filled(disk, 20)
+
+    def refuse(_self: LogStartFile, _local: object) -> None:
+        raise DiskFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogStartFile, "finish", refuse)
+        with pytest.raises(DiskError) as caught:
+            log.truncate_to(RaftIndex(11))
+        assert not isinstance(caught.value, DiskFullError)
+    assert open_log(disk, claimed=11).recovery.finished == "truncation"
 
 
 def test_a_failed_flush_never_completes() -> None:
