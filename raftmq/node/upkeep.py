@@ -15,7 +15,7 @@ from raftmq.cluster.replica import Replica
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, DiskFullError
 from raftmq.types import METADATA_GROUP, RaftGroupId
 
 logger = structlog.get_logger("raftmq.upkeep")
@@ -54,7 +54,21 @@ async def _watch_forever(plane: DataPlane) -> None:
 async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
     while True:
         await trio.sleep(plane.config.retention_check_ms / 1e3)
+        for replica in partitions.replicas():
+            _close_aged_segment(replica, plane.clock.wall_ms())
         partitions.retain()
+
+
+def _close_aged_segment(replica: Replica, now_ms: int) -> None:
+    """An idle log closes its old segment too; retention never takes the one that is open."""
+    if replica.failure is not None:
+        return
+    try:
+        replica.log.roll_if_aged(now_ms)
+    except DiskFullError:
+        return  # it is tried again at the next check
+    except DiskError as error:
+        replica.fail(f"could not begin a segment: {error}")
 
 
 async def _scrub_forever(plane: DataPlane) -> None:
