@@ -55,7 +55,7 @@ from raftmq.cluster.topic_validation import (
     plan_partitions,
     plan_topic,
 )
-from raftmq.errors import ErrorCode, KafkaError, RequestTimedOutError
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
@@ -195,19 +195,6 @@ class Controller:
         deadline_ms = now_ms + max(1, request.timeout_ms)
         self._calls.append(_Call(request, promise, deadline_ms))
         self._plan_next()
-        return promise
-
-    def applied_everywhere(self, version: int, timeout_ms: float) -> Promise[None]:
-        """Kept when every live broker has applied `version`; fails with REQUEST_TIMED_OUT."""
-        promise: Promise[None] = Promise()
-
-        def done(is_known: bool, _is_led: bool) -> None:
-            if is_known:
-                promise.resolve(None)
-            else:
-                promise.fail(RequestTimedOutError("not every broker has applied the change"))
-
-        self._wait(version, (), self._clock.monotonic_ms() + timeout_ms, done)
         return promise
 
     # ---- office ----

@@ -435,17 +435,6 @@ def test_a_call_without_any_controller_times_out() -> None:
     assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_applied_everywhere() -> None:
-    cluster = _formed()
-    controller = cluster.nodes[1].control.controller
-    version = cluster.nodes[1].engine.image.structure_version
-    kept = controller.applied_everywhere(version, 500)
-    broken = controller.applied_everywhere(version + 50, 500)
-    cluster.run(600)
-    assert kept.error is None
-    assert isinstance(broken.error, KafkaError)
-
-
 def test_voters_that_a_leader_states_are_recorded() -> None:
     cluster = _formed()
     [outcome] = _create(cluster, NewTopic(name="a", replication_factor=2, partitions=1))

@@ -62,7 +62,9 @@ def test_leader_and_controller_in_one_killed(cluster: Cluster) -> None:
     partitions = 3
     create_topic(cluster.bootstrap, "t", partitions, min_insync_replicas="2")
     chosen = controller_id(cluster)
-    assert chosen in leaders(cluster.bootstrap, "t").values(), "leaders are spread over all"
+    wait_until(
+        lambda: chosen in leaders(cluster.bootstrap, "t").values(), 20, "leaders spread over all"
+    )
     with Load(cluster.bootstrap, "t", partitions) as load:
         load.wait_for(500)
         cluster[chosen].kill()
