@@ -7,12 +7,14 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
 import trio.testing
 from attrs import define, field
 
+from jepsen_like.disk import SimDisk
 from raftmq.adapters.disk import RealDisk
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import FileSpan
@@ -351,3 +353,53 @@ async def test_large_frames_queue_for_node_memory() -> None:
         assert broker.sizes == [200_000, 100_000]
         broker.settle(2)
         assert await client.receive_ids(1) == [2]
+
+
+async def test_cold_bytes_are_read_ahead_by_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * 10_000
+    path = tmp_path / "segment"
+    path.write_bytes(content)
+    file = RealDisk().open(str(path))
+    asked: set[tuple[int, int]] = set()
+
+    def is_warm(_file: object, position: int, size: int) -> bool:
+        was_asked = (position, size) in asked
+        asked.add((position, size))
+        return was_asked
+
+    monkeypatch.setattr("raftmq.server.replies.is_warm", is_warm)
+    pieces = (b"(", FileSpan(file, 0, 2_000_000), b")", FileSpan(file, 100, 50), b"!")
+    expected = b"(" + content[:2_000_000] + b")" + content[100:150] + b"!"
+    broker = FakeBroker(answer=lambda i: (reply(i), *pieces))
+    async with connected(broker) as client:
+        await client.send(request(1))
+        assert await client.receive(8) == reply(1)
+        assert await client.receive(len(expected)) == expected
+        assert client.shared.metrics.read_aheads >= 3
+    file.close()
+
+
+async def test_files_without_a_descriptor_are_read() -> None:
+    disk = SimDisk(Random(1))
+    disk.make_directories("d")
+    file = disk.open("d/f", create=True)
+    content = bytes(range(256)) * 1000
+    file.pwrite(content, 0)
+    span = FileSpan(file, 10, 200_000)
+    broker = FakeBroker(answer=lambda i: (reply(i), span))
+    async with connected(broker) as client:
+        await client.send(request(1))
+        assert await client.receive(8) == reply(1)
+        assert await client.receive(span.size) == content[10:200_010]
+
+
+async def test_a_failed_answer_ends_the_connection() -> None:
+    broker = FakeBroker(parks=lambda _id: True)
+    async with connected(broker) as client:
+        await client.send(request(1) + request(2))
+        await trio.testing.wait_all_tasks_blocked()
+        broker.slots.pop(2).fail()
+        with trio.fail_after(5):
+            await client.is_served.wait()
