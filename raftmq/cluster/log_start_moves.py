@@ -80,15 +80,15 @@ class LogStartMoves:
             return
         if any(start < target for start, _ in log.damaged):
             raise DamagedError(*log.damaged[0])
-        start = log.start_at(target)
-        index = start.index
-        assert index <= replica.commit_end, "only a committed prefix may be dropped"
-        log_start = attrs.evolve(
-            start,
-            configuration=replica.core.configurations.committed(index)[1].encode(),
-            state=replica.machine.state_at(start.base_offset, index),
-        )
         try:
+            start = log.start_at(target)
+            index = start.index
+            assert index <= replica.commit_end, "only a committed prefix may be dropped"
+            log_start = attrs.evolve(
+                start,
+                configuration=replica.core.configurations.committed(index)[1].encode(),
+                state=replica.machine.state_at(start.base_offset, index),
+            )
             log.move_start(log_start)
         except DiskFullError:
             return  # the next move goes further; nobody needs what lies below a start

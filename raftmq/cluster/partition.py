@@ -238,7 +238,7 @@ class Partition:
         try:
             header = check_produced_batch(check_batches(records), settings, now_ms)
             if header.producer_id >= 0:
-                verdict = self._producers.table.check(header)
+                verdict = self._producers.current().check(header)
                 if isinstance(verdict, Duplicate):
                     return self._acknowledge_duplicate(verdict, acks, timeout_ms)
             batch, header = prepare(records, header, settings, now_ms)

@@ -4,7 +4,8 @@
 a truncation, to any offset for a log start. Checkpoints at committed offsets bound how much of the
 log is read again for that.
 
-Invariant: between two calls the table is exactly what the batches of the log say.
+Invariant: the table given out is exactly what the batches of the log say; while damage hides some
+of them there is none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, Protocol
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import ProducerStateTable
 from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError
 from raftmq.records import BatchHeader
 from raftmq.types import Offset
 
@@ -39,6 +41,8 @@ class PartitionProducers:
 
     def __init__(self, checkpoints: ProducerCheckpoints) -> None:
         self.table = ProducerStateTable()
+        """What `current` gives; without what damage hides, while there is damage."""
+        self._is_hidden = False
         self._checkpoints = checkpoints
         self._log: HeaderLog | None = None
         self._batches_since = 0
@@ -48,10 +52,24 @@ class PartitionProducers:
         """Catch up with an opened log."""
         self._log = log
         self._checkpoints.load()
-        self.table = self._at(log.log_end_offset)
+        self._replay()
+
+    def current(self) -> ProducerStateTable:
+        """The table, exact.
+
+        Raises:
+            DamagedError: a part of the log that is not repaired yet hides it.
+        """
+        if self._is_hidden:
+            assert self._log is not None
+            self.table = self._at(self._log.log_end_offset)
+            self._is_hidden = False
+        return self.table
 
     def appended(self, header: BatchHeader) -> None:
         """A batch was written at the log's end."""
+        if self._is_hidden:
+            return  # it is read back with the others
         self.table.append(header)
         self._batches_since += 1
         if self._batches_since < CHECKPOINT_BATCHES:
@@ -63,9 +81,8 @@ class PartitionProducers:
     def truncated(self) -> None:
         """The log's end moved back."""
         assert self._log is not None
-        end = self._log.log_end_offset
-        self.table = self._at(end)
-        if self._planned is not None and self._planned[0] > end:
+        self._replay()
+        if self._planned is not None and self._planned[0] > self._log.log_end_offset:
             self._planned = None
 
     def committed(self, high_watermark: Offset) -> None:
@@ -83,7 +100,15 @@ class PartitionProducers:
     def restore(self, log_start: LogStart) -> None:
         """Begin anew at a log start."""
         self.table = ProducerStateTable.decode(log_start.state)
+        self._is_hidden = False
         self._planned = None
+
+    def _replay(self) -> None:
+        self._is_hidden = True
+        try:
+            self.current()
+        except DamagedError:
+            return  # repaired before this replica may lead; whoever asks looks again
 
     def _at(self, end: Offset) -> ProducerStateTable:
         assert self._log is not None

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from raftmq.cluster.journal_place import JournalFailedError
 from raftmq.cluster.replica import Peers, Replica, ReplicaConfig, StateMachine
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
-from raftmq.ports import Buggify, Clock, Disk, Random, never
+from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, never
 from raftmq.raft.membership import Configuration
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, RaftIndex, ReplicaId, StorageId
 
@@ -63,6 +64,7 @@ def open_replica(
     was lost or damaged is told by `replica.log.recovery` and `replica.log.damaged`.
 
     Raises:
+        JournalFailedError: the node cannot go on.
         DiskError: the disk failed; nothing was promised.
     """
     journal = opening.journal
@@ -75,15 +77,18 @@ def open_replica(
             log = _open_log(opening, folder, log_config, claimed, initial)
         except UnusableLogError:
             is_lost = True
-            opening.disk.rename(folder, f"{folder}.unusable-{opening.random.getrandbits(32):08x}")
+            _set_aside(opening, folder)
     identity = opening.node
     if is_lost:
         # Named by no configuration, so it cannot vote; the leader learns of it by its answers.
         identity = ReplicaId(identity.node_id, StorageId(opening.random.getrandbits(63) | 1))
-        journal.put(group, GroupState(bootstrapped=identity.storage_id))
         # Before the new log: a folder that is no longer empty must not look like the old one's.
-        journal.flush_now()
-        log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
+        _bootstrap(journal, group, identity)
+        try:
+            log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
+        except UnusableLogError:
+            _set_aside(opening, folder)
+            log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
     elif state is not None and state.bootstrapped is not None:
         identity = ReplicaId(identity.node_id, state.bootstrapped)
     assert log is not None
@@ -102,6 +107,18 @@ def open_replica(
     if not is_lost:
         replica.keep_claims()
     return replica
+
+
+def _bootstrap(journal: HardStateJournal, group: RaftGroupId, identity: ReplicaId) -> None:
+    try:
+        journal.put(group, GroupState(bootstrapped=identity.storage_id))
+        journal.flush_now()
+    except DiskError as error:
+        raise JournalFailedError(f"journal write failed: {error}") from error
+
+
+def _set_aside(opening: Opening, folder: str) -> None:
+    opening.disk.rename(folder, f"{folder}.unusable-{opening.random.getrandbits(32):08x}")
 
 
 def _open_log(

@@ -222,7 +222,10 @@ class Replica(ReplicaView):
             return False
         for voter in self.voters:
             if voter.node_id == node_id and voter != self.self_id:
-                self.core.transfer_leadership(voter)
+                try:
+                    self.core.transfer_leadership(voter)
+                except KafkaError:
+                    return False  # damaged there, say
                 self.on_touched(self)
                 return True
         return False
@@ -372,6 +375,7 @@ class Replica(ReplicaView):
     def _start(self) -> None:
         """Tell the machine, which knows its replica by now, what was committed before."""
         self._has_started = True
+        self._repairer.look()  # the machine may have met damage that recovery need not read
         self.machine.committed(self.high_watermark, self._commit_end)
         self._moves.fulfil(self._commit_end)
 

@@ -16,6 +16,7 @@ import trio
 
 from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.journal_place import JournalFailedError
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_registry import PartitionRegistry
@@ -33,7 +34,7 @@ from raftmq.cluster.reconciler import (
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.topic_configs import effective_topic_configs
-from raftmq.errors import KafkaError
+from raftmq.errors import KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
@@ -144,10 +145,11 @@ class Partitions:
                 self._configure(action)
             elif isinstance(action, Quarantine):
                 self._quarantine(action)
-        except DiskError as error:
+        except JournalFailedError as error:
+            self._plane.fail(f"the journal of hard states cannot be written: {error}")
+        except (DiskError, RaftmqError) as error:
+            # One partition that cannot be opened must not take the node's others with it.
             logger.error("partition action failed", action=str(action), error=str(error))
-            if self._plane.journal.damaged:
-                self._plane.fail(f"the journal cannot be written: {error}")
 
     async def _start(self, action: StartReplica) -> None:
         if action.group in self._replicas:

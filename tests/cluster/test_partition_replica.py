@@ -87,6 +87,8 @@ class Node:
         )
         self.partition.attach(replica)
         self.multiraft.register(replica)
+        self.replica = replica
+        self.journal = journal
 
     def flush(self) -> None:
         """Let all flushes finish, also those that they cause."""
@@ -253,3 +255,63 @@ def test_closing_fails_what_waits() -> None:
     node.partition.close()
     assert promise.result().code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     node.flush()
+
+
+def stopped(node: Node) -> SimDisk:
+    """Stop the node cleanly, so that its journal claims all that it flushed."""
+    for _ in range(ReplicaConfig().election_ticks):
+        node.multiraft.tick()
+    for replica in node.multiraft.replicas.values():
+        replica.log.close()
+    node.journal.close()
+    return node.disk
+
+
+def test_damage_hides_producers_until_it_is_repaired() -> None:
+    node = started()
+    for sequence in range(6):
+        node.produce(batch(sequence))
+        node.flush()
+    [path] = [path for path in node.disk.files() if path.endswith(".log")]
+    sound = node.disk.content(path)
+    disk = stopped(node)
+    disk.flip(path, len(sound) * 2 // 3)
+    again = Node(disk, FakeClock())
+    log = again.replica.log
+    [(start, end)] = log.damaged
+    for _ in range(100):
+        again.multiraft.tick()
+        again.flush()
+    assert not again.partition.is_leader, "it may not lead before it is repaired"
+    size = len(sound) // 6
+    log.repair(start, [sound[size * i : size * (i + 1)] for i in range(start, end)])
+    again.elect()
+    assert again.produce(batch(5)).result().base_offset == 5
+    assert again.produce(batch(6), acks=1).result().base_offset == 6
+
+
+def test_a_damaged_journal_costs_the_identity() -> None:
+    node = started()
+    node.produce(batch(0))
+    node.flush()
+    disk = stopped(node)
+    disk.flip("data/state.journal", 512)
+    again = Node(disk, FakeClock())
+    assert again.replica.self_id.node_id == SELF.node_id
+    assert again.replica.self_id != SELF, "it may have voted for anybody"
+    for _ in range(100):
+        again.multiraft.tick()
+        again.flush()
+    assert not again.partition.is_leader
+    once_more = Node(stopped(again), FakeClock())
+    assert once_more.replica.self_id == again.replica.self_id
+
+
+def test_a_damaged_journal_and_an_unusable_log() -> None:
+    node = started()
+    disk = stopped(node)
+    disk.flip("data/state.journal", 512)
+    disk.remove("data/t/log-start")
+    again = Node(disk, FakeClock())
+    assert again.replica.self_id != SELF
+    assert again.replica.log.end_index == 0
