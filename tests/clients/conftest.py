@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -27,3 +28,10 @@ def client(
     if request.param == "kafka-python":
         return KafkaPython(bootstrap)
     return AioKafka(bootstrap, asyncio_loop)
+
+
+@pytest.fixture(autouse=True)
+def collect_here() -> Iterator[None]:
+    """What a client left lying about is found in its own test, not in a later one."""
+    yield
+    gc.collect()

@@ -14,7 +14,12 @@ from raftmq.records import parse_header
 from tests.clients.adapters import ClientAdapter, GroupMember, Message
 from tests.live.harness import Cluster, wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    # kafka-python leaves sockets to the garbage collector when it closes.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 CODECS = {
     "none": Codec.NONE,
