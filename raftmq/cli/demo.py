@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import signal
 import sys
@@ -23,7 +24,7 @@ from attrs import define, field
 
 from raftmq.cli.console import note, out
 from raftmq.cli.dev import Signals, start_cluster
-from raftmq.cli.dev_cluster import DevCluster, DevError
+from raftmq.cli.dev_cluster import DevCluster, DevError, free_ports
 from raftmq.errors import RaftmqError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _PACE_S: Final = 0.004
 _BURST: Final = 100
 _VALUE: Final = b"%012d a record of the demo, long enough to be no toy, short enough to be quick"
 _DELIVERY_MS: Final = 30_000.0
+_PORT_TRIES: Final = 10
 _ELECTION_S: Final = 10.0
 
 
@@ -46,7 +48,7 @@ def demo(arguments: Sequence[str]) -> int:
     cluster: DevCluster | None = None
     begun = time.monotonic()
     try:
-        cluster = DevCluster.plan(folder, nodes=3, port=options.port or _free_port())
+        cluster = _plan(folder, options.port)
         if not start_cluster(cluster, signals):
             return 1
         _be_interruptible()
@@ -77,12 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port if port < 65_000 else 29_092
+def _plan(folder: Path, port: int | None) -> DevCluster:
+    """Three nodes on ports that are ours already; others may be looking for ports just now."""
+    for attempt in range(_PORT_TRIES):
+        try:
+            first = port or free_ports(3, start=random.randrange(20_000, 30_000))[0]
+            cluster = DevCluster.plan(folder / str(attempt), nodes=3, port=first)
+            cluster.bind()
+        except DevError:
+            if port is not None or attempt == _PORT_TRIES - 1:
+                raise
+        else:
+            return cluster
+    raise AssertionError("the last try returns or raises")
 
 
 def _be_interruptible() -> None:

@@ -7,6 +7,7 @@ session, log file and data, and dies with its parent. Never used inside a trio r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -132,7 +133,8 @@ class DevCluster:
             DevError: one is taken.
         """
         for node in self.nodes:
-            self._bind(node)
+            if node.listeners is None:
+                self._bind(node)
 
     def _bind(self, node: DevNode) -> None:
         from raftmq.node import open_listeners
@@ -142,8 +144,10 @@ class DevCluster:
             node.listeners = open_listeners(self.config(node))
         except ListenError as error:
             self.close()
+            is_ours_to_choose = "client_listener" in str(error)
+            advice = "give another --port" if is_ours_to_choose else "wait until it is free"
             raise DevError(
-                f"node {node.plan.id}: {error}; stop what listens there or give another --port"
+                f"node {node.plan.id}: {error}; stop what listens there or {advice}"
             ) from error
 
     def close(self) -> None:
@@ -364,28 +368,39 @@ def _with_port(plan: NodePlan, port: int) -> NodePlan:
 
 def _new_plans(folder: Path, nodes: int, port: int) -> list[NodePlan]:
     plans = []
-    ports = _free_ports(2 * nodes, avoid=range(port, port + nodes))
+    ports = free_ports(2 * nodes, start=port + 100)
     for i in range(nodes):
         data = str((folder / f"node-{i + 1}").absolute())
         plans.append(NodePlan(i + 1, port + i, ports[2 * i], ports[2 * i + 1], data))
     return plans
 
 
-def _free_ports(count: int, avoid: Sequence[int]) -> list[int]:
-    """Ports that nobody listens on; held together while drawn, so that they differ."""
-    sockets: list[socket.socket] = []
-    ports: list[int] = []
-    try:
-        while len(ports) < count:
-            sock = socket.create_server((HOST, 0))
-            sockets.append(sock)
-            number = sock.getsockname()[1]
-            if number not in avoid:
-                ports.append(number)
-    finally:
-        for sock in sockets:
-            sock.close()
-    return ports
+def free_ports(count: int, start: int) -> list[int]:
+    """Ports in a row that nobody listens on, the first such from `start` on.
+
+    Not drawn by the kernel: those are the ones it also gives to outgoing connections, and one of
+    them might be taken when the cluster is started again.
+
+    Raises:
+        DevError: there are none.
+    """
+    first = start
+    while first + count <= 65_536:
+        taken = _first_taken(first, count)
+        if taken is None:
+            return list(range(first, first + count))
+        first = taken + 1
+    raise DevError(f"no {count} free ports in a row from {start} on; give another --port")
+
+
+def _first_taken(first: int, count: int) -> int | None:
+    with contextlib.ExitStack() as held:
+        for port in range(first, first + count):
+            try:
+                held.enter_context(socket.create_server((HOST, port)))
+            except OSError:
+                return port
+    return None
 
 
 def _refuse_running(known: Mapping[str, Any]) -> None:
