@@ -38,7 +38,7 @@ from raftmq.errors import KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
-from raftmq.ports import DiskError, DiskFullError
+from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
@@ -304,19 +304,14 @@ class Partitions:
     # ---- upkeep ----
 
     def retain(self) -> None:
-        """Close segments that are old enough, and let leaders move log starts as retention says."""
-        now_ms = self._plane.clock.wall_ms()
+        """Let every leader move its log start where retention says so."""
         for replica in self._replicas.values():
-            if replica.failure is not None:
+            if not replica.is_writable:
                 continue
             try:
-                replica.log.roll_if_aged(now_ms)
-                if replica.is_writable:
-                    replica.retain(replica.high_watermark)
-            except (DiskFullError, KafkaError) as error:
+                replica.retain(replica.high_watermark)
+            except KafkaError as error:
                 logger.info("retention waits", group=str(replica.group), why=str(error))
-            except DiskError as error:
-                replica.fail(f"closing an old segment failed: {error}")
 
     def replicas(self) -> list[Replica]:
         """All running replicas."""
