@@ -25,6 +25,9 @@ import pytest
 
 RAFTMQ = str(Path(sys.executable).parent / "raftmq")
 POLL_S = 0.02
+# Nodes end with the tests' process, also when that has no time to clean up.
+SETPRIV = shutil.which("setpriv")
+START = [SETPRIV, "--pdeathsig", "KILL", RAFTMQ] if SETPRIV else [RAFTMQ]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -119,7 +122,7 @@ class Node:
         config.write_text(self.config_text())
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [RAFTMQ, "start", "--config", str(config)],
+                [*START, "start", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

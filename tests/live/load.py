@@ -89,6 +89,7 @@ class Load:
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 2,
+                "queue.buffering.max.messages": 20_000,  # on a slow machine, no endless backlog
                 "message.timeout.ms": 60000,
                 "retry.backoff.ms": 20,
                 "retry.backoff.max.ms": 100,

@@ -67,7 +67,8 @@ def test_flipped_byte_is_repaired_and_never_served(tmp_path: Path, when: str) ->
 def check_flipped_byte(cluster: Cluster, role: str, when: str) -> None:
     topic = f"t-{role}"
     create_topic(cluster.bootstrap, topic, 1, segment_bytes="1048576")
-    with Load(cluster.bootstrap, topic, 1, rate=5_000, size=1000) as load:
+    small_batches = {"batch.size": 20_000, "queue.buffering.max.messages": 1_000}
+    with Load(cluster.bootstrap, topic, 1, rate=5_000, size=1000, **small_batches) as load:
         load.wait_for(3_000)
     leader = leaders(cluster.bootstrap, topic)[0]
     node = cluster[leader if role == "leader" else next(n for n in cluster.nodes if n != leader)]
@@ -86,6 +87,7 @@ def check_flipped_byte(cluster: Cluster, role: str, when: str) -> None:
         code, data = served(node, topic)
         assert code == ErrorCode.KAFKA_STORAGE_ERROR
         assert good.startswith(data)
+        assert data, "what lies before the damage is served"
     wait_until(
         lambda: first_segment(node, topic).read_bytes() == good_segment, 30, "it is repaired"
     )
