@@ -336,7 +336,7 @@ class Partition:
             return ReadResult(code)
         start = replica.log_start_offset
         end = self.readable_end
-        if last_fetched_epoch >= 0:
+        if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
             diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
             if diverging is not None:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
@@ -468,6 +468,9 @@ class Partition:
         if epoch < 0:
             return EpochEnd(ErrorCode.NONE)
         known_epoch, end = self._end_of(LeaderEpoch(epoch))
+        if end > replica.high_watermark and not replica.is_writable:
+            # It may be behind: cut there, a consumer would believe that what it read is gone.
+            return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
         return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
 
     def _epoch_at(self, offset: Offset) -> LeaderEpoch:

@@ -12,7 +12,7 @@ from raftmq.codec import Codec
 from raftmq.errors import ErrorCode, StorageError
 from raftmq.promise import Promise
 from raftmq.records import LOG_APPEND_TIME, NewRecord, build_batch, check_batch, parse_header
-from raftmq.types import Offset
+from raftmq.types import LeaderEpoch, Offset
 from tests.cluster.fake_replica import REPLICAS, Bench
 
 TIMEOUT_MS = 1000
@@ -470,6 +470,24 @@ def test_a_new_leader_does_not_know_its_end_yet(timestamp: int) -> None:
     assert partition.end_offset_for_epoch(5).code is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.end_offset_for_epoch(4).code is ErrorCode.NONE
     assert len(partition.read(Offset(0), 1).spans) == 1, "the old high watermark holds"
+
+
+def test_a_new_leader_does_not_call_back_what_its_predecessor_committed() -> None:
+    bench = filled()  # of epoch 5, all committed
+    bench.replica.leader_epoch = LeaderEpoch(7)
+    bench.replica.is_writable = False
+    bench.replica.high_watermark = Offset(2)  # as far as it was told
+    assert bench.partition.end_offset_for_epoch(5).code is ErrorCode.OFFSET_NOT_AVAILABLE
+    bench.replica.high_watermark = Offset(4)
+    bench.replica.is_writable = True
+    assert bench.partition.end_offset_for_epoch(5).end_offset == 4
+
+
+def test_a_follower_that_is_behind_does_not_tell_of_divergence() -> None:
+    bench = filled()
+    bench.replica.is_leader = bench.replica.is_writable = False
+    ahead = bench.partition.read(Offset(9), 1000, last_fetched_epoch=5, may_follow=True)
+    assert (ahead.code, ahead.diverging) == (ErrorCode.OFFSET_NOT_AVAILABLE, None)
 
 
 def test_end_offset_for_epoch_is_cut_at_the_high_watermark() -> None:
