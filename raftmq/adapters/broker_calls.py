@@ -37,13 +37,15 @@ class BrokerCalls:
         """Ask a peer; the promise gives the reply's payload, or fails with NETWORK_EXCEPTION."""
         promise: Promise[bytes] = Promise()
         waiting = self._outstanding.setdefault(node_id, {})
+        if len(waiting) >= OUTSTANDING_MAX:
+            # Replies that a full queue dropped never come: the oldest make room for new ones.
+            waiting.pop(next(iter(waiting))).fail(
+                KafkaError(f"node {node_id} did not answer", code=_UNREACHED)
+            )
         self._number += 1
         number = self._number
         waiting[number] = promise  # before it leaves: the reply may come that soon
-        is_sent = len(waiting) <= OUTSTANDING_MAX and self._send(
-            node_id, KIND_BROKER, [_HEAD.pack(0, number), payload]
-        )
-        if not is_sent:
+        if not self._send(node_id, KIND_BROKER, [_HEAD.pack(0, number), payload]):
             del waiting[number]
             promise.fail(KafkaError(f"node {node_id} is not reached", code=_UNREACHED))
         return promise

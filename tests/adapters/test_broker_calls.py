@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from raftmq.adapters import broker_calls
 from raftmq.adapters.broker_calls import BrokerCalls
 from raftmq.errors import KafkaError, RemoteProtocolError
 from raftmq.promise import Promise
@@ -70,3 +71,13 @@ def test_a_lost_connection_fails_what_was_outstanding() -> None:
 def test_nonsense_is_the_senders_fault(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         Pair().one.receive(TWO, memoryview(frame))
+
+
+def test_replies_that_never_come_do_not_close_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_calls, "OUTSTANDING_MAX", 3)
+    pair = Pair()
+    lost = [pair.one.send(TWO, b"later") for _ in range(5)]
+    assert [promise.is_done for promise in lost] == [True, True, False, False, False]
+    with pytest.raises(KafkaError, match="did not answer"):
+        lost[0].result()
+    assert pair.one.send(TWO, b"hello").result() == b"HELLO"
