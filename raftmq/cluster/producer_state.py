@@ -8,7 +8,8 @@ changes anything. It is rolled back by decoding an older state and appending aga
 Invariants: a producer's batches continue its sequence without a gap, or start at 0 under a higher
 epoch; the last five batches of each producer are known as duplicates (a producer may have five
 requests in flight). Idle producers expire by the log's own greatest timestamp, never by a clock,
-so that all replicas forget the same ones at the same offset.
+so that all replicas forget the same ones at the same offset; the last ones to write never expire,
+since one client or leader whose clock is days ahead makes all others look idle.
 
 Divergence from Kafka (KIP-360): a producer id that was never seen here must start at sequence 0.
 Kafka lets it start anywhere, so of two pipelined batches the second may be taken when only the
@@ -29,6 +30,8 @@ from raftmq.types import Buffer, Offset, ProducerId
 
 BATCHES_REMEMBERED: Final = 5
 EXPIRATION_MS: Final = 86_400_000
+PRODUCERS_KEPT: Final = 1_000
+"""So many that wrote last are remembered whatever timestamps say: a retry may be on its way."""
 PRODUCERS_MAX: Final = 200_000
 """Beyond this the longest idle ones are forgotten; the same on every replica."""
 
@@ -199,7 +202,7 @@ class ProducerStateTable:
     def _expire(self) -> None:
         idle_before = self._greatest_timestamp - self.expiration_ms
         producers = self._producers
-        while producers:
+        while len(producers) > PRODUCERS_KEPT:
             producer_id = next(iter(producers))
             producer = producers[producer_id]
             if producer.seen_at > idle_before and len(producers) <= PRODUCERS_MAX:

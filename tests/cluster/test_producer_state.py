@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from raftmq.cluster.producer_state import (
     ACCEPT,
     BATCHES_REMEMBERED,
+    PRODUCERS_KEPT,
     Duplicate,
     ProducerStateError,
     ProducerStateTable,
@@ -17,6 +20,14 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.records import SEQUENCE_MODULUS, BatchHeader
 
 LAST = SEQUENCE_MODULUS - 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def expire_all() -> Iterator[None]:
+    """Let every producer expire: those who wrote last are kept otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raftmq.cluster.producer_state.PRODUCERS_KEPT", 0)
+        yield
 
 
 def header(
@@ -122,6 +133,15 @@ def test_two_pipelined_batches_whose_first_was_refused() -> None:
 
 
 # ---- expiry ----
+
+
+def test_a_clock_that_is_ahead_expires_nobody_who_just_wrote() -> None:
+    table = ProducerStateTable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raftmq.cluster.producer_state.PRODUCERS_KEPT", PRODUCERS_KEPT)
+        add(table, header(0, time=1_000_000))
+        add(table, header(0, pid=2, time=1_000_000 + 15 * 86_400_000))
+    assert isinstance(table.check(header(0)), Duplicate), "its first answer may be lost"
 
 
 def test_idle_producers_expire_by_the_logs_own_time() -> None:
