@@ -19,7 +19,7 @@ from typing import Final
 from attrs import define
 from crc32c import crc32c
 
-from raftmq.log.batch_reader import Epochs
+from raftmq.log.batch_reader import Epochs, is_zero
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, NewerFormatError
 from raftmq.ports import Disk, DiskFullError, File
@@ -112,12 +112,14 @@ def read_slots(data: bytes) -> Found:
             slots.append(Slot(entry, position, 2 * padded, is_whole))
             position += 2 * padded
             continue
+        if is_zero(data[position:]):
+            break
         at = position + SECTOR
         while at < len(data) and decode_copy(data, at) is None:
             at += SECTOR
         later = decode_copy(data, at)
         if later is None:
-            return Found(slots, position, any(data[position:]))
+            return Found(slots, position, True)
         entry, padded = later
         again = decode_copy(data, at + padded)
         if at == position + padded and (again is None or again[0] != entry):

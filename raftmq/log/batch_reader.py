@@ -83,6 +83,11 @@ class BadBatch(Exception):
         self.is_short = is_short
 
 
+def is_zero(data: bytes) -> bool:
+    """True when there is nothing but zeros: never written, or room that was allocated."""
+    return data == bytes(len(data))
+
+
 def is_plausible(header: BatchHeader, offset: int) -> bool:
     """True when the header could belong to the batch that begins at `offset`."""
     return (

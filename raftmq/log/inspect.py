@@ -15,7 +15,7 @@ from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.bare_entries import read_slots
-from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after
+from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after, is_zero
 from raftmq.log.file_cache import FileCache
 from raftmq.log.log_start import LocalStart
 from raftmq.log.model import BareEntry
@@ -104,11 +104,11 @@ def read_segment(
 
 def _header_at(file: File, position: int) -> BatchHeader | None:
     data = file.pread(HEADER_SIZE, position)
-    return parse_header(data) if len(data) == HEADER_SIZE and any(data) else None
+    return parse_header(data) if len(data) == HEADER_SIZE and not is_zero(data) else None
 
 
 def _describe(file: File, bad: BadBatch, end: int, *, is_tail: bool) -> str:
-    if is_tail and not any(file.pread(end - bad.position, bad.position)):
+    if is_tail and is_zero(file.pread(end - bad.position, bad.position)):
         return "zeros up to the end"
     if bad.is_short and is_tail:
         return "cut off by the end of the file"

@@ -19,7 +19,7 @@ from attrs import define, evolve
 
 from raftmq.errors import CorruptBatchError
 from raftmq.log.bare_entries import BareEntries, Slot
-from raftmq.log.batch_reader import BadBatch, checked_batches, find_after, is_plausible
+from raftmq.log.batch_reader import BadBatch, checked_batches, find_after, is_plausible, is_zero
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, RecoveryReport, UnusableLogError
 from raftmq.log.segment import OFFSETS_MAX, Damage, Scan, Segment
@@ -93,11 +93,13 @@ class _Recovery:
         self._bare = BareEntries(self._disk, folder, config.bare_reserve_bytes)
         self._is_bare_suspect = False
         self._local = LocalStart(LogStart())
+        self._names: list[str] = []
         self._claimed = 0  # Raft index
 
     def run(self, claimed_end: RaftIndex, initial: LogStart) -> Recovered:
         self._disk.make_directories(self._folder)
-        for name in self._disk.list(self._folder):
+        self._list()
+        for name in self._names:
             if name.endswith(".tmp"):
                 self._disk.remove(f"{self._folder}/{name}")
         local = self._start_file.read()
@@ -117,9 +119,8 @@ class _Recovery:
     # --- beginning --------------------------------------------------------------------------
 
     def _begin(self, initial: LogStart) -> Recovered:
-        names = self._disk.list(self._folder)
         found = self._bare.read()
-        if found.slots or found.is_tail_bad or any(_SEGMENT_NAME.fullmatch(n) for n in names):
+        if found.slots or found.is_tail_bad or self._bases():
             raise UnusableLogError(f"{self._folder}: log-start is missing")
         self._local = LocalStart(initial)
         self._start_file.replace(self._local)
@@ -132,7 +133,7 @@ class _Recovery:
         return Segments(self._folder, self._config, self._shared, self._bare.epochs, start)
 
     def _finish_reset(self) -> None:
-        for name in self._disk.list(self._folder):
+        for name in self._names:
             if _SEGMENT_NAME.fullmatch(name) or _INDEX_NAME.fullmatch(name):
                 self._disk.remove(f"{self._folder}/{name}")
         self._bare.read()
@@ -145,6 +146,7 @@ class _Recovery:
         self._local = evolve(self._local, pending=Pending.NOTHING)
         self._start_file.finish(self._local)
         self._report.finished = what
+        self._list()
 
     # --- bare entries -----------------------------------------------------------------------
 
@@ -236,8 +238,11 @@ class _Recovery:
                     return bad.position
                 position, offset = found
 
+    def _list(self) -> None:
+        self._names = self._disk.list(self._folder)
+
     def _bases(self) -> list[int]:
-        matches = (_SEGMENT_NAME.fullmatch(name) for name in self._disk.list(self._folder))
+        matches = (_SEGMENT_NAME.fullmatch(name) for name in self._names)
         return [int(match[1]) for match in matches if match is not None]
 
     def _path(self, base: int) -> str:
@@ -245,7 +250,7 @@ class _Recovery:
 
     def _remove_stray_indexes(self, *, all_from: int) -> None:
         bases = self._bases()
-        for name in self._disk.list(self._folder):
+        for name in self._names:
             match = _INDEX_NAME.fullmatch(name)
             if match and (int(match[1]) not in bases or int(match[1]) >= all_from):
                 self._disk.remove(f"{self._folder}/{name}")
@@ -283,6 +288,7 @@ class _Recovery:
             next_base = bases[at + 1] if at + 1 < len(bases) else None
             if next_base is not None and next_base <= start:
                 self._disk.remove(self._path(base))  # below the log start: a crash kept it
+                self._names.remove(f"{base:020d}.log")
                 continue
             found.append(self._examine_one(segments.new(base), next_base, claimed_offset))
         self._remove_stray_indexes(all_from=1 << 63)
@@ -371,7 +377,7 @@ class _Recovery:
         if item.file_size == scan.position:
             return False
         rest = segment.file.pread(item.file_size - scan.position, scan.position)
-        if not any(rest) and self._config.segment_reserve_bytes:
+        if is_zero(rest) and self._config.segment_reserve_bytes:
             return False  # room allocated ahead
         if item.next_base is None or item.next_base >= end:
             claims.append(self._claim_of(item))  # else the next segment began where this one ended
@@ -386,7 +392,7 @@ class _Recovery:
         if tail is None:
             return 0
         data = item.segment.file.pread(item.file_size - tail.position, tail.position)
-        if not any(data) or (tail.is_short and tail.claimed is None):
+        if is_zero(data) or (tail.is_short and tail.claimed is None):
             return 0
         if tail.claimed is None:  # the header itself is bad: one record at least
             return self._index_of(tail.offset + 1, tail.offset)
