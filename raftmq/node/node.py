@@ -377,6 +377,10 @@ class Node:
     # ---- living ----
 
     def _tick(self, now_ms: float) -> None:
+        if self.machine.failure is not None:
+            # Whoever met it first may have taken it for a matter of his own request.
+            self.plane.fail(f"a committed command cannot be applied: {self.machine.failure!r}")
+            return
         self.control.tick()
         self.coordinator.tick(now_ms)
         self.partitions.tick(now_ms)

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import structlog
 
+from raftmq.cluster.multiraft import MultiRaft
 from raftmq.errors import RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.protocol import (
@@ -213,7 +214,7 @@ class Dispatcher:
 
     def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
         metrics.errors += 1
-        if isinstance(error, AssertionError) and _is_of_engine(error):
+        if _breaks_engine(error):
             # What the engine holds in memory is not what it believes: it must promise nothing more.
             self._broker.on_broken_invariant(f"broken invariant: {error!r}")
         _log.error(
@@ -226,13 +227,16 @@ class Dispatcher:
         )
 
 
-def _is_of_engine(error: AssertionError) -> bool:
+def _breaks_engine(error: Exception) -> bool:
+    """True for an assertion of the engine, and for anything that ended its work half-way."""
     traceback = error.__traceback__
     name = ""
     while traceback is not None:
         name = traceback.tb_frame.f_globals.get("__name__", "")
+        if traceback.tb_frame.f_code is MultiRaft._drain.__code__:
+            return True
         traceback = traceback.tb_next
-    return name.startswith(_ENGINE)
+    return isinstance(error, AssertionError) and name.startswith(_ENGINE)
 
 
 assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame has these fields"

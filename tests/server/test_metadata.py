@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import struct
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 from immutables import Map
 
+from jepsen_like.disk import SimDisk
 from raftmq.cluster.broker_messages import CreateTopicsCall, Outcome
+from raftmq.cluster.multiraft import MultiRaft
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.log.hard_state import HardStateJournal
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.elections import WAIT_MS
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
+from raftmq.types import NodeId
 from tests.server.world import World, broker_image
 
 METADATA_VERSIONS = range(14)
@@ -84,6 +91,30 @@ def test_a_broken_invariant_of_the_engine_ends_the_node() -> None:
         world.produce(9, [("t", 0, batch)])
     assert reasons == []
     world.partition("t")._replica = None
+    with pytest.raises(RemoteProtocolError):
+        world.produce(9, [("t", 0, batch)])
+    assert len(reasons) == 1
+
+
+def test_work_of_the_engine_that_ends_half_way_ends_the_node() -> None:
+    world = World()
+    world.add_topic("t")
+    reasons: list[str] = []
+    world.broker.on_broken_invariant = reasons.append
+    disk = SimDisk(Random(1))
+    disk.make_directories("data")
+    journal = HardStateJournal.open(disk, "data/state.journal")
+    nothing: Any = None
+    multiraft = MultiRaft(
+        NodeId(1), journal, send=nothing, request_flush=nothing, on_journal_failed=nothing
+    )
+
+    def drain() -> None:
+        raise KeyError("a bug, in the middle of things")
+
+    replica: Any = SimpleNamespace(group="g", drain=drain)
+    world.replica("t").append = lambda _batch, _header: multiraft.touch(replica)  # type: ignore
+    batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
     with pytest.raises(RemoteProtocolError):
         world.produce(9, [("t", 0, batch)])
     assert len(reasons) == 1
