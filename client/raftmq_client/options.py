@@ -1,4 +1,8 @@
-"""Reading addresses and options that all drivers share. Touches nothing outside."""
+"""Reading addresses and options that all drivers share.
+
+Text in, checked values out; what makes no sense is a `UsageError` that names it. Resolves no name
+and opens nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`raftmq cluster ...` and `raftmq node ...`: who is there, who leads, what lags."""
+"""`raftmq cluster ...` and `raftmq node ...`: who is there, who leads, what lags.
+
+Only asks. `cluster status` is made for scripts: it ends with 1 while a partition has no live leader
+or too few replicas in sync, and can wait for that to pass.
+"""
 
 from __future__ import annotations
 

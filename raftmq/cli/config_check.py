@@ -1,4 +1,8 @@
-"""`raftmq config ...`: read a node's configuration as `raftmq start` would, without starting it."""
+"""`raftmq config ...`: read a node's configuration as `raftmq start` would, without starting it.
+
+Speaks from `NodeConfig` itself: keys, defaults and meanings are written nowhere else. Touches no
+data folder and no port.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`raftmq group ...`: consumer groups, their members and how far behind they are."""
+"""`raftmq group ...`: consumer groups, their members and how far behind they are.
+
+Columns are those of kafka-consumer-groups.sh. A dash stands for what nobody could tell: a partition
+without a leader, an offset never committed.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.console import out
+from raftmq.cli.offsets import known_offsets
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import LATEST, OffsetFound
+from raftmq_client.core.admin import LATEST
 from raftmq_client.core.group_admin import GroupDescription
-from raftmq_client.errors import ClientError
 
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 
@@ -109,20 +113,12 @@ def _rows(
     admin: Admin, description: GroupDescription, committed: dict[TopicPartition, int]
 ) -> list[tuple[object, ...]]:
     readers = {key: member for member in description.members for key in member.assignment}
+    keys = sorted(dict.fromkeys([*committed, *readers]))
+    ends = known_offsets(admin, keys, LATEST)
     rows: list[tuple[object, ...]] = []
-    for key in sorted(dict.fromkeys([*committed, *readers])):
-        member = readers.get(key)
-        current = committed.get(key)
-        end = _end_offset(admin, key)
+    for key in keys:
+        member, current, end = readers.get(key), committed.get(key), ends.get(key)
         lag = end - current if end is not None and current is not None else None
         who = (member.member_id, member.client_host, member.client_id) if member else (None,) * 3
         rows.append((description.group, key.topic, key.partition, current, end, lag, *who))
     return rows
-
-
-def _end_offset(admin: Admin, key: TopicPartition) -> int | None:
-    try:
-        found: OffsetFound = admin.list_offsets({key: LATEST})[key]
-    except ClientError:
-        return None  # deleted, or without a leader: the row shows a dash
-    return found.offset

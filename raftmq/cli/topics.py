@@ -1,4 +1,8 @@
-"""`raftmq topic ...`: create, look at, change and delete topics. Columns have Kafka's names."""
+"""`raftmq topic ...`: create, look at, change and delete topics.
+
+Columns and settings have Kafka's names. Changes whose answer was lost end with 3, not with a second
+try: creating and deleting twice is not the same as once.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,13 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.offsets import known_offsets
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, ConfigEntry, ResourceType
-from raftmq_client.core.metadata import PartitionInfo, TopicInfo
-from raftmq_client.errors import BrokerError, ClientError
+from raftmq_client.core.metadata import TopicInfo
+from raftmq_client.errors import BrokerError
 
 topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
@@ -126,7 +131,7 @@ def describe(
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
         topic = admin.topic(name)
         settings = admin.describe_configs(ResourceType.TOPIC, name)
-        rows = [_partition_row(admin, item) for item in topic.partitions]
+        rows = _partition_rows(admin, topic)
         if as_json:
             show_json(_as_json(topic, settings, rows))
             return
@@ -252,26 +257,22 @@ def _replication_factor(topic: TopicInfo) -> int:
     return max((len(item.replicas) for item in topic.partitions), default=0)
 
 
-def _partition_row(admin: Admin, item: PartitionInfo) -> tuple[object, ...]:
-    key = TopicPartition(item.topic, item.partition)
-    start = end = None
-    try:
-        start = admin.list_offsets({key: EARLIEST})[key].offset
-        end = admin.list_offsets({key: LATEST})[key].offset
-    except ClientError as error:
-        if not error.retriable:
-            raise
-        # Without a leader nobody can tell; the row says so by a dash.
-    leader = item.leader if item.leader >= 0 else None
-    return (
-        item.partition,
-        leader,
-        item.leader_epoch,
-        list(item.replicas),
-        list(item.in_sync),
-        start,
-        end,
-    )
+def _partition_rows(admin: Admin, topic: TopicInfo) -> list[tuple[object, ...]]:
+    keys = [TopicPartition(topic.name, item.partition) for item in topic.partitions]
+    starts = known_offsets(admin, keys, EARLIEST)
+    ends = known_offsets(admin, keys, LATEST)
+    return [
+        (
+            item.partition,
+            item.leader if item.leader >= 0 else None,
+            item.leader_epoch,
+            list(item.replicas),
+            list(item.in_sync),
+            starts.get(key),
+            ends.get(key),
+        )
+        for key, item in zip(keys, topic.partitions, strict=True)
+    ]
 
 
 def _config_row(item: ConfigEntry) -> tuple[object, ...]:

@@ -1,4 +1,8 @@
-"""The blocking producer: `send` takes a record and gives a receipt; a thread does the rest."""
+"""The blocking producer: `send` takes a record and gives a receipt; a thread does the rest.
+
+Owns waiting: for room in the buffer, for receipts, for a flush. Decides nothing about batches,
+retries or order (`core/producer.py` does). Safe to share between threads, not across a fork.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Admin requests about consumer groups, as values; see `core/admin.py`. No I/O."""
+"""Admin requests about consumer groups, as values; see `core/admin.py`.
+
+Owns their bodies in all versions and the reading of answers, for administrators and members alike.
+Never routes, sends or repeats anything.
+"""
 
 from __future__ import annotations
 

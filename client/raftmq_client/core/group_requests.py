@@ -1,4 +1,8 @@
-"""Bodies of group requests, by version. Pure."""
+"""Bodies of group requests, by version.
+
+Pure: what a member says of itself is frozen in an `Identity` when a request is made, so that one
+that leaves late still carries the generation it was meant for.
+"""
 
 from __future__ import annotations
 
