@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from raftmq.cluster.commands import Rejection
 from raftmq.cluster.group_commands import (
     ClaimGroup,
     Generation,
@@ -28,7 +27,7 @@ from raftmq.cluster.group_commands import (
     ReplaceMember,
 )
 from raftmq.cluster.group_image import GroupsImage, holder
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.group import Group
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import Phase
@@ -40,6 +39,14 @@ T = TypeVar("T")
 
 COMMAND_TIMEOUT_MS: Final = 10_000.0
 BARRIER_INTERVAL_MS: Final = 1_000.0
+_REJECTIONS: Final = (
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.FENCED_INSTANCE_ID,
+    ErrorCode.NON_EMPTY_GROUP,
+)
+"""What a group's command is refused with at apply."""
 
 
 class ClusterImage(Protocol):
@@ -340,10 +347,12 @@ class OwnedGroups:
 
 def _error_of(promise: Promise[Any]) -> ErrorCode:
     """What became of a proposed command; not applied and unknown are alike to us."""
-    if promise.error is not None:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    result = promise.result()
-    return result.code if isinstance(result, Rejection) else ErrorCode.NONE
+    error = promise.error
+    if error is None:
+        return ErrorCode.NONE
+    if isinstance(error, KafkaError) and error.code in _REJECTIONS:
+        return error.code
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def _forward(target: Promise[T], source: Promise[T]) -> None:

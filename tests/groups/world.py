@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import define, field
 
+from raftmq.cluster.commands import Rejection
 from raftmq.cluster.group_commands import GroupCommand
 from raftmq.cluster.group_image import GroupsImage, apply_group
 from raftmq.errors import ErrorCode, KafkaError
@@ -55,8 +56,13 @@ class Proposal:
 
 
 def _resolve(promise: Promise[Any], result: Any) -> None:
-    """A promise that had failed already ("unknown") stays so, though the command was applied."""
-    if not promise.is_done:
+    """As the engine does: a rejection fails with its code. A promise that had failed already
+    ("unknown") stays so, though the command was applied."""
+    if promise.is_done:
+        return
+    if isinstance(result, Rejection):
+        promise.fail(KafkaError(result.message, code=result.code))
+    else:
         promise.resolve(result)
 
 
