@@ -176,6 +176,23 @@ class Load:
         return Reckoning(self.count, lost, duplicates, reordered, gap * 1e3)
 
 
+def watermarks(
+    consumer: confluent_kafka.Consumer, topic: str, partition: int = 0
+) -> tuple[int, int]:
+    """Log start and high watermark; librdkafka leaves it to us to ask again after an election."""
+
+    def ask() -> tuple[int, int] | None:
+        where = confluent_kafka.TopicPartition(topic, partition)
+        try:
+            found: tuple[int, int] = consumer.get_watermark_offsets(where, timeout=3)
+        except confluent_kafka.KafkaException:
+            return None
+        return found
+
+    low, high = wait_until(ask, 30, f"the watermarks of {topic}-{partition}")
+    return low, high
+
+
 def read_numbers(bootstrap: str, topic: str, partition: int) -> list[tuple[int, int]]:
     """(offset, number) of everything in a partition up to its high watermark."""
     return read_partitions(bootstrap, topic, [partition])[partition]
@@ -198,8 +215,7 @@ def read_partitions(
     try:
         starts = []
         for partition in read:
-            asked = confluent_kafka.TopicPartition(topic, partition)
-            low, high = consumer.get_watermark_offsets(asked, timeout=30)
+            low, high = watermarks(consumer, topic, partition)
             if low < high:
                 ends[partition] = high
                 starts.append(confluent_kafka.TopicPartition(topic, partition, low))

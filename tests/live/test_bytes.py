@@ -59,8 +59,9 @@ def test_one_batch_is_the_same_everywhere(
     assert (row.error_code, row.base_offset) == (0, 0)
 
     def stored(node: Node) -> bytes:
-        (segment,) = node.partition_folder(unique).glob("*.log")
-        return segment.read_bytes()[: len(sent)]
+        for segment in node.data.glob(f"topics/{unique}-*/partition-0/*.log"):
+            return segment.read_bytes()[: len(sent)]
+        return b""
 
     for node in shared_cluster.nodes.values():
         wait_until(lambda node=node: len(stored(node)) == len(sent), 10)  # type: ignore[misc]

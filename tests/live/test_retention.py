@@ -10,6 +10,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from tests.live import load
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic, leaders
 
@@ -25,12 +26,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
+    """Log start and high watermark, as a stock consumer sees them."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "w"})
     try:
-        low, high = consumer.get_watermark_offsets(
-            confluent_kafka.TopicPartition(topic, 0), timeout=20
-        )
-        return low, high
+        return load.watermarks(consumer, topic)
     finally:
         consumer.close()
 
@@ -45,9 +44,9 @@ def settled_low(cluster: Cluster, topic: str, is_settled: Callable[[list[Path]],
 
     def settled() -> int:
         kept = [segments(node, topic) for node in cluster.nodes.values()]
-        bases = {int(paths[0].stem) for paths in kept}
+        bases = {int(paths[0].stem) for paths in kept if paths}
         try:
-            done = len(bases) == 1 and all(is_settled(paths) for paths in kept)
+            done = len(bases) == 1 and all(paths and is_settled(paths) for paths in kept)
         except FileNotFoundError:  # went while we looked
             return 0
         return bases.pop() if done else 0
@@ -73,8 +72,8 @@ def check_reset(bootstrap: str, topic: str, low: int) -> None:
 
 def test_by_size_across_leader_change_and_restart(cluster: Cluster) -> None:
     create_topic(cluster.bootstrap, "size", 1, segment_bytes="1048576", retention_bytes="2097152")
-    with Load(cluster.bootstrap, "size", 1, rate=20_000, size=1000) as load:
-        load.wait_for(8_000, timeout_s=60)
+    with Load(cluster.bootstrap, "size", 1, rate=20_000, size=1000) as numbers:
+        numbers.wait_for(8_000, timeout_s=60)
     low = settled_low(
         cluster, "size", lambda paths: sum(p.stat().st_size for p in paths[1:]) < 2_097_152
     )
@@ -109,8 +108,8 @@ def test_by_age(cluster: Cluster) -> None:
 
 def test_delete_records(cluster: Cluster) -> None:
     create_topic(cluster.bootstrap, "deleted", 1)
-    with Load(cluster.bootstrap, "deleted", 1) as load:
-        load.wait_for(1_000)
+    with Load(cluster.bootstrap, "deleted", 1) as numbers:
+        numbers.wait_for(1_000)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     where = confluent_kafka.TopicPartition("deleted", 0, 500)
     (future,) = admin.delete_records([where]).values()
@@ -171,7 +170,7 @@ def test_added_partitions_under_load(cluster: Cluster) -> None:
 def test_idle_segments_are_closed_by_age(cluster: Cluster) -> None:
     """Nothing is produced any more, and still the active segment is closed and retained."""
     create_topic(cluster.bootstrap, "t", 1, segment_ms="1000", retention_ms="1500")
-    with Load(cluster.bootstrap, "t", 1) as load:
-        load.wait_for(200)
+    with Load(cluster.bootstrap, "t", 1) as numbers:
+        numbers.wait_for(200)
     end = watermarks(cluster.bootstrap, "t")[1]
     wait_until(lambda: watermarks(cluster.bootstrap, "t") == (end, end), 20)
