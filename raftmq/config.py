@@ -23,8 +23,11 @@ ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
 LOG_FORMATS: Final = ("console", "json")
 
-NOT_NODE_VARIABLES: Final = frozenset({"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG"})
-"""Variables of that prefix which speak to other commands."""
+NOT_NODE_VARIABLES: Final = frozenset(
+    {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
+    | {"RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
+)
+"""Variables of that prefix which speak to other commands, or to the tests."""
 
 
 class ConfigError(RaftmqError):

@@ -452,8 +452,27 @@ class Node:
         await self._stopping.wait()
         if self.is_serving:
             with trio.move_on_after(HANDOVER_S):
-                await self._hand_over()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._end_when_alone, nursery.cancel_scope)
+                    await self._hand_over()
+                    nursery.cancel_scope.cancel()
         scope.cancel()
+
+    async def _end_when_alone(self, scope: trio.CancelScope) -> None:
+        """Without a majority of the metadata group there is nobody to hand anything to."""
+        await self._until(self._is_alone)
+        scope.cancel()
+
+    def _is_alone(self) -> bool:
+        if self.metadata_replica is None:
+            return False
+        voters = self.metadata_replica.voters
+        reached = [
+            voter
+            for voter in voters
+            if voter.node_id == self.node_id or self.plane.links.is_connected(voter.node_id)
+        ]
+        return len(reached) <= len(voters) // 2
 
     async def _hand_over(self) -> None:
         """Give every leadership away, then leave Metadata."""
