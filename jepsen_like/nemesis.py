@@ -41,6 +41,7 @@ class Nemesis:
             "rot": self._rot,
             "full-disk": self._full_disk,
             "crash-voter": self._crash_voter,
+            "siesta": self._siesta,
         }
 
     def start(self) -> None:
@@ -206,6 +207,10 @@ class Nemesis:
             node.crashes_after_voting = False
 
         self._world.schedule(self._lasts_ms(), end)
+
+    def _siesta(self) -> None:
+        """All clients stop for a while, so that groups come to rest."""
+        self._world.siesta_until_ms = self._world.now_ms + self._random.uniform(600.0, 1_800.0)
 
     def _full_disk(self) -> None:
         node = self._any_node()

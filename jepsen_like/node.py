@@ -18,6 +18,7 @@ from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.peer_codec import decode
+from raftmq.cluster.peer_messages import NodeBeat
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import KafkaError
@@ -79,6 +80,7 @@ class SimNode:
         self.must_rot = False
         self.crashes_after_voting = False
         self._is_inside = False
+        self._resting = 0
         self._last: dict[RaftGroupId, LastSeen] = {}
         self.multiraft: MultiRaft | None = None
         self.journal: HardStateJournal | None = None
@@ -187,6 +189,7 @@ class SimNode:
             announce_commit=group == METADATA_GROUP,
             replica_lag_time_max_ms=1_000,
             disk_full_backoff_ms=100,
+            rest_after_ticks=options.rest_after_ticks,
         )
 
     def crash(self) -> None:
@@ -296,6 +299,9 @@ class SimNode:
         assert self.multiraft is not None
         self._schedule_tick()
         self.multiraft.tick()
+        resting = self.multiraft.resting_count
+        self.world.summary.rests += max(0, resting - self._resting)
+        self._resting = resting
         for replica in self.replicas.values():
             replica.scrub(SCRUB_BYTES)
         self._restart_if_failed()
@@ -412,5 +418,7 @@ def _flushed_batches(path: str, data: bytes, sure_end: int) -> list[tuple[str, i
 
 def _is_vote(frame: Sequence[Buffer]) -> bool:
     """True for a granted vote on its way out."""
-    [(_, message), *_] = decode(b"".join(frame))
-    return isinstance(message, VoteReply) and message.granted
+    content = decode(b"".join(frame))
+    if isinstance(content, NodeBeat):
+        return False
+    return any(isinstance(message, VoteReply) and message.granted for _, message in content)

@@ -31,6 +31,7 @@ FAULTS = (
     "rot",
     "full-disk",
     "crash-voter",
+    "siesta",
 )
 
 
@@ -58,6 +59,7 @@ class SimOptions:
     value_bytes_max: int = 60
     segment_bytes: int = 1_500
     append_bytes_max: int = 2_000
+    rest_after_ticks: int = 0
     pre_vote: bool = True
     check_quorum: bool = True
     fault_every_ms: tuple[float, float] = (150.0, 900.0)
@@ -94,6 +96,7 @@ def draw_options(seed: int) -> SimOptions:
         "rot": 0.6,
         "full-disk": 0.3,
         "crash-voter": 0.5,
+        "siesta": 1.0,
     }
     # Some runs lack some faults altogether, so that others come in bursts (swarm testing).
     for fault in FAULTS:
@@ -112,6 +115,7 @@ def draw_options(seed: int) -> SimOptions:
         records_max=random.choice((1, 4, 10)),
         segment_bytes=random.choice((600, 2_000, 1 << 20)),
         append_bytes_max=random.choice((400, 4_000, 1 << 20)),
+        rest_after_ticks=random.choice((0, 8)),
         fault_every_ms=(100.0, random.choice((700.0, 1_500.0))),
         weights=tuple(weights.items()),
         clock_skew_ms=random.choice((0.0, 500.0, 15 * 86_400_000.0)),

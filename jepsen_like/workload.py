@@ -42,7 +42,7 @@ class Client:
         if self.is_stopped:
             return
         nodes = self._world.leaders(self._group)
-        if not nodes:
+        if not nodes or self._world.now_ms < self._world.siesta_until_ms:
             self._next()
             return
         # Mostly the newest leader; sometimes one that may have been deposed without knowing.

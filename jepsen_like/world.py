@@ -39,6 +39,7 @@ class Summary:
     rots: int = 0
     log_starts: int = 0
     acked_records: int = 0
+    rests: int = 0
     events: int = 0
 
 
@@ -64,6 +65,7 @@ class World:
         self.history = History()
         self.invariants = Invariants()
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self.siesta_until_ms = 0.0
         self.rotten: list[RaftGroupId] = []
         self._digest = blake2b(digest_size=16)
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -48,6 +48,12 @@ class InSyncTracker:
         follower.end_at_last_ack = log_end
         follower.last_ack_ms = now_ms
 
+    def vouch(self, replica: ReplicaId, now_ms: float) -> None:
+        """It is known to have been caught up until now, without a reply."""
+        follower = self._followers.get(replica)
+        if follower is not None:
+            follower.caught_up_ms = follower.last_ack_ms = now_ms
+
     def is_in_sync(self, replica: ReplicaId, now_ms: float, lag_ms_max: float) -> bool:
         """True when it was caught up within the allowed lag."""
         follower = self._followers.get(replica)

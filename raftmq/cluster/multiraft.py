@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from raftmq.cluster.peer_codec import decode, encode, encode_beats
-from raftmq.cluster.peer_messages import PeerMessage, RepairReply
+from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_node_beat
+from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply
 from raftmq.cluster.replica import Replica
+from raftmq.cluster.resting import Rests
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
@@ -66,7 +67,6 @@ class MultiRaft:
         self._on_journal_failed = on_journal_failed
         self._dirty: dict[RaftGroupId, Replica] = {}
         self._waiting: dict[RaftGroupId, Replica] = {}
-        self._parked: dict[RaftGroupId, Replica] = {}
         self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
         self._depth = 0
         self._is_draining = False
@@ -74,6 +74,10 @@ class MultiRaft:
         """Called after every round of drains: what state machines want of replicas, which must not
         be called from within their own callbacks."""
         self.has_failed = False
+        # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
+        self._rests = Rests(node_id, journal.flushed_sequence, self._send_node_beat, self._wake)
+        self._heartbeat_ticks = 1
+        self._election_ticks = 2
 
     # ---- replicas ----
 
@@ -83,26 +87,27 @@ class MultiRaft:
         self.replicas[replica.group] = replica
         replica.on_touched = self.touch
         replica.on_journal_failed = self._journal_failed
+        self._heartbeat_ticks = replica.config.heartbeat_ticks
+        self._election_ticks = replica.config.election_ticks
         self.touch(replica)
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
         """Let a replica go; the caller closes or deletes its log."""
         self._dirty.pop(group, None)
         self._waiting.pop(group, None)
-        self._parked.pop(group, None)
+        self._rests.remove(group)
         return self.replicas.pop(group, None)
 
-    def park(self, group: RaftGroupId) -> None:
-        """Stop ticking a replica whose group sleeps; any message or touch wakes it."""
-        replica = self.replicas.get(group)
-        if replica is not None:
-            self._parked[group] = replica
+    @property
+    def resting_count(self) -> int:
+        """How many replicas are at rest."""
+        return len(self._rests)
 
     def touch(self, replica: Replica) -> None:
         """Something happened to `replica` from outside (an append, a proposal): drain it, at the
         end of the current `batch()` or now."""
         self._dirty[replica.group] = replica
-        self._parked.pop(replica.group, None)
+        self._wake(replica)
         if not self._depth:
             self._drain()
 
@@ -127,8 +132,10 @@ class MultiRaft:
     def tick(self) -> None:
         """One tick for every replica that is awake."""
         with self.batch():
+            rests = self._rests
+            rests.tick(self._heartbeat_ticks, self._election_ticks)
             for group, replica in self.replicas.items():
-                if group not in self._parked:
+                if group not in rests:
                     replica.tick()
                     self._dirty[group] = replica
 
@@ -139,14 +146,23 @@ class MultiRaft:
             RemoteProtocolError: close the connection that it came from.
         """
         with self.batch():
-            for group, message in decode(frame):
+            content = decode(frame)
+            if isinstance(content, NodeBeat):
+                if content.sender != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as node {content.sender}")
+                self._rests.on_beat(content)
+                return
+            for group, message in content:
                 if message.sender.node_id != sender:
                     raise RemoteProtocolError(f"node {sender} speaks as {message.sender}")
                 replica = self.replicas.get(group)
                 if replica is None:
                     continue  # not created here yet, or deleted; the sender tries again
+                if replica.resting.is_resting and message.to == replica.self_id:
+                    if replica.resting.is_late(message):
+                        continue
+                    self._wake(replica, by=message)
                 self._dirty[group] = replica
-                self._parked.pop(group, None)
                 replica.step(message)
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -155,8 +171,22 @@ class MultiRaft:
             for group, replica in self.replicas.items():
                 leader = replica.leader
                 if leader is not None and leader.node_id == node_id:
+                    self._wake(replica, node_id)
                     replica.peer_lost(node_id)
                     self._dirty[group] = replica
+
+    def _wake(
+        self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
+    ) -> None:
+        """End a replica's rest, and the others' unless they ended it."""
+        if self._rests.remove(replica.group) is None:
+            return
+        replica.resting.wake(silent)
+        self._dirty[replica.group] = replica
+        if by is None or replica.core.is_leader or by.sender != replica.core.leader:
+            replica.resting.announce()
+        if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
+            replica.peer_lost(silent)
 
     # ---- the way out ----
 
@@ -171,6 +201,9 @@ class MultiRaft:
         is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
         self._send(to, encode(group, message), is_heartbeat=not is_bulk)
 
+    def _send_node_beat(self, beat: NodeBeat) -> None:
+        self._send(beat.to, encode_node_beat(beat), is_heartbeat=True)
+
     def _drain(self) -> None:
         """Drain what was touched, ask for the flushes that are due, send the heartbeats."""
         if self._is_draining:
@@ -182,6 +215,8 @@ class MultiRaft:
                 for replica in dirty.values():
                     replica.drain()
                     self._flush(replica)
+                    if replica.resting.is_resting and replica.group not in self._rests:
+                        self._rests.add(replica)
                 for hook in self.after_drain:
                     hook()
         finally:

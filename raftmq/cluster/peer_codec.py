@@ -15,6 +15,7 @@ them; whatever the peer may not send raises `RemoteProtocolError`; nothing else 
     beats   (form 2)    sender node i32 | to node i32 | count u32 | count * beat
     beat    tag u8 | topic id 16s | partition i32 | creation epoch i64 | sender storage u64
             | to storage u64 | term i64 | round i64 | commit or matched end i64 | clock ms i64
+    node    (form 3)    sender node i32 | to node i32 | incarnation i64 | digest of groups u64
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from raftmq.cluster.peer_messages import (
+    NodeBeat,
     PeerMessage,
     RepairReply,
     RepairRequest,
+    Rest,
     TailReply,
     TailRequest,
+    Wake,
     WrongReplica,
 )
 from raftmq.errors import RemoteProtocolError
@@ -62,6 +66,7 @@ from raftmq.types import (
 FORMAT_VERSION: Final = 1
 FORM_MESSAGE: Final = 1
 FORM_BEATS: Final = 2
+FORM_NODE_BEAT: Final = 3
 
 _PREFIX: Final = struct.Struct(">BBI")
 _HEAD: Final = struct.Struct(">B16siqiQiQq")
@@ -78,6 +83,7 @@ _RANGE: Final = struct.Struct(">qq")
 _BATCHES: Final = struct.Struct(">qII")
 _SIZE: Final = struct.Struct(">I")
 _INDEX: Final = struct.Struct(">q")
+_NODE_BEAT: Final = struct.Struct(">iiqQ")
 _TAIL: Final = struct.Struct(">qqq")  # floor, log end, last term
 
 _TAGS: Final[dict[type, int]] = {
@@ -96,6 +102,8 @@ _TAGS: Final[dict[type, int]] = {
     RepairReply: 13,
     TailRequest: 14,
     TailReply: 15,
+    Rest: 16,
+    Wake: 17,
 }
 _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
@@ -150,7 +158,13 @@ def encode_beats(
     return [frame]
 
 
-def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]]:
+def encode_node_beat(beat: NodeBeat) -> list[Buffer]:
+    """Frame a node's sign of life."""
+    body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, beat.resting)
+    return [_PREFIX.pack(FORMAT_VERSION, FORM_NODE_BEAT, len(body)) + body]
+
+
+def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
     """Read a frame; payloads are views into it.
 
     Raises:
@@ -169,6 +183,9 @@ def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]]:
             return [_decode_message(head, rest)]
         if form == FORM_BEATS:
             return _decode_beats(head, rest)
+        if form == FORM_NODE_BEAT and not len(rest):
+            sender, to, incarnation, resting = _NODE_BEAT.unpack(head)
+            return NodeBeat(NodeId(sender), NodeId(to), incarnation, resting)
     except struct.error as error:
         raise RemoteProtocolError(f"truncated peer message: {error}") from error
     raise RemoteProtocolError(f"unknown form {form} of a peer message")
@@ -203,7 +220,7 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
             sizes = len(message.configuration), len(message.payload)
             fixed = _INSTALL.pack(message.log_start, message.previous_term, *sizes)
             body = b"".join((fixed, message.configuration, message.payload))
-        case TimeoutNow() | WrongReplica():
+        case TimeoutNow() | WrongReplica() | Wake():
             body = b""
         case RepairRequest():
             body = _RANGE.pack(message.start, message.end)
@@ -216,6 +233,8 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
             body = _INDEX.pack(message.floor)
         case TailReply():
             body = _TAIL.pack(message.floor, message.log_end, message.last_term)
+        case Rest():
+            body = _RANGE.pack(message.log_end, message.round)
     return body, ()
 
 
@@ -369,7 +388,7 @@ def _read_install(
     return install, 0
 
 
-def _read_empty(kind: type[TimeoutNow | WrongReplica]) -> Callable[..., Any]:
+def _read_empty(kind: type[TimeoutNow | WrongReplica | Wake]) -> Callable[..., Any]:
     def read(
         term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
     ) -> tuple[PeerMessage, int]:
@@ -378,6 +397,14 @@ def _read_empty(kind: type[TimeoutNow | WrongReplica]) -> Callable[..., Any]:
         return kind(term, sender, to), 0
 
     return read
+
+
+def _read_rest(
+    term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
+) -> tuple[PeerMessage, int]:
+    log_end, round_number = _RANGE.unpack(body)
+    _check_position(log_end, round_number)
+    return Rest(term, sender, to, RaftIndex(log_end), round_number), 0
 
 
 def _read_repair_request(
@@ -436,4 +463,6 @@ _READERS: Final[dict[int, Callable[..., tuple[PeerMessage, int]]]] = {
     13: _read_repair_reply,
     14: _read_tail(TailRequest),
     15: _read_tail(TailReply),
+    16: _read_rest,
+    17: _read_empty(Wake),
 }

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from raftmq.raft.messages import Message
-from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
+from raftmq.types import Buffer, NodeId, Offset, RaftIndex, ReplicaId, Term
 
 
 @frozen(slots=True)
@@ -75,5 +75,40 @@ class TailReply:
     last_term: Term
 
 
-EngineMessage: TypeAlias = WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply
+@frozen(slots=True)
+class Rest:
+    """The group is idle and all have everything up to `log_end`: rest (see `resting.py`).
+
+    Heartbeats up to `round` were sent before.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    log_end: RaftIndex
+    round: int
+
+
+@frozen(slots=True)
+class Wake:
+    """I do not rest any more."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+
+
+@frozen(slots=True)
+class NodeBeat:
+    """This process lives. `resting` digests the groups at rest that it leads and `to` is in."""
+
+    sender: NodeId
+    to: NodeId
+    incarnation: int
+    resting: int
+
+
+EngineMessage: TypeAlias = (
+    WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply | Rest | Wake
+)
 PeerMessage: TypeAlias = Message | EngineMessage

@@ -12,7 +12,7 @@ that failed says nothing any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 
@@ -26,8 +26,10 @@ from raftmq.cluster.peer_messages import (
     PeerMessage,
     RepairReply,
     RepairRequest,
+    Rest,
     TailReply,
     TailRequest,
+    Wake,
     WrongReplica,
 )
 from raftmq.cluster.read_barriers import ReadBarriers
@@ -35,6 +37,7 @@ from raftmq.cluster.readmission import Readmission
 from raftmq.cluster.repair import Repairer
 from raftmq.cluster.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
 from raftmq.cluster.replica_view import ReplicaView
+from raftmq.cluster.resting import Resting
 from raftmq.cluster.retention import Retention
 from raftmq.errors import (
     KafkaError,
@@ -113,6 +116,7 @@ class Replica(ReplicaView):
         self._readmission = Readmission()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self)
+        self.resting = Resting(self)
         self._source = LogSource(
             log, self._repairer.look, lambda error: self.fail(f"read failed: {error}")
         )
@@ -276,6 +280,10 @@ class Replica(ReplicaView):
                 self._peers.send(self.group, reply)
             case TailReply():
                 self._repairer.take_tail(message)
+            case Rest():
+                self.resting.on_rest(message)
+            case Wake():
+                pass  # that it came is the message
             case _:
                 self.core.step(message)
 
@@ -341,6 +349,8 @@ class Replica(ReplicaView):
         self._outbox.clear()
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
+        if self.resting.is_resting:
+            self.on_touched(self)  # the others must not rest on it
 
     # ---- effects ----
 
@@ -378,11 +388,6 @@ class Replica(ReplicaView):
         self._repairer.look()  # the machine may have met damage that recovery need not read
         self.machine.committed(self.high_watermark, self._commit_end)
         self._moves.fulfil(self._commit_end)
-
-    @property
-    def waits_for_journal(self) -> bool:
-        """True when a journal flush would let something go on."""
-        return not self.place.is_durable
 
     def _perform(self, ready: Ready) -> None:
         try:
@@ -564,6 +569,8 @@ class Replica(ReplicaView):
         self._moves.fulfil(self._commit_end)
         if self.is_writable:
             self._readmission.step(self.core, self._commit_end)
+        if self.config.rest_after_ticks:
+            self.resting.look(self.config.election_ticks)
 
     def retention_now_ms(self) -> int | None:
         """The time that a majority of voters agrees on; None on any but a leader."""
@@ -589,11 +596,8 @@ class Replica(ReplicaView):
             return
         if found:
             self._repairer.look()
+            self.on_touched(self)
 
     def send(self, message: PeerMessage) -> None:
         """Send to another replica of this group."""
         self._peers.send(self.group, message)
-
-    def damaged(self) -> Sequence[tuple[Offset, Offset]]:
-        """Offset ranges whose bytes are damaged here and not served."""
-        return self.log.damaged

@@ -6,8 +6,15 @@ or unknown on the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from raftmq.cluster.in_sync import InSyncTracker
+from raftmq.cluster.journal_place import JournalPlace
+from raftmq.cluster.log_start_moves import LogStartMoves
+from raftmq.cluster.outbox import Outbox
+from raftmq.cluster.read_barriers import ReadBarriers
 from raftmq.cluster.replica_ports import ReplicaConfig
+from raftmq.cluster.resting import Resting
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock
 from raftmq.raft.core import RaftCore
@@ -24,6 +31,11 @@ class ReplicaView:
     core: RaftCore
     config: ReplicaConfig
     failure: str | None
+    resting: Resting
+    place: JournalPlace
+    _outbox: Outbox
+    _barriers: ReadBarriers
+    _moves: LogStartMoves
     high_watermark: Offset
     _commit_end: RaftIndex
     _in_sync: InSyncTracker
@@ -90,6 +102,8 @@ class ReplicaView:
         """Leader and voters caught up within the allowed lag; only a leader knows."""
         if not self.is_leader:
             return ()
+        if self.resting.is_resting:
+            return self.voters  # it began with all of them caught up, and ends with any silence
         now_ms = self._clock.monotonic_ms()
         lag_ms = self.config.replica_lag_time_max_ms
         return tuple(
@@ -108,3 +122,27 @@ class ReplicaView:
             return self.log.flushed_end
         progress = self.core.progress.get(replica)
         return RaftIndex(0) if progress is None else progress.match_end
+
+    @property
+    def is_settled(self) -> bool:
+        """True when all there is is committed, flushed and fulfilled, and nothing waits."""
+        core = self.core
+        return (
+            core.log_end == core.commit_end == core.flushed_end == self._commit_end
+            and not (core.suspended or core.on_probation or core.claimed_end_floor)
+            and not (len(self._outbox) or len(self._barriers) or len(self._moves))
+            and self.place.is_durable
+        )
+
+    @property
+    def waits_for_journal(self) -> bool:
+        """True when a journal flush would let something go on."""
+        return not self.place.is_durable
+
+    def vouch(self, follower: ReplicaId) -> None:
+        """A follower was in sync until now, although it said nothing."""
+        self._in_sync.vouch(follower, self._clock.monotonic_ms())
+
+    def damaged(self) -> Sequence[tuple[Offset, Offset]]:
+        """Offset ranges whose bytes are damaged here and not served."""
+        return self.log.damaged

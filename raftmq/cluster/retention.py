@@ -69,5 +69,10 @@ class Retention:
         now_ms = self.now_ms()
         if now_ms is None:
             return None
-        target = replica.log.retention_target(now_ms, min(below, replica.high_watermark))
+        limit = min(below, replica.high_watermark)
+        if replica.resting.is_resting and replica.log.retention_target(
+            self._clock.wall_ms(), limit
+        ):
+            replica.on_touched(replica)  # clocks of a group at rest stand still: hear them again
+        target = replica.log.retention_target(now_ms, limit)
         return None if target is None or target <= replica.log_start_offset else target

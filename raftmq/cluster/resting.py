@@ -1,0 +1,241 @@
+"""Groups at rest: an idle group costs nothing but its share in one small frame between two nodes.
+
+When nothing happened for a while and every member has everything, the leader tells them to rest. A
+group at rest is not ticked: no heartbeats, no election timer. In their place each two nodes that
+share such groups exchange one beat, which proves that the other is the same process and lives.
+Whatever touches a replica wakes it, and it wakes the others; so does the silence of a member's
+node, its restart, or a disagreement about which groups rest.
+
+`Resting` is one replica's part, `Rests` a node's. Invariants: a group rests only when all members
+hold the same committed, flushed log and say so; a wake-up that is lost costs one election timeout,
+never an answer; nothing here decides about safety, since a woken replica goes on by Raft's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import define, frozen
+
+from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
+from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
+from raftmq.raft.progress import ProgressState
+from raftmq.types import NodeId, RaftGroupId, RaftIndex
+
+if TYPE_CHECKING:
+    from raftmq.cluster.replica import Replica
+
+MISMATCHES_MAX = 3
+"""Beats in a row that may disagree about which groups rest: messages are on their way."""
+
+
+class Resting:
+    """One replica's share in its group's rest."""
+
+    __slots__ = ("_idle_end", "_idle_ticks", "_replica", "_round", "is_resting")
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._idle_end = RaftIndex(0)
+        self._idle_ticks = 0
+        self._round = 0
+        self.is_resting = False
+
+    def look(self, ticks: int) -> None:
+        """So many ticks passed: a leader whose group has been idle for long lets it rest."""
+        replica = self._replica
+        core = replica.core
+        leadership = core.leadership
+        if leadership is None or core.log_end != self._idle_end:
+            self._idle_end, self._idle_ticks = core.log_end, 0
+            return
+        self._idle_ticks += ticks
+        if self._idle_ticks < replica.config.rest_after_ticks or not self._all_have_all():
+            return
+        round_number = core.next_round()
+        for member in core.progress:
+            rest = Rest(core.term, core.self_id, member, core.log_end, round_number)
+            replica.send(rest)
+        self._round = round_number
+        self.is_resting = True
+
+    def _all_have_all(self) -> bool:
+        replica = self._replica
+        core = replica.core
+        if not replica.is_writable or not replica.is_settled or core.transferee is not None:
+            return False
+        storages = {member.node_id: member for member in core.configuration.members}
+        return len(storages) == len(core.configuration.members) and all(
+            progress.match_end == core.log_end
+            and progress.state is ProgressState.REPLICATE
+            and progress.is_promising
+            and core.now - progress.last_heard_tick <= core.config.heartbeat_ticks + 1
+            for progress in core.progress.values()
+        )
+
+    def on_rest(self, rest: Rest) -> None:
+        """The leader lets the group rest, which takes that this replica has everything."""
+        replica = self._replica
+        core = replica.core
+        if (
+            rest.term == core.term
+            and rest.sender == core.leader
+            and rest.log_end == core.log_end
+            and replica.is_settled
+        ):
+            self._round = rest.round
+            self.is_resting = True
+
+    def is_late(self, message: PeerMessage) -> bool:
+        """True for what was under way when the rest began, which must not end it."""
+        core = self._replica.core
+        if message.term != core.term:
+            return message.term < core.term
+        if isinstance(message, Heartbeat | Rest):
+            return message.round <= self._round
+        return isinstance(message, AppendReply | HeartbeatReply)
+
+    def wake(self, silent: NodeId | None) -> None:
+        """Go on by ticks; `silent` is the node whose silence was the reason, if it was."""
+        replica = self._replica
+        self.is_resting = False
+        self._idle_ticks = 0
+        for member in replica.core.progress:
+            if member.node_id != silent:
+                replica.vouch(member)  # it kept up until now: so the rest began, and went on
+
+    def announce(self) -> None:
+        """Wake the others: a leader all members, a follower its leader."""
+        core = self._replica.core
+        targets = list(core.progress) if core.is_leader else [core.leader]
+        for target in targets:
+            if target is not None:
+                self._replica.send(Wake(core.term, core.self_id, target))
+
+
+@frozen(slots=True)
+class _Record:
+    replica: Replica
+    leader: NodeId | None
+    nodes: tuple[NodeId, ...]
+    digest: int
+
+
+@define(slots=True)
+class _Peer:
+    """Another node that shares groups at rest with this one."""
+
+    heard_tick: int
+    incarnation: int | None = None
+    led_here: int = 0  # digest of the groups at rest that this node leads and the peer is in
+    led_there: int = 0
+    mismatches: int = 0
+    shared: int = 0
+
+
+class Rests:
+    """All replicas of a node that are at rest."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        incarnation: int,
+        send: Callable[[NodeBeat], None],
+        wake: Callable[[Replica, NodeId | None], None],
+    ) -> None:
+        """`incarnation` differs from every earlier process of this node."""
+        self._node_id = node_id
+        self._incarnation = incarnation
+        self._send = send
+        self._wake = wake
+        self._records: dict[RaftGroupId, _Record] = {}
+        self._peers: dict[NodeId, _Peer] = {}
+        self._now = 0
+
+    def __contains__(self, group: RaftGroupId) -> bool:
+        return group in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, replica: Replica) -> None:
+        """A replica began to rest."""
+        core = replica.core
+        leader = None if core.leader is None else core.leader.node_id
+        if leader == self._node_id:
+            nodes = tuple(member.node_id for member in core.progress)
+        else:
+            nodes = () if leader is None else (leader,)
+        record = _Record(replica, leader, nodes, _digest(replica.group))
+        self._records[replica.group] = record
+        for node_id in nodes:
+            peer = self._peers.get(node_id)
+            if peer is None or not peer.shared:
+                peer = self._peers[node_id] = _Peer(self._now)
+            peer.shared += 1
+        self._mark(record)
+
+    def remove(self, group: RaftGroupId) -> Replica | None:
+        """A replica wakes or leaves; None when it was awake."""
+        record = self._records.pop(group, None)
+        if record is None:
+            return None
+        for node_id in record.nodes:
+            self._peers[node_id].shared -= 1
+        self._mark(record)
+        return record.replica
+
+    def _mark(self, record: _Record) -> None:
+        for node_id in record.nodes:
+            peer = self._peers[node_id]
+            if record.leader == self._node_id:
+                peer.led_here ^= record.digest
+            else:
+                peer.led_there ^= record.digest
+
+    def tick(self, heartbeat_ticks: int, election_ticks: int) -> None:
+        """Send beats when they are due; wake what shares groups with a silent node."""
+        self._now += 1
+        if not self._records:
+            return
+        is_due = self._now % heartbeat_ticks == 0
+        for node_id, peer in list(self._peers.items()):
+            if not peer.shared:
+                continue
+            if is_due:
+                beat = NodeBeat(self._node_id, node_id, self._incarnation, peer.led_here)
+                self._send(beat)
+            if self._now - peer.heard_tick > election_ticks:
+                self.wake_shared(node_id, silent=node_id)
+
+    def on_beat(self, beat: NodeBeat) -> None:
+        """Another node lives."""
+        peer = self._peers.get(beat.sender)
+        if peer is None or not peer.shared:
+            return
+        peer.heard_tick = self._now
+        if peer.incarnation not in (None, beat.incarnation):
+            self.wake_shared(beat.sender, silent=None)
+            return
+        peer.incarnation = beat.incarnation
+        if beat.resting == peer.led_there:
+            peer.mismatches = 0
+            return
+        peer.mismatches += 1
+        if peer.mismatches >= MISMATCHES_MAX:
+            self.wake_shared(beat.sender, silent=None)
+
+    def wake_shared(self, node_id: NodeId, *, silent: NodeId | None) -> None:
+        """Wake every replica whose rest that node vouched for."""
+        records = [record for record in self._records.values() if node_id in record.nodes]
+        for record in records:
+            self._wake(record.replica, silent)
+
+
+def _digest(group: RaftGroupId) -> int:
+    """64 bits, the same on every node; XOR of them tells sets apart."""
+    mixed = group.topic_id.int ^ (group.topic_id.int >> 64)
+    mixed = (mixed + group.partition * 0x9E3779B97F4A7C15 + group.creation_epoch) & (2**64 - 1)
+    mixed = ((mixed ^ (mixed >> 31)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    return mixed ^ (mixed >> 29)

@@ -1,0 +1,117 @@
+"""Groups at rest cost nothing, and wake when anything happens."""
+
+from __future__ import annotations
+
+from jepsen_like.network import Network
+from tests.cluster.sim_cluster import SimCluster
+
+
+def resting(cluster: SimCluster) -> list[int]:
+    return [n.multiraft.resting_count for n in cluster.nodes if n.multiraft is not None]
+
+
+def at_rest(**options: object) -> SimCluster:
+    cluster = SimCluster(rest_after_ticks=10, **options)
+    cluster.commit(3)
+    cluster.until(lambda: resting(cluster) == [cluster.world.options.groups] * 3)
+    return cluster
+
+
+def test_an_idle_group_sends_only_one_beat_per_pair_of_nodes() -> None:
+    cluster = at_rest(groups=20)
+    network: Network = cluster.world.network
+    writes = [node.disk.counters.writes for node in cluster.nodes]
+    before = network.sent
+    cluster.run(1_000)
+    # 40 ticks of 25 ms, a beat every second tick, from each of three nodes to two others.
+    assert network.sent - before <= 20 * 6 * 1.2
+    assert [node.disk.counters.writes for node in cluster.nodes] == writes
+    assert resting(cluster) == [20] * 3
+
+
+def test_a_busy_group_does_not_rest() -> None:
+    cluster = SimCluster(rest_after_ticks=10)
+    for _ in range(20):
+        cluster.commit()
+        cluster.run(50)
+        assert resting(cluster) == [0, 0, 0]
+
+
+def test_an_append_wakes_all_and_is_committed() -> None:
+    cluster = at_rest()
+    cluster.commit()
+    cluster.settle()
+    assert cluster.replica(cluster.leader).log_end_offset == 4
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_all_voters_are_in_sync_during_a_rest_and_right_after_it() -> None:
+    cluster = at_rest()
+    cluster.run(3_000)  # longer than the allowed lag
+    leader = cluster.replica(cluster.leader)
+    assert len(leader.in_sync_replicas()) == 3
+    cluster.append()
+    assert not leader.resting.is_resting
+    assert len(leader.in_sync_replicas()) == 3
+
+
+def test_a_read_barrier_wakes_and_is_kept() -> None:
+    cluster = at_rest()
+    promise = cluster.replica(cluster.leader).read_barrier()
+    cluster.until(lambda: promise.is_done, 200)
+    assert promise.result() == cluster.replica(cluster.leader).commit_end
+
+
+def test_a_dead_leader_is_replaced() -> None:
+    cluster = at_rest()
+    cluster.run(2_000)
+    gone = cluster.leader
+    gone.crash()
+    cluster.until(lambda: bool(cluster.leaders()), 1_500)
+    cluster.commit()
+    gone.start()
+    cluster.settle()
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_a_leader_that_restarts_at_once_is_noticed() -> None:
+    cluster = at_rest()
+    node = cluster.leader
+    node.crash()
+    node.start()
+    cluster.until(lambda: bool(cluster.leaders()), 1_500)
+    cluster.commit()
+    cluster.settle()
+
+
+def test_a_follower_that_restarts_hears_its_leader_again() -> None:
+    cluster = at_rest()
+    leader, node = cluster.leader, cluster.followers()[0]
+    term = cluster.replica(leader).core.term
+    node.crash()
+    node.start()
+    cluster.until(lambda: cluster.replica(node).leader is not None, 1_500)
+    assert cluster.replica(leader).core.term == term
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_an_isolated_leader_wakes_and_steps_down() -> None:
+    cluster = at_rest()
+    node = cluster.leader
+    cluster.isolate(node)
+    cluster.until(lambda: not cluster.replica(node).is_leader, 2_000)
+    cluster.until(lambda: bool(cluster.leaders()), 2_000)
+    cluster.mend()
+    cluster.commit()
+    cluster.settle()
+
+
+def test_a_leader_whose_replica_failed_is_noticed_although_its_node_lives() -> None:
+    cluster = at_rest()
+    node = cluster.leader
+    assert node.multiraft is not None
+    replica = cluster.replica(node)
+    with node.multiraft.batch():
+        node.multiraft.unregister(cluster.group)  # silently: nobody is told
+    replica.log.close()
+    cluster.until(lambda: any(n is not node for n in cluster.leaders()), 3_000)
