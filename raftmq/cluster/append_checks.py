@@ -1,4 +1,4 @@
-"""What a replica looks at before it lets a leader's message touch its log.
+"""What a replica looks at before it lets a message touch its core or log.
 
 Bytes that a correct leader never sends cost the connection they came on, nothing else; the same
 bytes found later would be a broken invariant and stop the replica.
@@ -6,11 +6,12 @@ bytes found later would be a broken invariant and stop the replica.
 
 from __future__ import annotations
 
+from raftmq.cluster.peer_messages import PeerMessage, WrongReplica
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
 from raftmq.log.log_start import LogStart
-from raftmq.raft.messages import AppendRequest, EntryKind, InstallLogStart
+from raftmq.raft.messages import AppendRequest, EntryKind, Heartbeat, InstallLogStart
 from raftmq.records import check_batch
-from raftmq.types import Term
+from raftmq.types import ReplicaId, Term
 
 
 def check_append(request: AppendRequest) -> None:
@@ -43,3 +44,11 @@ def check_install(install: InstallLogStart) -> None:
         or log_start.configuration != install.configuration
     ):
         raise RemoteProtocolError(f"a log start from {install.sender} that contradicts itself")
+
+
+def answer_to_stray(self_id: ReplicaId, message: PeerMessage) -> WrongReplica | None:
+    """What to say to a message that names another storage of this node; nothing else is done."""
+    is_leaders = isinstance(message, AppendRequest | Heartbeat | InstallLogStart)
+    if message.to.node_id != self_id.node_id or not is_leaders:
+        return None
+    return WrongReplica(message.term, self_id, message.sender)

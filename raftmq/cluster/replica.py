@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import attrs
 
-from raftmq.cluster.append_checks import check_append, check_install
+from raftmq.cluster.append_checks import answer_to_stray, check_append, check_install
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.journal_place import JournalFailedError, JournalPlace
 from raftmq.cluster.log_source import LogSource
@@ -58,7 +58,6 @@ from raftmq.raft.messages import (
     AppendRequest,
     Entry,
     EntryKind,
-    Heartbeat,
     HeartbeatReply,
     InstallLogStart,
 )
@@ -252,7 +251,8 @@ class Replica(ReplicaView):
         if self.failure is not None:
             return
         if message.to != self.self_id:
-            self._answer_stray(message)
+            if (notice := answer_to_stray(self.self_id, message)) is not None:
+                self.send(notice)
             return
         if self._prewritten_end:
             self.drain()  # what was appended belongs to the term before this message
@@ -543,14 +543,6 @@ class Replica(ReplicaView):
             return False
         check_append(request)
         return True
-
-    def _answer_stray(self, message: PeerMessage) -> None:
-        """A message for another storage of this node: tell who runs here, do nothing else."""
-        if message.to.node_id == self.self_id.node_id and isinstance(
-            message, AppendRequest | Heartbeat | InstallLogStart
-        ):
-            notice = WrongReplica(message.term, self.self_id, message.sender)
-            self._peers.send(self.group, notice)
 
     def _observe(self, sender: ReplicaId) -> None:
         if self.core.role is Role.LEADER:
