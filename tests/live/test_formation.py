@@ -31,7 +31,11 @@ def test_one_node(tmp_path: Path) -> None:
 def test_five_nodes_three_voters_two_observers(tmp_path: Path) -> None:
     with Cluster(tmp_path, 5, voters=3) as cluster:
         create_topic(cluster.bootstrap, "t", 10)
-        assert set(leaders(cluster.bootstrap, "t").values()) == {1, 2, 3, 4, 5}
+        wait_until(
+            lambda: set(leaders(cluster.bootstrap, "t").values()) == {1, 2, 3, 4, 5},
+            20,
+            "every node leads some of the partitions",
+        )
         with Load(cluster.bootstrap, "t", 10) as load:
             load.wait_for(500)
             for victim in (5, 1):  # an observer, then a voter of the metadata group
