@@ -58,6 +58,25 @@ class TestAppending:
         cluster.settle()
         assert cluster.replica(follower).log_end_offset == 10
 
+    def test_batches_staged_behind_an_election_may_meet_a_full_disk(self) -> None:
+        cluster = SimCluster(fsync_ms=(20.0, 25.0))
+        cluster.commit(3)
+        cluster.leader.crash()
+        cluster.until(lambda: bool(cluster.world.leaders(cluster.group)))
+        node = cluster.world.leaders(cluster.group)[0]
+        replica = cluster.replica(node)
+        node.disk.capacity_bytes = node.disk.used_bytes() + 50
+        # Its election entry is not flushed yet, so the batch waits in memory.
+        assert cluster.append(node, size=400) == 3
+        cluster.until(lambda: not replica.is_leader, 500)
+        assert replica.failure is None
+        assert replica.log_end_offset == 3
+        assert node.machines[cluster.group].end == replica.log.end_index == replica.core.log_end
+        node.disk.capacity_bytes = None
+        cluster.until(lambda: bool(cluster.leaders()))
+        cluster.commit(2)
+        cluster.settle()
+
     def test_a_failed_flush_stops_the_replica_for_good(self) -> None:
         cluster = SimCluster()
         follower = cluster.followers()[0]
@@ -145,6 +164,26 @@ class TestIdentity:
         assert after in voters
         cluster.settle()
 
+    def test_a_readmitted_node_that_leads_removes_its_own_earlier_name(self) -> None:
+        cluster = SimCluster()
+        cluster.commit(5)
+        node = cluster.followers()[0]
+        node.wipe()
+        node.start()
+        for _ in range(1_000):
+            leader = cluster.leaders()
+            if leader and len(cluster.replica(leader[0]).voters) == 4:
+                break
+            cluster.run(1.0)
+        leader_node = cluster.leader
+        assert len(cluster.replica(leader_node).voters) == 4
+        leader_node.crash()
+        other = next(n for n in cluster.nodes if n not in (node, leader_node))
+        other.paused_until_ms = 0.0
+        leader_node.start()
+        cluster.until(cluster.world.is_whole)
+        assert len(cluster.replica(cluster.leader).voters) == 3
+
     def test_a_lost_majority_elects_nobody(self) -> None:
         cluster = SimCluster()
         cluster.commit(5)
@@ -187,6 +226,23 @@ class TestDamage:
         cluster.commit(2)
         cluster.until(lambda: not replica.damaged())
         assert replica.is_leader
+        cluster.settle()
+
+    def test_a_damaged_range_that_the_peers_dropped_is_dropped_here_too(self) -> None:
+        cluster = SimCluster(segment_bytes=400)
+        cluster.commit(20, size=50)
+        node = cluster.followers()[0]
+        span = cluster.replica(node).log.locate(Offset(3), 1, Offset(10))[0]
+        path, position = span.file.path, span.position
+        node.crash()
+        node.disk.flip(path, position + 70)
+        leader = cluster.replica(cluster.leader)
+        leader.move_log_start(Offset(15))
+        cluster.until(lambda: leader.log_start_offset == 15)
+        node.start()
+        cluster.until(lambda: cluster.replica(node).log_start_offset == 15)
+        assert not cluster.replica(node).damaged()
+        cluster.commit(2)
         cluster.settle()
 
 

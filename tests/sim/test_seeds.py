@@ -60,18 +60,3 @@ def test_a_seed_replays_itself_whatever_the_hash_seed() -> None:
         for hash_seed in ("1", "77")
     }
     assert len(hashes) == 1
-
-
-# Seeds that once found a bug, with what they found.
-REGRESSIONS = [
-    pytest.param(3, id="reader stuck behind a closed segment's end"),
-    pytest.param(13, id="entries lost to a full disk stayed in the machine"),
-    pytest.param(56, id="a readmitted leader kept its own old identity"),
-    pytest.param(507, id="a damaged range that peers had dropped"),
-]
-
-
-@pytest.mark.parametrize("seed", REGRESSIONS)
-def test_seeds_that_found_a_bug(seed: int) -> None:
-    result = run_seed(seed)
-    assert result.verdict is Verdict.CLEAN, f"{result.name}: {result.detail}"
