@@ -78,10 +78,11 @@ def test_catch_up_consumers_are_served_by_sendfile(
     create_topic(shared_cluster.bootstrap, unique, 1)
     with Load(shared_cluster.bootstrap, unique, 1, rate=30_000, size=1000) as load:
         load.wait_for(20_000, timeout_s=60)
-    leader = shared_cluster[leaders(shared_cluster.bootstrap, unique)[0]]
+    # All nodes are traced, since leadership may move meanwhile.
+    pids = [word for node in shared_cluster.nodes.values() for word in ("-p", str(node.pid))]
     trace = tmp_path / "trace.txt"
     strace = subprocess.Popen(
-        [need("strace"), "-f", "-e", "trace=sendfile", "-o", str(trace), "-p", str(leader.pid)],
+        [need("strace"), "-f", "-e", "trace=sendfile", "-o", str(trace), *pids],
         stderr=subprocess.PIPE,
     )
     try:
