@@ -96,7 +96,10 @@ class MultiRaft:
         self._dirty.pop(group, None)
         self._waiting.pop(group, None)
         self._rests.remove(group)
-        return self.replicas.pop(group, None)
+        replica = self.replicas.pop(group, None)
+        if replica is not None:
+            replica.resting.is_resting = False
+        return replica
 
     @property
     def resting_count(self) -> int:
@@ -105,7 +108,9 @@ class MultiRaft:
 
     def touch(self, replica: Replica) -> None:
         """Something happened to `replica` from outside (an append, a proposal): drain it, at the
-        end of the current `batch()` or now."""
+        end of the current `batch()` or now. One that left is not touched any more."""
+        if self.replicas.get(replica.group) is not replica:
+            return
         self._dirty[replica.group] = replica
         self._wake(replica)
         if not self._depth:
@@ -271,6 +276,6 @@ class MultiRaft:
         if self.has_failed:
             return
         self.has_failed = True
-        for replica in self.replicas.values():
+        for replica in list(self.replicas.values()):
             replica.fail(f"journal failed: {error}")
         self._on_journal_failed(error)

@@ -587,8 +587,12 @@ class Replica(ReplicaView):
             self.fail(f"scrub failed: {error}")
             return
         if found:
-            self._repairer.look()
-            self.on_touched(self)
+            self.damage_found()
+
+    def damage_found(self) -> None:
+        """The log learned of damage: suspend, and have it repaired even if the group rests."""
+        self._repairer.look()
+        self.on_touched(self)
 
     def send(self, message: PeerMessage) -> None:
         """Send to another replica of this group."""

@@ -96,6 +96,9 @@ async def _scrub(plane: DataPlane, replica: Replica) -> int:
         if plane.multiraft.replicas.get(replica.group) is replica:  # else closed meanwhile
             replica.fail(f"scrub could not read: {error}")
         return 0
-    for start, end in replica.log.checked(job):
+    found = replica.log.checked(job)
+    for start, end in found:
         logger.warning("damage found", group=str(replica.group), start=start, end=end)
+    if found and plane.multiraft.replicas.get(replica.group) is replica:
+        replica.damage_found()
     return job.read_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jepsen_like.network import Network
+from raftmq.types import Offset
 from tests.cluster.sim_cluster import SimCluster
 
 
@@ -115,3 +116,27 @@ def test_a_leader_whose_replica_failed_is_noticed_although_its_node_lives() -> N
         node.multiraft.unregister(cluster.group)  # silently: nobody is told
     replica.log.close()
     cluster.until(lambda: any(n is not node for n in cluster.leaders()), 3_000)
+
+
+def test_a_replica_that_left_rests_no_more() -> None:
+    cluster = at_rest()
+    node = cluster.followers()[0]
+    assert node.multiraft is not None
+    gone = node.multiraft.unregister(cluster.group)
+    assert gone is not None
+    gone.fail("deleted")
+    cluster.run(100)
+    assert node.multiraft.resting_count == 0
+
+
+def test_damage_is_repaired_during_a_rest() -> None:
+    cluster = SimCluster(rest_after_ticks=10, segment_bytes=400)
+    cluster.commit(20, size=50)
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    node = cluster.followers()[0]
+    replica = cluster.replica(node)
+    span = replica.log.locate(Offset(3), 1, Offset(10))[0]
+    node.disk.flip(span.file.path, span.position + 70)
+    cluster.until(lambda: bool(replica.damaged()))
+    cluster.until(lambda: not replica.damaged())
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
