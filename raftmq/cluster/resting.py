@@ -26,6 +26,8 @@ from raftmq.types import NodeId, RaftGroupId, RaftIndex
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
+CONFUSED = -1
+"""In place of an incarnation: wake all that we share, we do not agree on what rests."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups rest: messages are on their way."""
 
@@ -171,8 +173,10 @@ class Rests:
         self._records[replica.group] = record
         for node_id in nodes:
             peer = self._peers.get(node_id)
-            if peer is None or not peer.shared:
+            if peer is None:
                 peer = self._peers[node_id] = _Peer(self._now)
+            elif not peer.shared:
+                peer.heard_tick, peer.incarnation = self._now, None
             peer.shared += 1
         self._mark(record)
 
@@ -210,12 +214,15 @@ class Rests:
                 self.wake_shared(node_id, silent=node_id)
 
     def on_beat(self, beat: NodeBeat) -> None:
-        """Another node lives."""
-        peer = self._peers.get(beat.sender)
-        if peer is None or not peer.shared:
+        """Another node lives, and says which groups rest on its word."""
+        if beat.incarnation == CONFUSED:
+            self.wake_shared(beat.sender, silent=None)
             return
+        peer = self._peers.get(beat.sender)
+        if peer is None:
+            peer = self._peers[beat.sender] = _Peer(self._now)
         peer.heard_tick = self._now
-        if peer.incarnation not in (None, beat.incarnation):
+        if peer.shared and peer.incarnation not in (None, beat.incarnation):
             self.wake_shared(beat.sender, silent=None)
             return
         peer.incarnation = beat.incarnation
@@ -224,6 +231,9 @@ class Rests:
             return
         peer.mismatches += 1
         if peer.mismatches >= MISMATCHES_MAX:
+            # Also what only the other side believes to rest has to wake: it may be gone here.
+            peer.mismatches = 0
+            self._send(NodeBeat(self._node_id, beat.sender, CONFUSED, 0))
             self.wake_shared(beat.sender, silent=None)
 
     def wake_shared(self, node_id: NodeId, *, silent: NodeId | None) -> None:

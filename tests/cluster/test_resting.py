@@ -140,3 +140,15 @@ def test_damage_is_repaired_during_a_rest() -> None:
     cluster.until(lambda: bool(replica.damaged()))
     cluster.until(lambda: not replica.damaged())
     cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_awake() -> None:
+    cluster = at_rest(groups=5)
+    leader, node = cluster.leader, cluster.followers()[0]
+    assert node.multiraft is not None
+    node.multiraft.unregister(cluster.group)
+    node.machines.pop(cluster.group)
+    cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 1_000)
+    cluster.until(lambda: resting(cluster).count(4) == 3, 5_000)
+    cluster.run(1_000)
+    assert resting(cluster) == [4, 4, 4]
