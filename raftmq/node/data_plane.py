@@ -39,6 +39,8 @@ from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")
 
+REST_AFTER_MS: Final = 1_000
+"""A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
 STALL_SHARE: Final = 0.25
 """A tick later than this share of the election timeout counts as a stall of the loop."""
 
@@ -117,6 +119,7 @@ class DataPlane:
             announce_commit=announce_commit,
             priority=priority,
             replica_lag_time_max_ms=self.config.replica_lag_time_max_ms,
+            rest_after_ticks=max(1, REST_AFTER_MS // self.config.tick_ms),
         )
 
     async def run(self, peer_listener: socket.socket, task_status: trio.TaskStatus[None]) -> None:
