@@ -148,7 +148,7 @@ class BareEntries:
         self.indexes: list[int] = []
         self.offsets: list[int] = []
         self.dropped = 0  # entries that left at the front, so that counts in flush jobs stay true
-        self.is_new_name = False  # the file's name is not durable yet
+        self.is_new = False  # `read` made the file, whose name is not durable then
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class BareEntries:
             self._file = self._disk.open(self._path)
         except FileNotFoundError:
             self._file = self._disk.open(self._path, create=True)
-            self.is_new_name = True
+            self.is_new = True
         size = self._file.size()
         found = read_slots(self._file.pread(size, 0))
         self._end = found.end
@@ -301,7 +301,6 @@ class BareEntries:
         self._positions = positions
         self._end = end
         self._allocated = allocated
-        self.is_new_name = False
 
     def _allocate_room(self, file: File, end: int, *, must: bool) -> int:
         """Reserve room behind `end`; a rewrite that has to be does without, if it must."""

@@ -123,7 +123,7 @@ class _Recovery:
         if found.slots or found.is_tail_bad or self._bases():
             raise UnusableLogError(f"{self._folder}: log-start is missing")
         self._local = LocalStart(initial)
-        self._start_file.replace(self._local)
+        self._start_file.replace(self._local)  # syncs the folder, with the bare entries' name
         self._report.is_new = True
         self._bare.load([], initial)
         return self._result(self._new_segments(), initial.base_offset)
@@ -175,9 +175,11 @@ class _Recovery:
                 break
             accepted.append(slot)
             base, epoch = entry.base_offset, entry.leader_epoch
-        self._is_bare_suspect |= found.is_tail_bad or self._bare.is_new_name
+        self._is_bare_suspect |= found.is_tail_bad or self._bare.is_new
         self._bare.load(accepted, start)
         kept = [slot for slot in found.slots if slot.entry.index >= start.index]
+        if self._bare.is_new:
+            self._disk.sync_directory(self._folder)
         if found.is_tail_bad or len(accepted) < len(kept) or not all(s.is_whole for s in kept):
             # Also so that what was refused does not stand before what is appended next.
             self._bare.compact(now=True)
@@ -426,8 +428,6 @@ class _Recovery:
             if segment.end_offset <= synced_offset:
                 break
             segment.is_dirty = not segment.is_missing
-            segments.is_folder_dirty = True
-        if self._bare.is_new_name:
             segments.is_folder_dirty = True
         return Recovered(
             local=self._local,

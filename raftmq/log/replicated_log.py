@@ -302,9 +302,6 @@ class ReplicatedLog(ReadableLog):
         files, folders = self._segments.take_dirty()
         if is_bare_dirty:
             files.append(bare.file)
-            if bare.is_new_name:
-                bare.is_new_name = False
-                folders = [self.folder]
         self._job = FlushJob(
             self._disk,
             tuple(files),

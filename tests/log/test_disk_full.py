@@ -170,7 +170,8 @@ def test_a_change_that_was_begun_needs_no_more_room() -> None:
     assert open_log(disk, claimed=9).recovery.finished == ""
 
 
-def test_dead_bare_entries_stay_when_there_is_no_room_to_rewrite() -> None:
+@pytest.mark.parametrize("room", [1024, 2048, 6000])
+def test_dead_bare_entries_stay_when_there_is_no_room_to_rewrite(room: int) -> None:
     disk = sim_disk()
     log = open_log(disk, BIG)
     for epoch in range(1, 120):
@@ -178,12 +179,24 @@ def test_dead_bare_entries_stay_when_there_is_no_room_to_rewrite() -> None:
     append(log, 119)
     flush(log)
     size = disk.files()[f"{log.folder}/bare.entries"]
-    disk.capacity_bytes = disk.used_bytes() + 1024
+    disk.capacity_bytes = disk.used_bytes() + room
     log.move_start(log.start_at(Offset(1)))
     assert disk.files()[f"{log.folder}/bare.entries"] == size
     assert log.log_start_offset == 1
     assert open_log(disk, BIG, claimed=120).end_index == 120
     assert disk.list(log.folder)[-1] == "log-start"
+
+
+def test_bare_entries_are_truncated_when_their_reserve_is_used_up() -> None:
+    disk = sim_disk()
+    log = open_log(disk, attrs.evolve(BIG, bare_reserve_bytes=2048))
+    disk.capacity_bytes = disk.used_bytes()
+    count = until_full(lambda number: elect(log, number + 1))
+    assert count == 2
+    flush(log)
+    log.truncate_to(RaftIndex(1))
+    log.truncate_to(RaftIndex(0))
+    assert log.end_index == 0
 
 
 def test_a_full_disk_in_the_middle_of_a_change_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,3 +319,72 @@ def test_a_reset_to_the_middle_of_a_batch() -> None:
     log.append_batch(batch(10, 3, 5))
     assert flush(log) == 19
     assert span_bytes(log.locate(Offset(13), 1, Offset(15))) == batch(10, 3, 5)
+
+
+def test_truncation_inside_damage_of_a_closed_segment() -> None:
+    disk = sim_disk()
+    log = filled(disk, 40)
+    log.close()
+    disk.flip(segment(), 300)
+    size = len(batch(0, 1, 2, 60))
+    disk.flip(segment(), 5 * size + 80)
+    disk.remove(segment(suffix="index"))
+    log = open_log(disk, claimed=log.flushed_end)
+    assert log.damaged == [(2, 4), (10, 12)]
+    log.truncate_to(RaftIndex(12))
+    assert (log.log_end_offset, log.damaged) == (11, [(2, 4), (10, 11)])
+    append(log, 1)
+    assert flush(log) == 13
+
+
+def test_truncation_without_room_for_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = sim_disk()
+    log = filled(disk, 3, BIG)
+
+    def refuse(_self: SparseIndex, _summary: object) -> None:
+        raise DiskFullError("no room for an index")
+
+    monkeypatch.setattr(SparseIndex, "write", refuse)
+    log.truncate_to(RaftIndex(3))
+    append(log, 1)
+    assert flush(log) == 4
+
+
+def test_a_pair_that_the_file_does_not_confirm_ends_no_span() -> None:
+    disk = sim_disk()
+    log = filled(disk, 30, BIG)
+    first = log._segments.all[0]
+    sent = span_bytes(log.locate(Offset(0), 1 << 20, Offset(60)))
+    values = first.offset_index._pending_values
+    for at in range(len(values)):
+        values[at] += 7
+    log._recent.clear()
+    for end in range(8, 60, 2):
+        log._reader._remember(0, first, 0)
+        data = span_bytes(log.locate(Offset(0), 1 << 20, Offset(end)))
+        assert data == sent[: end // 2 * len(sent) // 30]
+
+
+def test_a_log_without_reserves() -> None:
+    disk = sim_disk()
+    log = open_log(disk, attrs.evolve(BIG, bare_reserve_bytes=0))
+    log.reset_to(LogStart(Offset(3), RaftIndex(4), LeaderEpoch(2)))
+    elect(log, 3)
+    append(log, 3)
+    assert flush(log) == 6
+    log.reset_to(LogStart(Offset(9), RaftIndex(12), LeaderEpoch(4)))
+    assert open_log(disk, BIG, claimed=12).end_index == 12
+
+
+def test_bare_entries_are_mended_on_a_full_disk() -> None:
+    disk = sim_disk()
+    log = filled(disk, 2, BIG)
+    path = f"{FOLDER}/bare.entries"
+    disk.overwrite(path, disk.content(path)[:1024])
+    disk.flip(path, 20)
+    disk.capacity_bytes = disk.used_bytes() + 1500
+    log = open_log(disk, BIG, claimed=log.flushed_end)
+    assert disk.files()[path] == 1024
+    disk.capacity_bytes = None
+    elect(log, 2)
+    assert flush(log) == 6

@@ -21,7 +21,7 @@ from raftmq.log.model import LogConfig
 from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 from tests.log.conftest import Place
-from tests.log.helpers import SMALL, append, elect, filled, flush, open_log, sim_disk
+from tests.log.helpers import MEMBERSHIP, SMALL, append, elect, filled, flush, open_log, sim_disk
 
 FOLDER = "data/a-0"
 BIG = LogConfig(segment_bytes=1 << 20, index_interval_bytes=300, bare_reserve_bytes=8192)
@@ -39,6 +39,7 @@ def test_a_sound_folder(place: Place) -> None:
     log = open_log(place.disk, folder=f"{place.root}/a-0")
     for epoch in (1, 2):
         elect(log, epoch)
+        log.append_bare(log.end_index, LeaderEpoch(epoch), MEMBERSHIP, b"")
         for _ in range(30):
             append(log, epoch, 2)
         flush(log)
@@ -55,7 +56,12 @@ def test_a_sound_folder(place: Place) -> None:
     assert items[-1].header is not None
     assert items[-1].header.next_offset == 120
     entries = list(read_bare_entries(place.disk, f"{log.folder}/bare.entries"))
-    assert [(e.leader_epoch, is_whole) for e, is_whole in entries] == [(1, True), (2, True)]
+    assert [(e.leader_epoch, is_whole) for e, is_whole in entries] == [
+        (1, True),
+        (1, True),
+        (2, True),
+        (2, True),
+    ]
     local = read_log_start(place.disk, f"{log.folder}/log-start")
     assert local is not None
     assert local.log_start.offset == 33

@@ -720,7 +720,7 @@ def test_an_unfinished_reset_and_truncation_are_finished() -> None:
     assert [n for n in disk.list(FOLDER) if n[0] == "0"] == []
 
 
-@pytest.mark.parametrize("end", [5, 7, 9])
+@pytest.mark.parametrize("end", [5, 7, 9, 11])
 def test_an_unfinished_truncation_over_damage(end: int) -> None:
     disk = sim_disk()
     log = filled(disk, 6, BIG)
