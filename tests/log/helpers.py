@@ -9,7 +9,7 @@ from attrs import Factory, define
 from jepsen_like.disk import SimDisk
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import FileSpan, LogConfig, LogEntry
+from raftmq.log.model import DamagedError, FileSpan, LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
 from raftmq.ports import Disk
@@ -218,3 +218,32 @@ class Model:
             later = [start for e, start in first.items() if e > max(known)]
             end = self.offset_of(min(later)) if later else self.end_offset
             assert log.end_offset_for_epoch(LeaderEpoch(asked)) == (max(known), end)
+
+
+FOLDER = "data/a-0"
+BIG = LogConfig(segment_bytes=1 << 20, index_interval_bytes=300, bare_reserve_bytes=8192)
+
+
+def segment(base: int = 0, suffix: str = "log") -> str:
+    return f"{FOLDER}/{base:020d}.{suffix}"
+
+
+def model_of(log: ReplicatedLog) -> Model:
+    model = Model()
+    for e in all_entries(log):
+        model.add(e.leader_epoch, e.kind, bytes(e.payload), e.end - e.start)
+    return model
+
+
+def readable(log: ReplicatedLog) -> dict[int, bytes]:
+    """Every entry that the log gives out, by index; damaged ones are skipped."""
+    found: dict[int, bytes] = {}
+    at = log.log_start.index
+    while at < log.end_index:
+        try:
+            for entry in log.entries(at, 1 << 20):
+                found[entry.start] = bytes(entry.payload)
+                at = entry.end
+        except DamagedError as error:
+            at = RaftIndex(log.index_of(Offset(error.end - 1)) + 1)
+    return found
