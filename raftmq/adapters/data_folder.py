@@ -2,7 +2,8 @@
 
 `node.json` holds cluster id, node id, storage id and format version; it is written once, before
 anything else, and only checked afterwards. `formation.json` holds what `cluster/formation.py` must
-not forget. A lock keeps a second process out. Everything here is replaced atomically and synced.
+not forget. A lock keeps a second process out. Both are replaced atomically, synced, and sealed with
+a checksum: one flipped digit of a storage id would be somebody else's identity.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from crc32c import crc32c
 
 from raftmq.cluster.formation import FormationState
 from raftmq.errors import RaftmqError
@@ -20,6 +22,7 @@ from raftmq.ports import Disk
 from raftmq.types import NodeId, StorageId
 
 FORMAT_VERSION: Final = 1
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class DataFolderError(RaftmqError):
@@ -33,6 +36,13 @@ class NodeFile(msgspec.Struct, frozen=True):
     cluster_id: str
     node_id: int
     storage_id: str
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    """What a file of this folder holds: its content, and the checksum of exactly these bytes."""
+
+    crc32c: str
+    content: msgspec.Raw
 
 
 class DataFolder:
@@ -64,13 +74,11 @@ class DataFolder:
         except BlockingIOError:
             os.close(lock_fd)
             raise DataFolderError(f"data folder {root} is in use by another process") from None
-        node_path = f"{root}/node.json"
-        if disk.exists(node_path):
-            node = _check(root, _read(disk, node_path), cluster_id, node_id)
-        else:
-            storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
-            node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
-            _replace(disk, root, "node.json", msgspec.json.format(msgspec.json.encode(node)))
+        try:
+            node = _load_or_make(disk, root, cluster_id, node_id)
+        except BaseException:
+            os.close(lock_fd)
+            raise
         return cls(disk, root, node, lock_fd)
 
     def load_formation(self) -> FormationState:
@@ -78,25 +86,30 @@ class DataFolder:
         path = f"{self.path}/formation.json"
         if not self._disk.exists(path):
             return FormationState()
-        try:
-            return msgspec.json.decode(_read(self._disk, path), type=FormationState)
-        except msgspec.DecodeError as error:
-            raise DataFolderError(f"{path} is damaged: {error}") from error
+        return _read(self._disk, path, FormationState)
 
     def save_formation(self, state: FormationState) -> None:
         """Replace what `load_formation` gives; durable on return."""
-        _replace(self._disk, self.path, "formation.json", msgspec.json.encode(state))
+        _replace(self._disk, self.path, "formation.json", state)
 
     def close(self) -> None:
         """Let go of the lock."""
         os.close(self._lock_fd)
 
 
-def _check(root: str, data: bytes, cluster_id: str, node_id: NodeId) -> NodeFile:
-    try:
-        node = msgspec.json.decode(data, type=NodeFile)
-    except msgspec.DecodeError as error:
-        raise DataFolderError(f"{root}/node.json is damaged: {error}") from error
+def _load_or_make(disk: Disk, root: str, cluster_id: str, node_id: NodeId) -> NodeFile:
+    path = f"{root}/node.json"
+    if disk.exists(path):
+        node = _read(disk, path, NodeFile)
+        _check(root, node, cluster_id, node_id)
+        return node
+    storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
+    node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
+    _replace(disk, root, "node.json", node)
+    return node
+
+
+def _check(root: str, node: NodeFile, cluster_id: str, node_id: NodeId) -> None:
     if node.format_version > FORMAT_VERSION:
         raise DataFolderError(
             f"{root} has format version {node.format_version}; this raftmq knows up to "
@@ -108,18 +121,33 @@ def _check(root: str, data: bytes, cluster_id: str, node_id: NodeId) -> NodeFile
         )
     if node.node_id != node_id:
         raise DataFolderError(f"{root} belongs to node {node.node_id}, the config says {node_id}")
-    return node
 
 
-def _read(disk: Disk, path: str) -> bytes:
+def _read(disk: Disk, path: str, kind: type[_T]) -> _T:
     file = disk.open(path)
     try:
-        return file.pread(file.size(), 0)
+        data = file.pread(file.size(), 0)
     finally:
         file.close()
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        if _checksum(sealed.content) != sealed.crc32c:
+            raise msgspec.DecodeError("its checksum is wrong")
+        return msgspec.json.decode(sealed.content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataFolderError(
+            f"{path} is damaged ({error}). Move the data folder away and start again: the node "
+            "fetches its data from the others"
+        ) from error
 
 
-def _replace(disk: Disk, root: str, name: str, data: bytes) -> None:
+def _checksum(content: bytes | msgspec.Raw) -> str:
+    return f"{crc32c(bytes(content)):08x}"
+
+
+def _replace(disk: Disk, root: str, name: str, content: msgspec.Struct) -> None:
+    raw = msgspec.json.encode(content)
+    data = msgspec.json.encode(_Sealed(_checksum(raw), msgspec.Raw(raw))) + b"\n"
     file = disk.open(f"{root}/{name}.new", create=True)
     try:
         file.truncate(0)
