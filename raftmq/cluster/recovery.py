@@ -11,6 +11,9 @@ Invariant: the same identity never votes or acknowledges with less than it promi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import attrs
 from attrs import field, frozen
 
 from raftmq.cluster.journal_place import JournalFailedError
@@ -71,10 +74,19 @@ def open_replica(
     state = journal.get(group)
     is_lost = is_forgotten(journal, state, is_empty=not opening.disk.list(folder))
     log: ReplicatedLog | None = None
+    known = state or GroupState()
     if not is_lost:
-        claimed = RaftIndex(0) if state is None else RaftIndex(state.flushed_end)
+
+        def before_cut(floor: RaftIndex) -> None:
+            # Durable before the tail is gone: else a crash in between would forget that this
+            # replica may have promised what it held.
+            latest = journal.get(group) or known
+            journal.put(group, attrs.evolve(latest, cut_floor=max(floor, latest.cut_floor)))
+            journal.flush_now()
+
+        claimed = RaftIndex(known.flushed_end)
         try:
-            log = _open_log(opening, folder, log_config, claimed, initial)
+            log = _open_log(opening, folder, log_config, claimed, initial, before_cut)
         except UnusableLogError:
             is_lost = True
             _set_aside(opening, folder)
@@ -85,10 +97,10 @@ def open_replica(
         # Before the new log: a folder that is no longer empty must not look like the old one's.
         _bootstrap(journal, group, identity)
         try:
-            log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
+            log = _open_log(opening, folder, log_config, RaftIndex(0), initial, None)
         except UnusableLogError:
             _set_aside(opening, folder)
-            log = _open_log(opening, folder, log_config, RaftIndex(0), initial)
+            log = _open_log(opening, folder, log_config, RaftIndex(0), initial, None)
     elif state is not None and state.bootstrapped is not None:
         identity = ReplicaId(identity.node_id, state.bootstrapped)
     assert log is not None
@@ -105,7 +117,7 @@ def open_replica(
         buggify=opening.buggify,
     )
     if not is_lost:
-        replica.keep_claims()
+        replica.keep_claims(RaftIndex(known.cut_floor))
     return replica
 
 
@@ -122,7 +134,12 @@ def _set_aside(opening: Opening, folder: str) -> None:
 
 
 def _open_log(
-    opening: Opening, folder: str, config: LogConfig, claimed: RaftIndex, initial: Configuration
+    opening: Opening,
+    folder: str,
+    config: LogConfig,
+    claimed: RaftIndex,
+    initial: Configuration,
+    before_cut: Callable[[RaftIndex], None] | None,
 ) -> ReplicatedLog:
     first = LogStart(
         offset=Offset(0),
@@ -139,4 +156,5 @@ def _open_log(
         initial=first,
         clock=opening.clock,
         shared=opening.shared,
+        before_cut=before_cut,
     )

@@ -139,12 +139,12 @@ class Replica(ReplicaView):
 
     # ---- inputs ----
 
-    def keep_claims(self) -> None:
-        """After opening: keep the word given for bytes that recovery cut off or found damaged."""
+    def keep_claims(self, floor_before: RaftIndex) -> None:
+        """After opening: keep the word given for bytes that recovery cut off or found damaged;
+        `floor_before` is what an earlier opening left to keep."""
         recovery = self.log.recovery
-        before = self.place.state.cut_floor
-        floor = max(recovery.cut_claimed_end, RaftIndex(before))
-        if not before and not recovery.dropped_bare_entries:
+        floor = max(recovery.cut_claimed_end, floor_before)
+        if not floor_before and not recovery.dropped_bare_entries:
             # A batch is written only after its epoch's election entry is durable, and none of
             # those was lost: what was cut is of the last epoch that is left, or earlier.
             self.core.claimed_term_floor = self.core.epochs.last_term

@@ -13,6 +13,7 @@ end. A truncation or reset that a crash interrupted is carried through first.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define, evolve
@@ -70,19 +71,31 @@ def recover(
     claimed_end: RaftIndex,
     initial: LogStart | None,
     now_ms: int,
+    before_cut: Callable[[RaftIndex], None] | None = None,
 ) -> Recovered:
     """Open the folder; makes a new log when there is none.
+
+    `before_cut` is told the end that a tail claims, if any, before it is cut off.
 
     Raises:
         UnusableLogError: the log start or a bare entry below the claimed end is lost.
         NewerFormatError: a file of a newer raftmq.
         DiskError: the device failed.
     """
-    return _Recovery(shared, folder, config, now_ms).run(claimed_end, initial or LogStart())
+    recovery = _Recovery(shared, folder, config, now_ms, before_cut)
+    return recovery.run(claimed_end, initial or LogStart())
 
 
 class _Recovery:
-    def __init__(self, shared: Shared, folder: str, config: LogConfig, now_ms: int) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        folder: str,
+        config: LogConfig,
+        now_ms: int,
+        before_cut: Callable[[RaftIndex], None] | None,
+    ) -> None:
+        self._before_cut = before_cut
         self._shared = shared
         self._disk = shared.files.disk
         self._folder = folder
@@ -350,7 +363,7 @@ class _Recovery:
         for item in found:
             segment = item.segment
             if segment.base_offset >= end and kept:
-                claims.append(self._claim_of(item))
+                self._note_claim(self._claim_of(item), claims)
                 self._report.cut |= item.file_size > 0
                 segment.remove()
                 has_cut = True
@@ -382,11 +395,18 @@ class _Recovery:
         if is_zero(rest) and self._config.segment_reserve_bytes:
             return False  # room allocated ahead
         if item.next_base is None or item.next_base >= end:
-            claims.append(self._claim_of(item))  # else the next segment began where this one ended
+            # Else the next segment began where this one ended.
+            self._note_claim(self._claim_of(item), claims)
         self._report.cut = True
         segment.file.truncate(scan.position)
         segment.file.fdatasync()
         return True
+
+    def _note_claim(self, claim: int, claims: list[int]) -> None:
+        """Remember where a tail that is about to be cut claims to end, durably if someone cares."""
+        claims.append(claim)
+        if claim and self._before_cut is not None:
+            self._before_cut(RaftIndex(claim))
 
     def _claim_of(self, item: _Found) -> int:
         """The end that cut bytes claim, 0 when they cannot have been a whole batch."""

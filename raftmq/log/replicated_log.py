@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raftmq.log.checker import Checker
 from raftmq.log.flush import FlushJob
@@ -66,8 +66,11 @@ class ReplicatedLog(ReadableLog):
         initial: LogStart | None = None,
         clock: Clock,
         shared: Shared | None = None,
+        before_cut: Callable[[RaftIndex], None] | None = None,
     ) -> ReplicatedLog:
         """Recover what the folder holds, or begin a log at `initial`.
+
+        `before_cut` is told the end that a torn tail claims, if any, before it is cut off.
 
         Raises:
             UnusableLogError: the log start or a bare entry below the claimed end is lost.
@@ -82,6 +85,7 @@ class ReplicatedLog(ReadableLog):
             claimed_end=claimed_flushed_end,
             initial=initial,
             now_ms=clock.wall_ms(),
+            before_cut=before_cut,
         )
         return cls(folder, config, shared, clock, recovered)
 
