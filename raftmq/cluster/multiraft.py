@@ -137,12 +137,11 @@ class MultiRaft:
     def tick(self) -> None:
         """One tick for every replica that is awake."""
         with self.batch():
-            rests = self._rests
-            rests.tick(self._heartbeat_ticks, self._election_ticks)
-            for group, replica in self.replicas.items():
-                if group not in rests:
+            self._rests.tick(self._heartbeat_ticks, self._election_ticks)
+            for replica in self.replicas.values():
+                if not replica.resting.is_resting:
                     replica.tick()
-                    self._dirty[group] = replica
+                    self._dirty[replica.group] = replica
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:
         """Take a frame that `sender` sent; nobody may change it afterwards.

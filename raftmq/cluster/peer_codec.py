@@ -69,9 +69,10 @@ FORM_BEATS: Final = 2
 FORM_NODE_BEAT: Final = 3
 
 _PREFIX: Final = struct.Struct(">BBI")
-_HEAD: Final = struct.Struct(">B16siqiQiQq")
+_HEAD: Final = struct.Struct(">B28siQiQq")
 _BEATS: Final = struct.Struct(">iiI")
-_BEAT: Final = struct.Struct(">B16siqQQqqqq")
+_BEAT: Final = struct.Struct(">B28sQQqqqq")
+_GROUP: Final = struct.Struct(">16siq")
 _VOTE: Final = struct.Struct(">qq?")
 _GRANTED: Final = struct.Struct(">?")
 _APPEND: Final = struct.Struct(">qqqI")
@@ -105,6 +106,8 @@ _TAGS: Final[dict[type, int]] = {
     Rest: 16,
     Wake: 17,
 }
+_KNOWN_GROUPS_MAX: Final = 1 << 16
+_known_groups: dict[bytes, RaftGroupId] = {}
 _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
@@ -114,9 +117,7 @@ def encode(group: RaftGroupId, message: PeerMessage) -> list[Buffer]:
     sender, to = message.sender, message.to
     head = _HEAD.pack(
         _TAGS[type(message)],
-        group.topic_id.bytes,
-        group.partition,
-        group.creation_epoch,
+        _GROUP.pack(group.topic_id.bytes, group.partition, group.creation_epoch),
         sender.node_id,
         sender.storage_id,
         to.node_id,
@@ -144,9 +145,7 @@ def encode_beats(
             frame,
             position,
             7 if is_request else 8,
-            group.topic_id.bytes,
-            group.partition,
-            group.creation_epoch,
+            _GROUP.pack(group.topic_id.bytes, group.partition, group.creation_epoch),
             beat.sender.storage_id,
             beat.to.storage_id,
             beat.term,
@@ -251,8 +250,8 @@ def _append_body(message: AppendRequest) -> tuple[bytes, tuple[Buffer, ...]]:
 
 
 def _decode_message(head: memoryview, rest: memoryview) -> tuple[RaftGroupId, PeerMessage]:
-    tag, topic_id, partition, epoch, *ids, term = _HEAD.unpack_from(head, 0)
-    group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+    tag, group_bytes, *ids, term = _HEAD.unpack_from(head, 0)
+    group = _group(group_bytes)
     sender = ReplicaId(NodeId(ids[0]), StorageId(ids[1]))
     to = ReplicaId(NodeId(ids[2]), StorageId(ids[3]))
     reader = _READERS.get(tag)
@@ -272,9 +271,9 @@ def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId,
     sender_node, to_node = NodeId(sender_node), NodeId(to_node)
     beats: list[tuple[RaftGroupId, PeerMessage]] = []
     for fields in _BEAT.iter_unpack(head[_BEATS.size :]):
-        tag, topic_id, partition, epoch, storage, to_storage, term, number, end, clock = fields
+        tag, group_bytes, storage, to_storage, term, number, end, clock = fields
         _check_position(term, number, end)
-        group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+        group = _group(group_bytes)
         sender = ReplicaId(sender_node, storage)
         to = ReplicaId(to_node, to_storage)
         if tag == 7:
@@ -284,6 +283,18 @@ def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId,
         else:
             raise RemoteProtocolError(f"message {tag} among heartbeats")
     return beats
+
+
+def _group(encoded: bytes) -> RaftGroupId:
+    """The group of these bytes; heartbeats name the same ones over and over."""
+    group = _known_groups.get(encoded)
+    if group is None:
+        topic_id, partition, epoch = _GROUP.unpack(encoded)
+        group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+        if len(_known_groups) >= _KNOWN_GROUPS_MAX:
+            _known_groups.clear()
+        _known_groups[encoded] = group
+    return group
 
 
 def _check_position(*values: int) -> None:
