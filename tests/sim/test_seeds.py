@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_200_seeds_are_clean_and_eventful() -> None:
     only = os.environ.get("RAFTMQ_SEED")
     first, count = (int(only), 1) if only else (1, SEEDS)
@@ -36,6 +37,8 @@ def test_200_seeds_are_clean_and_eventful() -> None:
         assert sum(s.truncations for s in summaries) >= SEEDS / 4
         assert sum(s.wipes for s in summaries) >= 10
         assert sum(s.log_starts for s in summaries) >= SEEDS / 2
+        assert sum(s.rots for s in summaries) >= 10
+        assert sum(s.rests for s in summaries) >= SEEDS / 4
 
 
 def test_a_seed_replays_itself() -> None:
