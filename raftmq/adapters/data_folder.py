@@ -1,7 +1,8 @@
 """A node's data folder: who it belongs to, and which cluster formation it is part of.
 
-`node.json` holds cluster id, node id, storage id and format version; it is written once, before
-anything else, and only checked afterwards. `formation.json` holds what `cluster/formation.py` must
+`node.json` holds cluster id, node id, storage id and format version; it is written once, when the
+journal of hard states is there (so a folder with the one and without the other has lost promises),
+and only checked afterwards. `formation.json` holds what `cluster/formation.py` must
 not forget. A lock keeps a second process out. Both are replaced atomically, synced, and sealed with
 a checksum: one flipped digit of a storage id would be somebody else's identity.
 """
@@ -46,9 +47,16 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 class DataFolder:
-    """The opened, locked folder of this node."""
+    """The opened, locked folder of this node.
 
-    def __init__(self, disk: Disk, path: str, node: NodeFile, lock_fd: int) -> None:
+    Attributes:
+        is_new: nobody has promised anything under this folder's storage id yet.
+    """
+
+    def __init__(
+        self, disk: Disk, path: str, node: NodeFile, lock_fd: int, *, is_new: bool
+    ) -> None:
+        self.is_new = is_new
         self._disk = disk
         self._lock_fd = lock_fd
         self.path = path
@@ -56,14 +64,14 @@ class DataFolder:
         self.storage_id = StorageId(int(node.storage_id, 16))
 
     @classmethod
-    def open(cls, disk: Disk, path: Path, *, cluster_id: str, node_id: NodeId) -> DataFolder:
-        """Open the folder, making it at first start; everything written is durable on return.
+    def open(cls, disk: Disk, data: Path, *, cluster_id: str, node_id: NodeId) -> DataFolder:
+        """Open the folder, making it at first start; `take` it before anything is promised.
 
         Raises:
             DataFolderError: it belongs to another node or cluster, to a newer format, to a running
                 process, or cannot be written.
         """
-        root = str(path.absolute())
+        root = str(data.absolute())
         try:
             disk.make_directories(root)
             lock_fd = os.open(f"{root}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -74,12 +82,24 @@ class DataFolder:
         except BlockingIOError:
             os.close(lock_fd)
             raise DataFolderError(f"data folder {root} is in use by another process") from None
+        path = f"{root}/node.json"
+        is_new = not disk.exists(path)
         try:
-            node = _load_or_make(disk, root, cluster_id, node_id)
+            if is_new:
+                storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
+                node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
+            else:
+                node = _read(disk, path, NodeFile)
+                _check(root, node, cluster_id, node_id)
         except BaseException:
             os.close(lock_fd)
             raise
-        return cls(disk, root, node, lock_fd)
+        return cls(disk, root, node, lock_fd, is_new=is_new)
+
+    def take(self) -> None:
+        """Make a new folder this node's own, durably; the journal of hard states is durable."""
+        if self.is_new:
+            _replace(self._disk, self.path, "node.json", self.node)
 
     def load_formation(self) -> FormationState:
         """What this node promised and learned while the cluster formed."""
@@ -95,18 +115,6 @@ class DataFolder:
     def close(self) -> None:
         """Let go of the lock."""
         os.close(self._lock_fd)
-
-
-def _load_or_make(disk: Disk, root: str, cluster_id: str, node_id: NodeId) -> NodeFile:
-    path = f"{root}/node.json"
-    if disk.exists(path):
-        node = _read(disk, path, NodeFile)
-        _check(root, node, cluster_id, node_id)
-        return node
-    storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
-    node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
-    _replace(disk, root, "node.json", node)
-    return node
 
 
 def _check(root: str, node: NodeFile, cluster_id: str, node_id: NodeId) -> None:

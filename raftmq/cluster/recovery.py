@@ -45,9 +45,9 @@ class Opening:
 def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empty: bool) -> bool:
     """True when something may have been promised under this identity that is not known any more."""
     if state is None or state.bootstrapped is None:
-        # Nothing was promised before the journal knew it, unless the journal was lost; a group
-        # that has no files yet has nothing to forget even then.
-        return journal.damaged and not is_empty
+        # Nothing was promised before the journal knew it, unless the journal was lost. Then an
+        # empty folder may be a lost one, too: until the node has opened all that it had.
+        return journal.damaged
     return is_empty
 
 

@@ -106,12 +106,11 @@ class Node:
         folder = DataFolder.open(
             disk, config.data, cluster_id=config.cluster_id, node_id=self.node_id
         )
-        # The journal is durable before the first replica's folder is made.
-        has_replicas = any(disk.exists(f"{folder.path}/{name}") for name in ("meta", "topics"))
         journal = HardStateJournal.open(
-            disk, f"{folder.path}/state.journal", is_expected=has_replicas
+            disk, f"{folder.path}/state.journal", is_expected=not folder.is_new
         )
         try:
+            folder.take()
             self._compose(disk, folder, journal)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_failed, nursery.cancel_scope)

@@ -122,9 +122,16 @@ class Partitions:
     async def start(self) -> None:
         """Run all that a current image says this node should run; return when it does."""
         folders = self._find_folders()
-        for action in at_start(self._engine.image, self._plane.node_id, folders):
+        actions = at_start(self._engine.image, self._plane.node_id, folders)
+        self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile
+        for action in actions:
             await self._perform(action)
-        self._engine.on_image(self._image_changed)
+        wanted = (action.group for action in actions if isinstance(action, StartReplica))
+        if self._plane.journal.damaged and all(group in self._replicas for group in wanted):
+            # Every group that this node may have promised something is on probation now; those
+            # that are created later are new to it.
+            logger.warning("the journal of hard states was damaged: replicas are admitted anew")
+            self._plane.journal.accept_damage()
 
     async def run(self) -> None:
         """Follow the image until cancelled."""

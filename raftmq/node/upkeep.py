@@ -38,11 +38,8 @@ async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
 
 
 async def _watch_forever(plane: DataPlane) -> None:
-    """Tell of a damaged journal, and of replicas that stopped for good; without its metadata
-    replica a node stops, too."""
+    """Tell of replicas that stopped for good; without its metadata replica a node stops, too."""
     told: set[RaftGroupId] = set()
-    if plane.journal.damaged:
-        logger.warning("the journal of hard states was damaged: replicas were admitted anew")
     while True:
         for group, replica in plane.multiraft.replicas.items():
             if replica.failure is None or group in told:

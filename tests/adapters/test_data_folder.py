@@ -12,7 +12,9 @@ from raftmq.types import NodeId
 
 
 def opened(path: Path, *, cluster_id: str = "c", node_id: int = 1) -> DataFolder:
-    return DataFolder.open(RealDisk(), path, cluster_id=cluster_id, node_id=NodeId(node_id))
+    folder = DataFolder.open(RealDisk(), path, cluster_id=cluster_id, node_id=NodeId(node_id))
+    folder.take()
+    return folder
 
 
 def test_identity_and_formation_last(tmp_path: Path) -> None:
@@ -24,6 +26,18 @@ def test_identity_and_formation_last(tmp_path: Path) -> None:
     assert again.storage_id == folder.storage_id != 0
     assert again.load_formation() == state
     again.close()
+
+
+def test_it_is_new_until_it_is_taken(tmp_path: Path) -> None:
+    """The journal is made in between; afterwards, a missing journal is a lost one."""
+    for _ in range(2):
+        folder = DataFolder.open(RealDisk(), tmp_path, cluster_id="c", node_id=NodeId(1))
+        assert folder.is_new
+        folder.close()
+    opened(tmp_path).close()
+    folder = DataFolder.open(RealDisk(), tmp_path, cluster_id="c", node_id=NodeId(1))
+    assert not folder.is_new
+    folder.close()
 
 
 def test_another_node_or_cluster_is_refused_by_name(tmp_path: Path) -> None:

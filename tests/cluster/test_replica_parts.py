@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import ClassVar
 
 import pytest
 
+from jepsen_like.disk import SimDisk
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.outbox import Outbox
 from raftmq.cluster.readmission import next_configuration
+from raftmq.cluster.recovery import is_forgotten
 from raftmq.cluster.retention import RetentionClock
+from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendReply, VoteReply
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId, Term
@@ -139,3 +143,15 @@ class TestReadmission:
         before = config([A, B, C], [C2])
         assert next_configuration(before, self.STORAGES, [A, C2], [C2]) is None
         assert next_configuration(before, self.STORAGES, [A, B, C2], [C2]) is not None
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_with_the_journal_lost_no_folder_is_believed_to_be_new(is_empty: bool) -> None:
+    disk = SimDisk(Random(1))
+    disk.make_directories("data")
+    lost = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    promised = GroupState(bootstrapped=StorageId(7))
+    assert is_forgotten(lost, None, is_empty=is_empty)
+    assert is_forgotten(lost, promised, is_empty=is_empty) == is_empty
+    lost.accept_damage()
+    assert not is_forgotten(lost, None, is_empty=is_empty)
