@@ -181,16 +181,15 @@ def watermarks(
 ) -> tuple[int, int]:
     """Log start and high watermark; librdkafka leaves it to us to ask again after an election."""
 
-    def ask() -> tuple[int, int] | None:
-        where = confluent_kafka.TopicPartition(topic, partition)
+    where = confluent_kafka.TopicPartition(topic, partition)
+    deadline = time.monotonic() + 30
+    while True:
         try:
-            found: tuple[int, int] = consumer.get_watermark_offsets(where, timeout=3)
-        except confluent_kafka.KafkaException:
-            return None
-        return found
-
-    low, high = wait_until(ask, 30, f"the watermarks of {topic}-{partition}")
-    return low, high
+            low, high = consumer.get_watermark_offsets(where, timeout=3)
+        except confluent_kafka.KafkaException as error:
+            assert time.monotonic() < deadline, f"the watermarks of {topic}-{partition}: {error}"
+        else:
+            return low, high
 
 
 def read_numbers(bootstrap: str, topic: str, partition: int) -> list[tuple[int, int]]:
