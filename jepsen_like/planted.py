@@ -18,6 +18,7 @@ from attrs import frozen
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster import recovery as cluster_recovery
+from raftmq.cluster.journal_place import JournalPlace
 from raftmq.cluster.outbox import Outbox
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStartFile
@@ -129,6 +130,23 @@ def _slow_flushes(seed: int) -> SimOptions:
         fault_lasts_ms=(20.0, 120.0),
         segment_bytes=1 << 20,
     ).with_weights(log_start=4, crash=3, crash_leader=2)
+
+
+def _deposed(seed: int) -> SimOptions:
+    """Leaders that others have replaced and that do not know it yet."""
+    return _drawn(
+        seed, check_quorum=False, fault_every_ms=(200.0, 600.0), fault_lasts_ms=(500.0, 1_500.0)
+    ).with_weights(isolate_leader=5, halves=1)
+
+
+def _truncations(seed: int) -> SimOptions:
+    """Deposed leaders whose suffix goes, and the power right after."""
+    return _drawn(
+        seed,
+        think_ms=(2.0, 15.0),
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(100.0, 700.0),
+    ).with_weights(isolate_leader=5, crash=2, crash_point=3, crash_all=1)
 
 
 def _rot(seed: int) -> SimOptions:
@@ -256,6 +274,10 @@ def _append_unstaged(log: ReplicatedLog, batch: Buffer, header: BatchHeader | No
         log._flushed_bare = flushed
 
 
+def _nothing(*_arguments: object, **_named: object) -> None:
+    return None
+
+
 def _never_lost(*_arguments: object, **_named: object) -> bool:
     return False
 
@@ -277,6 +299,8 @@ BUGS: Final[dict[str, Bug]] = {
     "bare-entry-not-flushed-first": Bug(
         _patching(ReplicatedLog, "append_batch", _append_unstaged), _slow_flushes
     ),
+    "read-without-quorum": Bug(_patching(RaftCore, "read_confirmed", _always), _deposed),
+    "claim-not-lowered": Bug(_patching(JournalPlace, "lower_claim", _nothing), _truncations),
     "wiped-keeps-vote": Bug(_patching(cluster_recovery, "is_forgotten", _never_lost), _wipes),
 }
 """By name. Each must be caught within 200 seeds."""
