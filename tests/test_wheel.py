@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SMOKE = (
     "import raftmq, raftmq_client, sys;"
     "from raftmq.records import NewRecord, build_batch, check_batch;"
-    "check_batch(build_batch([NewRecord(value=b'v')]));"
+    "check_batch(build_batch([NewRecord(None, b'v')]));"
     "assert 'site-packages' in raftmq.__file__, raftmq.__file__"
 )
 

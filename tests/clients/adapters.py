@@ -220,6 +220,8 @@ class KafkaPythonMember:
             enable_auto_commit=False,
             session_timeout_ms=6000,
             heartbeat_interval_ms=300,
+            # A leader that made its plan before it knew the topic looks again only at this age.
+            metadata_max_age_ms=1000,
         )
 
     def poll(self, timeout_s: float) -> list[Message]:

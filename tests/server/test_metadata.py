@@ -112,7 +112,10 @@ def test_work_of_the_engine_that_ends_half_way_ends_the_node() -> None:
     def drain() -> None:
         raise KeyError("a bug, in the middle of things")
 
-    replica: Any = SimpleNamespace(group="g", drain=drain)
+    replica: Any = SimpleNamespace(
+        group="g", drain=drain, resting=SimpleNamespace(is_resting=False)
+    )
+    multiraft.replicas["g"] = replica  # type: ignore[index]
     world.replica("t").append = lambda _batch, _header: multiraft.touch(replica)  # type: ignore
     batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
     with pytest.raises(RemoteProtocolError):
