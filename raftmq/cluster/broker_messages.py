@@ -66,6 +66,10 @@ class MoveLeadership(msgspec.Struct, frozen=True, array_like=True, tag=7):
     to: NodeId
 
 
+class ContactRequest(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Do you see a majority of the metadata group? Answered NONE by a node that does."""
+
+
 Request: TypeAlias = (
     ForwardCommands
     | BarrierRequest
@@ -74,6 +78,7 @@ Request: TypeAlias = (
     | AdminCall
     | LeaderUpdate
     | MoveLeadership
+    | ContactRequest
 )
 
 

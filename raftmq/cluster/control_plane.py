@@ -18,6 +18,7 @@ from raftmq.cluster.broker_messages import (
     AdminRequest,
     BarrierRequest,
     BrokerHeartbeat,
+    ContactRequest,
     ForwardCommands,
     JoinRequest,
     LeaderUpdate,
@@ -45,6 +46,8 @@ from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, Topi
 
 CALL_RETRY_MS: Final = 50.0
 CALL_GRACE_MS: Final = 2_000.0
+CONTACT_FRESH_MS: Final = 2_000.0
+"""Who heard of a metadata majority within this time counts as seeing it."""
 PUSH_RETRY_MS: Final = 500.0
 
 
@@ -190,6 +193,9 @@ class ControlPlane:
                 is_moving = self._move_locally(request.topic_id, request.partition, request.to)
                 code = ErrorCode.NONE if is_moving else ErrorCode.NOT_LEADER_OR_FOLLOWER
                 return _encoded(Reply(code))
+            case ContactRequest():
+                is_lost = self.lifecycle.isolated_ms() > CONTACT_FRESH_MS
+                return _encoded(Reply(ErrorCode.NOT_CONTROLLER if is_lost else ErrorCode.NONE))
             case AdminCall():
                 return self._serve_call(decode_admin(request.payload))
 
@@ -223,6 +229,17 @@ class ControlPlane:
 
         request = MoveLeadership(topic_id, partition, to)
         self._forwarder.send(row.leader_id, encode(request)).when_done(done)
+        return promise
+
+    def ask_contact(self, node_id: NodeId) -> Promise[bool]:
+        """Ask whether another node sees a majority of the metadata group just now."""
+        promise: Promise[bool] = Promise()
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            promise.resolve(reply is not None and reply.code is ErrorCode.NONE)
+
+        self._forwarder.send(node_id, encode(ContactRequest())).when_done(done)
         return promise
 
     # ---- for the node's partitions ----

@@ -16,6 +16,7 @@ import trio
 
 from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.isolation import Isolation
 from raftmq.cluster.journal_place import JournalFailedError
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.partition import Partition
@@ -115,6 +116,12 @@ class Partitions:
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
         self.registry = PartitionRegistry()
+        self.isolation = Isolation(
+            plane.node_id,
+            is_isolated=lambda: control.lifecycle.is_isolated,
+            ask=control.ask_contact,
+            led=lambda: [r for r in self._replicas.values() if r.is_leader],
+        )
         self.quarantined: list[str] = []
 
     # ---- actions ----
@@ -304,6 +311,7 @@ class Partitions:
         if now_ms < self._next_report_ms:
             return
         self._next_report_ms = now_ms + REPORT_MS
+        self.isolation.tick(now_ms)
         for partition in self.registry:
             if partition.replica.is_writable:
                 self._led(partition)
