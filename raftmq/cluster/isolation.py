@@ -2,9 +2,9 @@
 
 It serves plain produce and fetch on, but its metadata grows old: topics are deleted, configs
 change, brokers come and go without it. So where another in-sync voter of a partition it leads still
-sees the majority, it hands the leadership to that one; it asks first, since that node may be cut off
-as well. Leaderships won while cut off go the same way. Coordinator work ends by itself: its barriers
-are not answered any more. Never acts while the majority is seen, never touches data.
+sees the majority, it hands the leadership to that one; it asks first, since that node may be cut
+off as well. Leaderships won while cut off go the same way. Coordinator work ends by itself: its
+barriers are not answered any more. Never acts while the majority is seen, never touches data.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class Isolation:
             return
         self._next_ms = now_ms + ASK_EVERY_MS
         for node_id in sorted(self._peers()):
-            self._ask(node_id).when_done(
-                lambda told, node_id=node_id: self._answered(node_id, told)
-            )
+            self._ask(node_id).when_done(partial(self._answered, node_id))
 
     def _peers(self) -> set[NodeId]:
         peers = {r.node_id for replica in self._led() for r in replica.in_sync_replicas()}
