@@ -11,17 +11,16 @@ when leadership or its term changes every parked produce is failed, its outcome 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from raftmq.cluster.deadlines import Deadline, Deadlines
 from raftmq.cluster.parked_fetches import ParkedFetches
 from raftmq.cluster.parked_produces import AppendResult, ParkedProduces
+from raftmq.cluster.partition_ports import ReplicaPort
 from raftmq.cluster.partition_producers import PartitionProducers
 from raftmq.cluster.partition_results import (
     DeleteResult,
     EpochEnd,
-    FileSpan,
     OffsetResult,
     ReadResult,
 )
@@ -31,7 +30,7 @@ from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import LogEntry
+from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
 from raftmq.ports import Clock, DiskError
 from raftmq.promise import Promise
@@ -44,7 +43,6 @@ from raftmq.types import (
     Offset,
     RaftGroupId,
     RaftIndex,
-    ReplicaId,
     TopicId,
     TopicPartition,
 )
@@ -58,61 +56,6 @@ LATEST_TIERED: Final = -5
 
 RECHECK_MS: Final = 3
 CHECK_AHEAD_BYTES: Final = 4 << 20
-
-
-class LogPort(Protocol):
-    """What a partition reads of its replica's log."""
-
-    @property
-    def log_start(self) -> LogStart: ...
-    @property
-    def flushed_end_offset(self) -> Offset: ...
-    @property
-    def log_end_offset(self) -> Offset: ...
-    @property
-    def size_bytes(self) -> int: ...
-    def locate(
-        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
-    ) -> Sequence[FileSpan]: ...
-    def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None: ...
-    def epoch_at(self, offset: Offset) -> LeaderEpoch: ...
-    def offset_for_timestamp(
-        self, timestamp_ms: int, end: Offset
-    ) -> tuple[int, Offset, LeaderEpoch] | None: ...
-    def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None: ...
-    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
-    def index_of(self, offset: Offset) -> RaftIndex: ...
-    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None: ...
-    def checked(self, job: VerifyJob) -> object: ...
-
-
-class ReplicaPort(Protocol):
-    """What a partition needs of its replica (`cluster/replica.py`)."""
-
-    @property
-    def log(self) -> LogPort: ...
-    @property
-    def is_leader(self) -> bool: ...
-    @property
-    def is_writable(self) -> bool: ...
-    @property
-    def leader(self) -> ReplicaId | None: ...
-    @property
-    def leader_epoch(self) -> LeaderEpoch: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_end_offset(self) -> Offset: ...
-    @property
-    def log_start_offset(self) -> Offset: ...
-    @property
-    def failure(self) -> str | None: ...
-    @property
-    def voters(self) -> Sequence[ReplicaId]: ...
-    def in_sync_replicas(self) -> Sequence[ReplicaId]: ...
-    def flushed_voters(self, end: RaftIndex) -> int: ...
-    def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset: ...
-    def move_log_start(self, target: Offset) -> object: ...
 
 
 class Partition:
@@ -360,6 +303,8 @@ class Partition:
                     return ReadResult(ErrorCode.NONE, end, start, verify=job)
             spans = tuple(replica.log.locate(offset, bytes_max, end, at_least_one=at_least_one))
         except KafkaError as error:
+            if isinstance(error, DamagedError):
+                replica.damage_found()
             return ReadResult(error.code, end, start)
         except DiskError:
             return ReadResult(ErrorCode.KAFKA_STORAGE_ERROR, end, start)
@@ -370,7 +315,8 @@ class Partition:
 
     def verified(self, job: VerifyJob) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
-        self.replica.log.checked(job)
+        if self.replica.log.checked(job):
+            self.replica.damage_found()
 
     @property
     def readable_end(self) -> Offset:

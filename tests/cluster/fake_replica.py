@@ -171,6 +171,10 @@ class FakeReplica:
         self.flushed: dict[ReplicaId, int] = dict.fromkeys(REPLICAS, 0)
         self.wished: list[Offset] = []
         self.refusal: Exception | None = None
+        self.damage_count = 0
+
+    def damage_found(self) -> None:
+        self.damage_count += 1
 
     @property
     def log_end_offset(self) -> Offset:

@@ -381,6 +381,7 @@ def test_damaged_bytes_are_not_served() -> None:
     bench = filled()
     bench.replica.log.damaged = True
     assert bench.partition.read(Offset(0), 1).code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert bench.replica.damage_count == 1, "its repair begins, even if the group is at rest"
 
 
 class Waiter:
