@@ -260,8 +260,8 @@ class ControlPlane:
             partition,
             leader=self.node_id,
             leader_epoch=leader_epoch,
-            isr=sorted(replica.node_id for replica in isr),
-            voters=sorted(replica.node_id for replica in voters),
+            isr=sorted({replica.node_id for replica in isr}),
+            voters=sorted({replica.node_id for replica in voters}),
         )
 
     def replica_removed(self, topic_id: TopicId, partition: int) -> None:

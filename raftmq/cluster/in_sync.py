@@ -33,6 +33,10 @@ class InSyncTracker:
         """A new leadership begins: nobody is known to be caught up."""
         self._followers.clear()
 
+    def forget(self, replica: ReplicaId) -> None:
+        """That storage is known to be gone, however lately it was caught up."""
+        self._followers.pop(replica, None)
+
     def observe(
         self, replica: ReplicaId, match_end: RaftIndex, log_end: RaftIndex, now_ms: float
     ) -> None:

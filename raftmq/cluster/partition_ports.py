@@ -1,6 +1,6 @@
 """What a partition needs of the copy behind it: its replica, and that one's log.
 
-Protocols only; `cluster/replica.py` and `log/replicated_log.py` are the real ones; tests have others.
+Protocols only: `cluster/replica.py` and `log/replicated_log.py` are real, tests have fakes.
 """
 
 from __future__ import annotations

@@ -291,11 +291,19 @@ class Partitions:
         """This node leads: tell all nodes at once; says nothing when nothing is new."""
         self._eager.pop(partition.group, None)
         replica = self._replicas[partition.group]
+        brokers = self._engine.image.brokers
+        isr = [
+            member
+            for member in replica.in_sync_replicas()
+            # A fenced broker is out of sync at once, not only when its lag is long (KIP-841).
+            if member == replica.self_id
+            or (member.node_id in brokers and not brokers[member.node_id].is_fenced)
+        ]
         self._control.partition_led(
             partition.topic_id,
             partition.index,
             leader_epoch=replica.leader_epoch,
-            isr=replica.in_sync_replicas(),
+            isr=isr,
             voters=replica.voters,
         )
 

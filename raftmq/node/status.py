@@ -97,6 +97,7 @@ def _partitions(node: Node) -> list[dict[str, Any]]:
                 "is_leader": replica.is_leader,
                 "leader_epoch": replica.leader_epoch,
                 "voters": [voter.node_id for voter in replica.voters],
+                "is_voter": replica.self_id in replica.voters,
                 "isr": sorted(r.node_id for r in replica.in_sync_replicas()),
                 "log_start_offset": replica.log_start_offset,
                 "high_watermark": replica.high_watermark,

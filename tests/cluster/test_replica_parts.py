@@ -82,6 +82,13 @@ class TestInSync:
     def test_nobody_is_in_sync_at_first(self) -> None:
         assert not InSyncTracker().is_in_sync(B, 0.0, 100.0)
 
+    def test_who_lost_its_storage_is_out_of_sync_at_once(self) -> None:
+        tracker = InSyncTracker()
+        tracker.observe(B, RaftIndex(10), RaftIndex(10), 0.0)
+        assert tracker.is_in_sync(B, 1.0, 100.0)
+        tracker.forget(B)
+        assert not tracker.is_in_sync(B, 1.0, 100.0)
+
 
 DAY = 86_400_000
 
