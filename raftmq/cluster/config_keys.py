@@ -100,8 +100,7 @@ TOPIC_KEYS: Final = check_all(
             "flush.messages",
             _L,
             FOREVER,
-            "Unset, every batch is fsynced before it is acknowledged. A topic that sets this gives "
-            "up what raftmq promises under power loss.",
+            "Stored and shown. Every batch is fsynced before it is acknowledged, whatever this says.",
             long(1),
             "log.flush.interval.messages",
         ),
@@ -109,8 +108,7 @@ TOPIC_KEYS: Final = check_all(
             "flush.ms",
             _L,
             FOREVER,
-            "Unset, every batch is fsynced before it is acknowledged. A topic that sets this gives "
-            "up what raftmq promises under power loss.",
+            "Stored and shown. Every batch is fsynced before it is acknowledged, whatever this says.",
             long(0),
             "log.flush.interval.ms",
         ),
