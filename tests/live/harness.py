@@ -6,8 +6,10 @@ nothing else. Waiting is for conditions, never for time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,17 +27,21 @@ import pytest
 
 RAFTMQ = str(Path(sys.executable).parent / "raftmq")
 POLL_S = 0.02
+PORTS = 10_000, 30_000
 # Nodes end with the tests' process, also when that has no time to clean up.
 SETPRIV = shutil.which("setpriv")
 START = [SETPRIV, "--pdeathsig", "KILL", RAFTMQ] if SETPRIV else [RAFTMQ]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on; held together while drawn, so that they differ."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
+    """Ports that nobody listens on, below those that the kernel gives to outgoing connections:
+    such a one could take the place of a node that is down."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            if port not in ports:
+                ports.append(port)
     return ports
 
 
@@ -190,8 +196,9 @@ class Node:
         return self.log_path.read_text()[-size:] if self.log_path.exists() else "(no output)"
 
     def partition_folder(self, topic: str, partition: int = 0) -> Path:
-        """Where this node keeps a partition."""
-        (folder,) = self.data.glob(f"topics/{topic}-*/partition-{partition}")
+        """Where this node keeps a partition; a busy node makes it a moment after the others."""
+        pattern = f"topics/{topic}-*/partition-{partition}"
+        folder: Path = wait_until(lambda: next(self.data.glob(pattern), None), 10, pattern)
         return folder
 
 
