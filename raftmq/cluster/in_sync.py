@@ -37,6 +37,11 @@ class InSyncTracker:
         """That storage is known to be gone, however lately it was caught up."""
         self._followers.pop(replica, None)
 
+    def forget_former(self, replica: ReplicaId) -> None:
+        """Its node runs with this storage now: any other one of that node is gone."""
+        for known in [r for r in self._followers if r.node_id == replica.node_id and r != replica]:
+            self.forget(known)
+
     def observe(
         self, replica: ReplicaId, match_end: RaftIndex, log_end: RaftIndex, now_ms: float
     ) -> None:

@@ -301,9 +301,7 @@ class Replica(ReplicaView):
         """A node was heard to run this group under this storage id."""
         if peer.node_id != self.self_id.node_id:
             self._readmission.heard(peer)
-            for voter in self.voters:
-                if voter.node_id == peer.node_id and voter != peer:
-                    self._in_sync.forget(voter)
+            self._in_sync.forget_former(peer)
 
     def peer_lost(self, node_id: NodeId) -> None:
         """A peer's connections closed: when it led, do not wait for the election timeout."""
