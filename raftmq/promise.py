@@ -1,8 +1,8 @@
 """A result that comes later, without a scheduler.
 
 The deciding code is synchronous and runs unchanged in the simulation, so it cannot await. It hands
-out a `Promise`; the trio shell waits for it at the edge (`adapters/waiting.py`), the simulation
-looks at it between events. Callbacks run at once, in the order they were added, in the thread that
+out a `Promise`; the trio shell goes on from its callback, the simulation looks at it between
+events. Callbacks run at once, in the order they were added, in the thread that
 resolves: the thread of the loop.
 """
 

@@ -106,7 +106,6 @@ class _Stream:
     sock: socket.socket | None = None
     queue: deque[memoryview] = field(factory=deque)
     queued_bytes: int = 0
-    dropped_frames: int = 0
     wake: trio.Event = field(factory=trio.Event)
 
     def send(self, pieces: Sequence[Buffer]) -> bool:
@@ -116,7 +115,6 @@ class _Stream:
         size = sum(len(piece) for piece in pieces)
         if self.queue:
             if self.queued_bytes + size > self.queue_bytes_max:
-                self.dropped_frames += 1
                 return False
             self._enqueue(pieces, 0)
             return True

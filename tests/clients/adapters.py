@@ -18,7 +18,6 @@ import kafka.admin
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AioNewTopic
-from aiokafka.structs import OffsetAndMetadata as AioOffset
 from aiokafka.structs import TopicPartition as AioTopicPartition
 from attrs import frozen
 
@@ -490,4 +489,4 @@ class AioKafka:
         return AioKafkaMember(self._loop, self._bootstrap, group, topic)
 
 
-__all__ = ["AioKafka", "AioOffset", "ClientAdapter", "Confluent", "GroupMember", "KafkaPython"]
+__all__ = ["AioKafka", "ClientAdapter", "Confluent", "GroupMember", "KafkaPython"]

@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 
-from raftmq.adapters.waiting import wait_for
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.server.connection import Connection
 from raftmq.server.cork import Cork
@@ -24,6 +23,7 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.replies import Slot
 from raftmq.server.workers import Workers
 from tests.cluster.fake_replica import FakeClock
+from tests.server.waiting import wait_for
 
 
 def begin(frame: memoryview, slot: Slot, _connection: Connection) -> None:

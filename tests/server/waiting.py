@@ -1,7 +1,4 @@
-"""Where trio meets promises: wait for one, with a deadline.
-
-The deciding code below hands out `Promise`s and knows no scheduler; tasks at the edge wait here.
-"""
+"""Wait for a promise in a trio test, with a deadline."""
 
 from __future__ import annotations
 
