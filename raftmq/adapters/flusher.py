@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Protocol
 
 import trio
@@ -35,6 +35,7 @@ class Flusher:
     Attributes:
         jobs_count: flushes done since the start.
         seconds_total: time spent in them, summed over threads.
+        delay_s: how long a thread sleeps before each; set by the fault switch alone.
     """
 
     def __init__(self, threads: int) -> None:
@@ -44,6 +45,7 @@ class Flusher:
         self._is_waking = False
         self.jobs_count = 0
         self.seconds_total = 0.0
+        self.delay_s = 0.0
         self._threads = [
             threading.Thread(target=self._work, name=f"flusher-{number}", daemon=True)
             for number in range(threads)
@@ -67,6 +69,8 @@ class Flusher:
             job, done = item
             started = perf_counter()
             error: DiskError | None = None
+            if self.delay_s:
+                sleep(self.delay_s)
             try:
                 job.run()
             except DiskError as failure:

@@ -181,27 +181,50 @@ class PeerLinks:
         self._streams: dict[tuple[NodeId, str], _Stream] = {}
         self._redial: dict[NodeId, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
-        self.blocked: set[NodeId] = set()
-        """Peers to whom nothing is sent and from whom nothing is heard: the fault switch."""
+        self.block_to: frozenset[NodeId] = frozenset()
+        self.block_from: frozenset[NodeId] = frozenset()
+        self._block_changed = trio.Event()
 
     def set_formation(self, formation_id: str) -> None:
         """Say from now on which formation of the cluster this node belongs to."""
         self._hello = msgspec.structs.replace(self._hello, formation_id=formation_id)
+
+    # ---- faults ----
+
+    def block(self, *, to: frozenset[NodeId], from_: frozenset[NodeId]) -> None:
+        """Cut links, for tests: frames to peers of `to` are dropped, those from peers of `from_`
+        unheard, as is the end of their connections. A new stream needs both directions."""
+        self.block_to, self.block_from = to, from_
+        self._block_changed.set()
+        self._block_changed = trio.Event()
+        for redial in self._redial.values():
+            redial.set()
+
+    async def _until_whole(self, node_id: NodeId) -> None:
+        while node_id in self.block_to or node_id in self.block_from:
+            await self._block_changed.wait()
+
+    async def _until_heard(self, node_id: NodeId) -> None:
+        while node_id in self.block_from:
+            await self._block_changed.wait()
 
     # ---- sending ----
 
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
         stream = self._streams.get((node_id, "heartbeat" if kind == KIND_HEARTBEATS else "bulk"))
-        if stream is None or stream.sock is None or node_id in self.blocked:
+        if stream is None or stream.sock is None:
             return False
+        if node_id in self.block_to:
+            return True  # as far as anybody here can tell
         if len(pieces) > PIECES_MAX:
             pieces = [b"".join(pieces)]
         size, checksum = 0, 0
         for piece in pieces:
             size += len(piece)
             checksum = crc32c(piece, checksum)
-        return stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
+        is_sent = stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
+        return is_sent or node_id in self.block_from  # that it is gone is not heard either
 
     def is_connected(self, node_id: NodeId) -> bool:
         """True while the bulk stream to this peer stands."""
@@ -211,7 +234,7 @@ class PeerLinks:
     def has_ended(self, node_id: NodeId) -> bool:
         """True when the peer closed a stream of which this loop has not been told yet."""
         stream = self._streams.get((node_id, "bulk"))
-        if stream is None or stream.sock is None:
+        if stream is None or stream.sock is None or node_id in self.block_from:
             return False
         try:
             return stream.sock.recv(1, socket.MSG_PEEK) == b""
@@ -267,6 +290,7 @@ class PeerLinks:
     async def _keep_connected(self, stream: _Stream) -> None:
         backoff_ms = BACKOFF_MS[0]
         while True:
+            await self._until_whole(stream.node_id)
             try:
                 sock, identity = await self._dial(stream)
             except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError, UnicodeError):
@@ -282,6 +306,7 @@ class PeerLinks:
                         logger.info("peer connected", peer=stream.node_id)
                         self._on_identity(identity)  # who hears it may send to the peer already
                     await self._drain(stream)
+                    await self._until_heard(stream.node_id)
                 finally:
                     stream.drop_connection()
                 if stream.name == "bulk":
@@ -306,6 +331,7 @@ class PeerLinks:
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
                 await _write_hello(sock, mine)
                 theirs = await _read_hello(sock)
+                await self._until_whole(stream.node_id)
                 reason = check_hello(mine, theirs)
                 if not reason and theirs.node_id != stream.node_id:
                     reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
@@ -355,6 +381,7 @@ class PeerLinks:
             with trio.fail_after(HELLO_TIMEOUT_S):
                 theirs = await _read_hello(sock)
                 identity = _identity(theirs)
+                await self._until_whole(identity.node_id)
                 reason = check_hello(self._hello, theirs)
                 await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
             if reason:
@@ -406,10 +433,11 @@ class PeerLinks:
                 else:
                     payload = memoryview(bytes(buffer[body : body + size]))
                     start = body + size
+                if sender.node_id in self.block_from:
+                    continue
                 if crc32c(payload) != checksum:
                     raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
-                if sender.node_id not in self.blocked:
-                    self._on_frame(sender, kind, payload.toreadonly())
+                self._on_frame(sender, kind, payload.toreadonly())
             if start:
                 buffer[: filled - start] = bytes(buffer[start:filled])
                 filled -= start

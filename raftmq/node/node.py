@@ -8,6 +8,7 @@ handed over, Metadata forgets this broker, requests in hand are answered.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,6 +19,7 @@ import trio
 from raftmq.adapters.broker_calls import BrokerCalls
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.disk import RealDisk
+from raftmq.adapters.faults import FaultSwitch, is_armed
 from raftmq.adapters.peer_links import KIND_FORMATION
 from raftmq.cluster.broker_lifecycle import BrokerInfo
 from raftmq.cluster.commands import Endpoint
@@ -157,6 +159,9 @@ class Node:
             on_broker=self.calls.receive,
             on_identity=self._on_identity,
             on_lost=self._on_lost,
+        )
+        self.faults = (
+            FaultSwitch(self.plane.links, self.plane.flusher) if is_armed(os.environ) else None
         )
         self.deadlines = Deadlines(self.plane.clock)
         self.formation = Formation(
@@ -439,6 +444,7 @@ class Node:
             self.broker,
             health=lambda: health(self),
             status=lambda: describe(self),
+            faults=self.faults,
         )
 
     # ---- going down ----

@@ -1,16 +1,17 @@
 """The admin port: /metrics for Prometheus, /health for load balancers, /status for people.
 
 Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
-a node. It reads and never changes anything. /health is 503 until this node has joined, and while it
-sees no majority of the metadata group.
+a node. It reads and never changes anything, but for /faults, which is refused in production.
+/health is 503 until this node has joined, and while it sees no majority of the metadata group.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Final, Protocol
 
 import msgspec
 from hypercorn.config import Config
@@ -34,6 +35,21 @@ PARTITIONS_MAX: Final = 10_000
 """Beyond this /metrics leaves out the rows per partition."""
 KEEP_ALIVE_S: Final = 30.0
 _JSON: Final = "application/json"
+FAULTS_BYTES_MAX: Final = 64 << 10
+FAULTS_REFUSED: Final = (
+    "faults are refused: start this node with RAFTMQ_FAULTS=1, never in production"
+)
+
+
+class FaultPort(Protocol):
+    """What breaks this node on purpose."""
+
+    def show(self) -> dict[str, Any]: ...
+    def replace(self, body: bytes) -> dict[str, Any]:
+        """Raises msgspec.DecodeError."""
+        ...
+
+    def clear(self) -> dict[str, Any]: ...
 
 
 class PartitionCollector:
@@ -87,8 +103,33 @@ class StatusCollector:
                 yield GaugeMetricFamily(f"raftmq_node_{key}", f"/status: {key}", value=value)
 
 
-def make_app(broker: Broker, *, health: Health, status: Status) -> Starlette:
-    """The three pages."""
+def _faults_page(faults: FaultPort | None) -> Callable[[Request], Awaitable[Response]]:
+    def answer(body: dict[str, Any], status_code: int = 200) -> Response:
+        return Response(msgspec.json.encode(body), status_code=status_code, media_type=_JSON)
+
+    async def page(request: Request) -> Response:
+        if faults is None:
+            return answer({"error": FAULTS_REFUSED}, 403)
+        if request.method == "PUT":
+            body = b""
+            async with aclosing(request.stream()) as stream:
+                async for piece in stream:
+                    body += piece
+                    if len(body) > FAULTS_BYTES_MAX:
+                        return answer({"error": f"more than {FAULTS_BYTES_MAX} bytes"}, 413)
+            try:
+                return answer(faults.replace(body))
+            except msgspec.DecodeError as error:
+                return answer({"error": str(error)}, 400)
+        return answer(faults.clear() if request.method == "DELETE" else faults.show())
+
+    return page
+
+
+def make_app(
+    broker: Broker, *, health: Health, status: Status, faults: FaultPort | None = None
+) -> Starlette:
+    """All pages; without `faults` they are refused."""
     registry = CollectorRegistry()
     registry.register(ServerCollector(broker.metrics))
     registry.register(PartitionCollector(broker))
@@ -112,12 +153,18 @@ def make_app(broker: Broker, *, health: Health, status: Status) -> Starlette:
             Route("/metrics", metrics_page),
             Route("/health", health_page),
             Route("/status", status_page),
+            Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
         ]
     )
 
 
 async def serve_admin(
-    sock: socket.socket, broker: Broker, *, health: Health, status: Status
+    sock: socket.socket,
+    broker: Broker,
+    *,
+    health: Health,
+    status: Status,
+    faults: FaultPort | None = None,
 ) -> None:
     """Serve the admin port on a bound socket until cancelled."""
     config = Config()
@@ -127,4 +174,5 @@ async def serve_admin(
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.include_server_header = False
-    await serve(make_app(broker, health=health, status=status), config, mode="asgi")  # type: ignore[arg-type]
+    app = make_app(broker, health=health, status=status, faults=faults)
+    await serve(app, config, mode="asgi")  # type: ignore[arg-type]

@@ -149,19 +149,77 @@ async def test_a_lost_peer_is_reported_and_dialled_again() -> None:
             await a.until(lambda: a.links.is_connected(NodeId(2)))
 
 
-async def test_blocked_peers_hear_and_say_nothing() -> None:
+WHOLE: frozenset[NodeId] = frozenset()
+ONE, TWO = NodeId(1), NodeId(2)
+
+
+async def both_connected(a: Node, b: Node) -> None:
+    await a.until(lambda: a.links.is_connected(TWO))
+    await b.until(lambda: b.links.is_connected(ONE))
+
+
+async def test_what_is_sent_over_a_cut_link_is_dropped() -> None:
     a, b = Node(1), Node(2)
     introduce(a, b)
     async with running(a, b):
-        await a.until(lambda: a.links.is_connected(NodeId(2)))
-        await b.until(lambda: b.links.is_connected(NodeId(1)))
-        a.links.blocked.add(NodeId(2))
-        assert not a.links.send(NodeId(2), KIND_RAFT, [b"x"])
-        assert b.links.send(NodeId(1), KIND_RAFT, [b"unheard"])
-        a.links.blocked.clear()
-        assert a.links.send(NodeId(2), KIND_RAFT, [b"heard"])
+        await both_connected(a, b)
+        a.links.block(to=frozenset({TWO}), from_=WHOLE)
+        assert a.links.send(TWO, KIND_RAFT, [b"dropped"]), "nobody here can tell"
+        assert b.links.send(ONE, KIND_RAFT, [b"the other way"])
+        await a.until(lambda: a.frames)
+        a.links.block(to=WHOLE, from_=WHOLE)
+        assert a.links.send(TWO, KIND_RAFT, [b"heard"])
         await b.until(lambda: b.frames)
-        assert b.frames[0][2] == b"heard"
+        assert [frame[2] for frame in b.frames] == [b"heard"]
+
+
+async def test_a_deaf_node_hears_nothing_and_is_heard() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await both_connected(a, b)
+        a.links.block(to=WHOLE, from_=frozenset({TWO}))
+        assert b.links.send(ONE, KIND_RAFT, [b"unheard"])
+        assert a.links.send(TWO, KIND_RAFT, [b"heard"])
+        await b.until(lambda: b.frames)
+        # It is read all the same, else the queue would fill up.
+        await b.until(lambda: b.links.send(ONE, KIND_RAFT, [bytes(1 << 20)]))
+        a.links.block(to=WHOLE, from_=WHOLE)
+        await b.until(lambda: b.links.send(ONE, KIND_RAFT, [b"now"]) and a.frames)
+        assert {frame[2] for frame in a.frames} <= {b"now", bytes(1 << 20)}
+
+
+async def test_an_end_is_not_heard_over_a_cut_link() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a):
+        async with running(b):
+            await both_connected(a, b)
+            a.links.block(to=WHOLE, from_=frozenset({TWO}))
+        with trio.move_on_after(0.1):  # a whole link tells within a millisecond
+            await a.until(lambda: a.lost)
+        assert a.links.is_connected(TWO)
+        assert not a.links.has_ended(TWO)
+        assert a.links.send(TWO, KIND_RAFT, [b"into the void"])
+        assert a.links.send(TWO, KIND_RAFT, [b"into the void"])
+        assert a.lost == []
+        a.links.block(to=WHOLE, from_=WHOLE)
+        await a.until(lambda: a.lost == [2])
+
+
+@pytest.mark.parametrize("direction", ["to", "from"])
+async def test_no_hello_passes_a_cut_link(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_links, "HELLO_TIMEOUT_S", 0.05)
+    a, b = Node(1), Node(2)
+    cut = frozenset({TWO})
+    a.links.block(to=cut if direction == "to" else WHOLE, from_=cut if direction != "to" else WHOLE)
+    introduce(a, b)
+    async with running(a, b):
+        with trio.move_on_after(0.3):
+            await a.until(lambda: a.identities or b.identities)
+        assert a.identities == b.identities == []
+        a.links.block(to=WHOLE, from_=WHOLE)
+        await both_connected(a, b)
 
 
 async def test_a_damaged_frame_costs_the_connection() -> None:

@@ -7,6 +7,7 @@ nothing else. Waiting is for conditions, never for time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -84,7 +85,7 @@ class Node:
         self.rack = rack
         self.client_port, self.peer_port, self.admin_port = free_ports(3, host)
         self.process: subprocess.Popen[bytes] | None = None
-        self.environment: dict[str, str] = {}
+        self.environment: dict[str, str] = {"RAFTMQ_FAULTS": "1"} if cluster.faults else {}
 
     @property
     def log_path(self) -> Path:
@@ -161,6 +162,24 @@ class Node:
         parsed: dict[str, Any] = json.loads(body)
         return parsed
 
+    def fault(
+        self,
+        *,
+        block_to: Collection[int] = (),
+        block_from: Collection[int] = (),
+        fsync_delay_ms: float = 0,
+    ) -> None:
+        """Break this node, of a cluster with `faults`; what is not named is whole again."""
+        faults = {
+            "block_to": sorted(block_to),
+            "block_from": sorted(block_from),
+            "fsync_delay_ms": fsync_delay_ms,
+        }
+        url = f"http://{self.host}:{self.admin_port}/faults"
+        request = urllib.request.Request(url, json.dumps(faults).encode(), method="PUT")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.loads(answer.read()) == faults
+
     def text(self, path: str) -> str:
         """A text answer of the admin port."""
         url = f"http://{self.host}:{self.admin_port}{path}"
@@ -216,8 +235,11 @@ class Cluster:
         defaults: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         data: Mapping[int, Path] | None = None,
+        faults: bool = False,
     ) -> None:
         self.folder = folder
+        self.faults = faults
+        self._cuts: set[tuple[int, int]] = set()
         self.cluster_id = "test-cluster"
         self.defaults = {"group.initial.rebalance.delay.ms": "0", **(defaults or {})}
         self.settings = dict(settings or {})
@@ -257,6 +279,49 @@ class Cluster:
                 if node.is_running:
                     os.kill(node.pid, signal.SIGCONT)
                 node.kill()
+
+    # ---- links, of a cluster with `faults`; a node that starts again forgets its cuts ----
+
+    def cut(self, *links: tuple[int, int]) -> None:
+        """Let nothing pass any more over these links, each (from, to)."""
+        self._cuts |= set(links)
+        self._apply_cuts()
+
+    def one_way(self, sender: int, receiver: int) -> None:
+        """Node `receiver` hears nothing of `sender` any more; the other direction is as it was."""
+        self.cut((sender, receiver))
+
+    def partition(self, *sides: Collection[int]) -> None:
+        """Cut every link between nodes of different sides; nodes of no side keep theirs."""
+        self.cut(
+            *(
+                (a, b)
+                for mine, theirs in itertools.permutations(sides, 2)
+                for a in mine
+                for b in theirs
+            )
+        )
+
+    def isolate(self, node_id: int) -> None:
+        """Cut one node off from all others."""
+        self.partition({node_id}, set(self.nodes) - {node_id})
+
+    def deafen(self, node_id: int) -> None:
+        """Let a node hear nothing, while all hear it."""
+        self.cut(*((other, node_id) for other in self.nodes if other != node_id))
+
+    def heal(self) -> None:
+        """Make all links whole."""
+        self._cuts.clear()
+        self._apply_cuts()
+
+    def _apply_cuts(self) -> None:
+        # At both ends: a connection that ends over there must not be news here.
+        for node in self.live:
+            node.fault(
+                block_to={b for a, b in self._cuts if a == node.node_id},
+                block_from={a for a, b in self._cuts if b == node.node_id},
+            )
 
     @property
     def bootstrap(self) -> str:

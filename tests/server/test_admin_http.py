@@ -18,10 +18,16 @@ from tests.cluster.fake_replica import Bench
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
+    return await ask(port, "GET", path)
+
+
+async def ask(port: int, method: str, path: str, sent: bytes = b"") -> tuple[int, bytes]:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
         await stream.send_all(
-            f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Length: {len(sent)}\r\n\r\n".encode()
+            + sent
         )
         data = b""
         while piece := await stream.receive_some():
