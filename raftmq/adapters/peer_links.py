@@ -9,13 +9,14 @@ bounded and is thrown away with its connection: Raft repairs losses, stale messa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -96,6 +97,14 @@ def check_hello(mine: Hello, theirs: Hello) -> str:
     return ""
 
 
+class StreamCounts(Protocol):
+    """Numbers of one outgoing stream, for metrics."""
+
+    queued_bytes: int
+    sent_bytes: int
+    dropped_frames: int
+
+
 @define(eq=False)
 class _Stream:
     """One outgoing stream: its queue and, while connected, its socket."""
@@ -106,7 +115,10 @@ class _Stream:
     sock: socket.socket | None = None
     queue: deque[memoryview] = field(factory=deque)
     queued_bytes: int = 0
+    sent_bytes: int = 0
+    dropped_frames: int = 0
     wake: trio.Event = field(factory=trio.Event)
+    is_torn: bool = False
 
     def send(self, pieces: Sequence[Buffer]) -> bool:
         """Send what the socket takes and queue the rest; False when the frame was dropped."""
@@ -116,6 +128,7 @@ class _Stream:
         if self.queue:
             if self.queued_bytes + size > self.queue_bytes_max:
                 return False
+            self.sent_bytes += size
             self._enqueue(pieces, 0)
             return True
         try:
@@ -125,6 +138,7 @@ class _Stream:
         except OSError:
             self.wake.set()  # the writer task meets the same error and reconnects
             return False
+        self.sent_bytes += size
         if sent < size:
             self._enqueue(pieces, sent)
             self.wake.set()
@@ -140,12 +154,19 @@ class _Stream:
             self.queued_bytes += len(view) - skip
             skip = 0
 
+    def end(self) -> None:
+        """Let the connection end as if the peer had closed it."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError):  # the peer was quicker
+                self.sock.shutdown(socket.SHUT_RDWR)
+
     def drop_connection(self) -> None:
         if self.sock is not None:
             self.sock.close()
         self.sock = None
         self.queue.clear()
         self.queued_bytes = 0
+        self.is_torn = False
 
 
 class PeerLinks:
@@ -193,8 +214,12 @@ class PeerLinks:
 
     def block(self, *, to: frozenset[NodeId], from_: frozenset[NodeId]) -> None:
         """Cut links, for tests: frames to peers of `to` are dropped, those from peers of `from_`
-        unheard, as is the end of their connections. A new stream needs both directions."""
+        unheard, as is the end of their connections. A new stream needs both directions, and one
+        that lost frames ends when it is whole again: no stream ever goes on with a gap in it."""
         self.block_to, self.block_from = to, from_
+        for stream in self._streams.values():
+            if stream.is_torn and stream.node_id not in to:
+                stream.end()
         self._block_changed.set()
         self._block_changed = trio.Event()
         for redial in self._redial.values():
@@ -213,9 +238,13 @@ class PeerLinks:
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
         stream = self._streams.get((node_id, "heartbeat" if kind == KIND_HEARTBEATS else "bulk"))
-        if stream is None or stream.sock is None:
+        if stream is None:
+            return False
+        if stream.sock is None:
+            stream.dropped_frames += 1
             return False
         if node_id in self.block_to:
+            stream.is_torn = True
             return True  # as far as anybody here can tell
         if len(pieces) > PIECES_MAX:
             pieces = [b"".join(pieces)]
@@ -224,6 +253,7 @@ class PeerLinks:
             size += len(piece)
             checksum = crc32c(piece, checksum)
         is_sent = stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
+        stream.dropped_frames += not is_sent
         return is_sent or node_id in self.block_from  # that it is gone is not heard either
 
     def is_connected(self, node_id: NodeId) -> bool:
@@ -246,6 +276,14 @@ class PeerLinks:
     def queued_bytes(self) -> dict[NodeId, int]:
         """Bytes waiting for each peer."""
         return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == "bulk"}
+
+    def streams(self) -> list[tuple[NodeId, str]]:
+        """All outgoing streams: (peer, name)."""
+        return list(self._streams)
+
+    def counts(self, node_id: NodeId, name: str) -> StreamCounts:
+        """What passed through one of them."""
+        return self._streams[node_id, name]
 
     def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
         """Say where the peers are; new ones are dialled, moved ones dialled anew."""
@@ -406,6 +444,7 @@ class PeerLinks:
         buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         filled = 0
         turn_bytes = 0
+        is_torn = False
         while True:
             count = await _recv_into(sock, buffer[filled:])
             filled += count
@@ -434,7 +473,10 @@ class PeerLinks:
                     payload = memoryview(bytes(buffer[body : body + size]))
                     start = body + size
                 if sender.node_id in self.block_from:
+                    is_torn = True
                     continue
+                if is_torn:
+                    return  # frames are missing: the peer shall know, and begin anew
                 if crc32c(payload) != checksum:
                     raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
                 self._on_frame(sender, kind, payload.toreadonly())

@@ -167,8 +167,10 @@ async def test_what_is_sent_over_a_cut_link_is_dropped() -> None:
         assert a.links.send(TWO, KIND_RAFT, [b"dropped"]), "nobody here can tell"
         assert b.links.send(ONE, KIND_RAFT, [b"the other way"])
         await a.until(lambda: a.frames)
+        assert a.lost == b.lost == []
         a.links.block(to=WHOLE, from_=WHOLE)
-        assert a.links.send(TWO, KIND_RAFT, [b"heard"])
+        await a.until(lambda: a.lost == [2])  # no stream goes on with a gap in it
+        await a.until(lambda: a.links.send(TWO, KIND_RAFT, [b"heard"]))
         await b.until(lambda: b.frames)
         assert [frame[2] for frame in b.frames] == [b"heard"]
 
@@ -184,9 +186,11 @@ async def test_a_deaf_node_hears_nothing_and_is_heard() -> None:
         await b.until(lambda: b.frames)
         # It is read all the same, else the queue would fill up.
         await b.until(lambda: b.links.send(ONE, KIND_RAFT, [bytes(1 << 20)]))
+        assert a.lost == b.lost == []
         a.links.block(to=WHOLE, from_=WHOLE)
         await b.until(lambda: b.links.send(ONE, KIND_RAFT, [b"now"]) and a.frames)
-        assert {frame[2] for frame in a.frames} <= {b"now", bytes(1 << 20)}
+        assert b.lost == [1], "what it sent was lost, so it had to begin anew"
+        assert {frame[2] for frame in a.frames} == {b"now"}
 
 
 async def test_an_end_is_not_heard_over_a_cut_link() -> None:
