@@ -1,0 +1,1 @@
+"""What is measured: one module per kind of load, one function per workload."""
