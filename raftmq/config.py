@@ -147,6 +147,10 @@ class NodeConfig:
     scrub_bytes_per_s: int = _key(
         "Background check of stored batches; 0 switches it off.", default=4 << 20
     )
+    metrics_partitions_max: int = _key(
+        "Most partitions with rows of their own in /metrics; the rest is summed.", default=2_000
+    metrics_groups_max: int = _key(
+        "Most rows of group lag in /metrics; the rest is summed.", default=2_000
     retention_check_ms: int = _key("How often retention looks at each log.", default=5_000)
     defaults: Mapping[str, str] = _key(
         "Kafka's broker-wide settings by their Kafka names (num.partitions, log.retention.ms).",

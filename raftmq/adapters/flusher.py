@@ -17,6 +17,7 @@ from typing import Protocol
 
 import trio
 
+from raftmq.counts import Histogram
 from raftmq.ports import DiskError
 
 
@@ -30,24 +31,19 @@ Done = Callable[[DiskError | None], None]
 
 
 class Flusher:
-    """A small pool of flusher threads tied to the trio loop that made it.
 
     Attributes:
-        jobs_count: flushes done since the start.
-        seconds_total: time spent in them, summed over threads.
+        latency: flushes done since the start and the time that each took.
         delay_s: how long a thread sleeps before each; set by the fault switch alone.
     """
 
-    def __init__(self, threads: int) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._queue: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
-        self._finished: deque[tuple[Done, DiskError | None]] = deque()
+        self._finished: deque[tuple[Done, DiskError | None, float]] = deque()
         self._is_waking = False
-        self.jobs_count = 0
-        self.seconds_total = 0.0
+        self.latency = Histogram()
         self.delay_s = 0.0
         self._threads = [
-            threading.Thread(target=self._work, name=f"flusher-{number}", daemon=True)
             for number in range(threads)
         ]
         for thread in self._threads:
@@ -75,9 +71,7 @@ class Flusher:
                 job.run()
             except DiskError as failure:
                 error = failure
-            self.seconds_total += perf_counter() - started
-            self.jobs_count += 1
-            self._finished.append((done, error))
+            self._finished.append((done, error, perf_counter() - started))
             if not self._is_waking:  # a lost race costs one spare wake-up
                 self._is_waking = True
                 try:
@@ -88,5 +82,6 @@ class Flusher:
     def _report(self) -> None:
         self._is_waking = False
         while self._finished:
-            done, error = self._finished.popleft()
+            done, error, seconds = self._finished.popleft()
+            self.latency.observe(seconds)
             done(error)

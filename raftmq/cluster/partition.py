@@ -28,6 +28,7 @@ from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.produce_checks import check_produced_batch, prepare
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
+from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
@@ -71,6 +72,8 @@ class Partition:
         deadlines: Deadlines,
         clock: Clock,
         checkpoints: ProducerCheckpoints | None = None,
+        counts: TopicCounts | None = None,
+        replica_counts: ReplicaCounts | None = None,
         is_internal: bool = False,
     ) -> None:
         """Make the machine; `attach` its replica before anything is asked of it.
@@ -84,6 +87,8 @@ class Partition:
         self.group = group
         self.node_id = node_id
         self.settings = settings
+        self.counts = counts or TopicCounts()
+        self._replica_counts = replica_counts or ReplicaCounts()
         self.fetches = ParkedFetches(deadlines)
         self._producers = PartitionProducers(checkpoints or ProducerCheckpoints())
         self._produces = ParkedProduces(deadlines)
@@ -131,6 +136,11 @@ class Partition:
     def producers(self) -> ProducerStateTable:
         """What is known of idempotent producers."""
         return self._producers.table
+
+    @property
+    def parked_produces_count(self) -> int:
+        """Produces that wait to be acknowledged."""
+        return len(self._produces) + len(self._fsync_produces)
 
     @property
     def lag(self) -> int:
@@ -198,6 +208,9 @@ class Partition:
         result = AppendResult(
             ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset, None
         )
+        counts = self.counts
+        counts.messages_in += header.record_count
+        counts.bytes_in += len(batch)
         end = Offset(base_offset + header.offset_count)
         return self._acknowledge(result, end, acks, timeout_ms)
 
@@ -311,7 +324,8 @@ class Partition:
         size = 0
         for span in spans:
             size += span.size
-        return ReadResult(ErrorCode.NONE, end, start, spans, size)
+        next_offset = Offset(spans[-1].end_offset) if spans else offset
+        return ReadResult(ErrorCode.NONE, end, start, spans, size, next_offset)
 
     def verified(self, job: VerifyJob) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
@@ -471,6 +485,7 @@ class Partition:
         """An entry was written here, on leader and follower alike."""
         if entry.kind != EntryKind.BATCH:
             return
+        self._replica_counts.appends += 1
         header = self._header
         if header is None:
             header = parse_header(entry.payload)

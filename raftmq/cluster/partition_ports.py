@@ -10,6 +10,7 @@ from typing import Protocol
 
 from raftmq.cluster.partition_results import FileSpan
 from raftmq.log.log_start import LogStart
+from raftmq.log.timestamps import TimestampJob
 from raftmq.log.verify import VerifyJob
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, Offset, RaftIndex, ReplicaId
@@ -39,6 +40,7 @@ class LogPort(Protocol):
     def index_of(self, offset: Offset) -> RaftIndex: ...
     def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None: ...
     def checked(self, job: VerifyJob) -> object: ...
+    def timestamp_job(self, offset: Offset) -> TimestampJob: ...
 
 
 class ReplicaPort(Protocol):

@@ -25,6 +25,8 @@ class FileSpan(Protocol):
     def position(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
 
 
 @frozen(slots=True)
@@ -36,6 +38,8 @@ class ReadResult:
     log_start_offset: Offset = NO_OFFSET
     spans: tuple[FileSpan, ...] = ()
     size: int = 0
+    next_offset: Offset = NO_OFFSET
+    """Of the last batch in `spans`."""
     diverging: tuple[LeaderEpoch, Offset] | None = None
     verify: VerifyJob | None = None
     """These bytes must be read and checked first, in a worker; then `Partition.verified`."""

@@ -52,12 +52,14 @@ class LogEntry:
 class FileSpan:
     """Verified bytes of whole batches in a file.
 
-    The span keeps the file alive: the log may unlink, replace or drop it meanwhile.
+    The span keeps the file alive: the log may unlink, replace or drop it meanwhile. `end_offset` is
+    the next offset of its last batch.
     """
 
     file: File
     position: int
     size: int
+    end_offset: int = -1
 
 
 @frozen(slots=True)

@@ -13,6 +13,8 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import FileSpan, LogEntry
 from raftmq.log.reader import LogReader
 from raftmq.log.segments import Segments
+from raftmq.log.stored import StoredJob
+from raftmq.log.timestamps import TimestampJob, timestamp_job
 from raftmq.log.verify import VerifyJob
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
@@ -80,6 +82,14 @@ class ReadableLog:
             DamagedError: damage hides the answer.
         """
         return self._reader.max_timestamp(end)
+
+    def timestamp_job(self, offset: Offset) -> TimestampJob:
+        """A job, for any thread, that finds when the record at `offset` was written.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        return timestamp_job(self._reader, offset)
 
     # --- checking ---------------------------------------------------------------------------
 

@@ -202,7 +202,8 @@ class LogReader:
                 and last.file is span.file
                 and (last.position + last.size == span.position)
             ):
-                spans[-1] = FileSpan(last.file, last.position, last.size + span.size)
+                size = last.size + span.size
+                spans[-1] = FileSpan(last.file, last.position, size, after)
             else:
                 spans.append(span)
             at = after
@@ -224,7 +225,7 @@ class LogReader:
             limit = min(verified_end, position + max(left, first.size))
             after, to = _boundary(segment, position, first, limit, end)
         self._remember(after, segment, to)
-        return FileSpan(segment.file, position, to - position), after
+        return FileSpan(segment.file, position, to - position, after), after
 
     def _recent_span(
         self, slot: int, left: int, end: int, *, must: bool
@@ -240,7 +241,8 @@ class LogReader:
         if start < 0 or limit < start + first.size:
             return None
         last = self.recent.last_within(slot, end, limit, segment.base_offset)
-        return FileSpan(segment.file, start, last.position + last.size - start), last.next_offset
+        size = last.position + last.size - start
+        return FileSpan(segment.file, start, size, last.next_offset), last.next_offset
 
     def _batch_at(self, offset: int) -> tuple[Segment, int, BatchHeader]:
         """Segment, position and header of the batch that contains `offset`."""

@@ -29,6 +29,7 @@ from raftmq.adapters.peer_links import (
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
+from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
@@ -102,7 +103,7 @@ class DataPlane:
         )
         self.failure: str | None = None
         self.failed = trio.Event()
-        self.loop_lag_ms_max = 0.0
+        self.loop_lag = Histogram()
         self.loop_stalls_count = 0
         self._on_formation = on_formation
         self._on_broker = on_broker
@@ -149,7 +150,7 @@ class DataPlane:
         while True:
             await trio.sleep_until(due)
             late_ms = (trio.current_time() - due) * 1e3
-            self.loop_lag_ms_max = max(self.loop_lag_ms_max, late_ms)
+            self.loop_lag.observe(max(0.0, late_ms / 1e3))
             if late_ms > stall_ms:
                 self.loop_stalls_count += 1
                 logger.warning("loop stalled", late_ms=round(late_ms, 1))

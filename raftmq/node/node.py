@@ -439,11 +439,14 @@ class Node:
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin_http")
+        exposition = await trio.to_thread.run_sync(
+            import_module, "raftmq.node.metrics.exposition"
+        )
         await admin_http.serve_admin(
             self._admin_sock,
-            self.broker,
             health=lambda: health(self),
             status=lambda: describe(self),
+            metrics=exposition.Exposition(self).render,
             faults=self.faults,
         )
 

@@ -33,8 +33,10 @@ from raftmq.cluster.reconciler import (
     reconcile,
 )
 from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.replacement import partition_wish
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.topic_configs import effective_topic_configs
+from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
@@ -123,6 +125,9 @@ class Partitions:
             led=lambda: [r for r in self._replicas.values() if r.is_leader],
         )
         self.quarantined: list[str] = []
+        self.counts = ReplicaCounts()
+        self.topic_counts: dict[str, TopicCounts] = {}
+        """By topic, as long as a replica of it is here."""
 
     # ---- actions ----
 
@@ -179,6 +184,8 @@ class Partitions:
             checkpoints=ProducerCheckpoints(
                 self._plane.disk, self._folder(action.name, action.group.topic_id)
             ),
+            counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
+            replica_counts=self.counts,
         )
         partition.on_led = self._led
         is_preferred = action.preferred_leader == self._plane.node_id
@@ -213,6 +220,8 @@ class Partitions:
         if partition is not None:
             partition.close()
             self.registry.remove(partition)
+            if all(other.name.topic != action.name.topic for other in self.registry):
+                self.topic_counts.pop(action.name.topic, None)
         replica = self._replicas.pop(action.group, None)
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)

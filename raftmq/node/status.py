@@ -80,9 +80,9 @@ def describe(node: Node) -> dict[str, Any]:
         },
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
-        "loop_lag_ms_max": round(plane.loop_lag_ms_max, 1),
+        "loop_lag_ms_max": round(plane.loop_lag.seconds_max * 1e3, 1),
         "loop_stalls": plane.loop_stalls_count,
-        "flushes": plane.flusher.jobs_count,
+        "flushes": plane.flusher.latency.count,
     }
 
 

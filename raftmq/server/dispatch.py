@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 import structlog
 
 from raftmq.cluster.multiraft import MultiRaft
-from raftmq.errors import RemoteProtocolError
+from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,
@@ -41,7 +41,7 @@ from raftmq.server.connection import Connection
 from raftmq.server.handlers import fetch, produce
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
-from raftmq.server.metrics import ApiMetrics
+from raftmq.server.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.parked import Abandonable
 from raftmq.server.replies import Pieces, Slot
 
@@ -82,6 +82,7 @@ class Dispatcher:
         metrics = self._metrics[api_key]
         if not span[0] <= version <= span[1]:
             if api_key == ApiKey.API_VERSIONS:
+                metrics.error(ErrorCode.UNSUPPORTED_VERSION)
                 body = encode_unsupported_api_versions(correlation_id)
                 slot.answer((_SIZE.pack(len(body)) + body,))
                 return
@@ -96,7 +97,7 @@ class Dispatcher:
             else:
                 self._begin_other(header, body_view, slot, connection, started, metrics)
         except RemoteProtocolError:
-            metrics.errors += 1
+            metrics.failures += 1
             raise
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
             self._failed(header, error, metrics)
@@ -169,7 +170,11 @@ class Dispatcher:
         def answer(response: Answer) -> Pieces:
             head = encode_response_header(api_key, version, header.correlation_id)
             if not isinstance(response, bytes):
+                metrics.count_errors(response)
                 response = encode_response(api_key, version, response)
+            elif isinstance(response, EncodedAnswer):
+                for code in response.errors:
+                    metrics.error(code)
             return (_SIZE.pack(len(head) + len(response)) + head, response)
 
         self._abandon_with(connection, result)
@@ -213,7 +218,7 @@ class Dispatcher:
         result.when_done(settled)
 
     def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
-        metrics.errors += 1
+        metrics.failures += 1
         if _breaks_engine(error):
             # What the engine holds in memory is not what it believes: it must promise nothing more.
             self._broker.on_broken_invariant(f"broken invariant: {error!r}")

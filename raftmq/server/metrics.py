@@ -1,39 +1,67 @@
-"""Numbers of the client port, kept as plain integers and turned into metrics only when asked.
+"""Numbers of the client port, kept as plain integers; `node/metrics/` shows them when asked.
 
-The hot path adds to integers; `ServerCollector` (it imports prometheus_client, which `ready` does
-not need) reads them at a scrape. A histogram is a list of counts per bucket, found by bit length of
-the microseconds, so one observation costs no search.
+The hot path adds to integers and nothing else. Nothing here imports prometheus_client, which
+`ready` does not need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
-BUCKET_COUNT: Final = 26
-"""Bucket i holds answers that took under 2**i microseconds; the last one all others (32 s)."""
+from raftmq.counts import Histogram
+from raftmq.errors import ErrorCode
+from raftmq.protocol import Struct
 
 
 class ApiMetrics:
-    """Counts of one API."""
+    """Counts of one API.
 
-    __slots__ = ("buckets", "errors", "requests", "seconds")
+    Attributes:
+        requests: answered ones.
+        failures: those that could not be answered and closed their connection.
+        errors: Kafka's error codes in answers, by name; a partition's counts like a topic's.
+    """
+
+    __slots__ = ("errors", "failures", "latency", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
-        self.errors = 0
-        self.seconds = 0.0
-        self.buckets = [0] * BUCKET_COUNT
+        self.failures = 0
+        self.errors: dict[str, int] = {}
+        self.latency = Histogram()
 
     def observe(self, seconds: float) -> None:
         """Count one answered request."""
         self.requests += 1
-        self.seconds += seconds
-        bucket = int(seconds * 1e6).bit_length()
-        self.buckets[bucket if bucket < BUCKET_COUNT else BUCKET_COUNT - 1] += 1
+        self.latency.observe(seconds)
+
+    def error(self, code: int) -> None:
+        """Count one error code of an answer."""
+        name = _NAMES.get(code, "UNKNOWN")
+        self.errors[name] = self.errors.get(name, 0) + 1
+
+    def count_errors(self, answer: Struct | Mapping[str, Any]) -> None:
+        """Count every error code of an answer, wherever in it."""
+        fields = answer if isinstance(answer, Mapping) else answer.__dict__
+        for name, value in fields.items():
+            if name == "error_code":
+                if value:
+                    self.error(value)
+            elif isinstance(value, list | tuple) and value:
+                for item in value:
+                    if not isinstance(item, Mapping | Struct):
+                        break
+                    self.count_errors(item)
+
+
+class EncodedAnswer(bytes):
+    """An answer that its handler encoded, with the error codes in it."""
+
+    errors: tuple[int, ...] = ()
+
+
+_NAMES = {int(code): code.name for code in ErrorCode}
 
 
 class ServerMetrics:
@@ -74,63 +102,3 @@ class ServerMetrics:
         if found is None:
             found = self.apis[name] = ApiMetrics()
         return found
-
-
-class ServerCollector:
-    """A prometheus_client collector over `ServerMetrics`."""
-
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this moment."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
-
-        metrics = self._metrics
-        for name, help_text, value in (
-            ("connections", "Client connections now open", metrics.connections),
-            ("parked_fetches", "Fetches that wait for records", metrics.parked_fetches),
-        ):
-            yield GaugeMetricFamily(f"raftmq_server_{name}", help_text, value=value)
-        for name, help_text, value in (
-            ("connections_accepted", "Client connections accepted", metrics.connections_accepted),
-            ("connections_refused", "Connections above the limit", metrics.connections_refused),
-            ("protocol_errors", "Connections closed for what they sent", metrics.protocol_errors),
-            ("received_bytes", "Bytes of requests", metrics.bytes_in),
-            ("sent_bytes", "Bytes of answers", metrics.bytes_out),
-            ("sendfile_bytes", "Bytes of answers sent from files", metrics.bytes_sendfile),
-            ("direct_sends", "Answers that left without a task switch", metrics.direct_sends),
-            ("writer_wakes", "Times a writer task had to wake", metrics.writer_wakes),
-            ("read_aheads", "Cold spans read by a worker first", metrics.read_aheads),
-        ):
-            yield CounterMetricFamily(f"raftmq_server_{name}", help_text, value=value)
-        requests = CounterMetricFamily("raftmq_requests", "Requests answered", labels=["api"])
-        errors = CounterMetricFamily(
-            "raftmq_request_errors", "Requests that closed their connection", labels=["api"]
-        )
-        latency = HistogramMetricFamily(
-            "raftmq_request_seconds",
-            "From the last byte of a request to its answer",
-            labels=["api"],
-        )
-        for name, api in sorted(metrics.apis.items()):
-            requests.add_metric([name], api.requests)
-            errors.add_metric([name], api.errors)
-            latency.add_metric([name], _cumulative(api.buckets), sum_value=api.seconds)
-        yield requests
-        yield errors
-        yield latency
-
-
-def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
-    total = 0
-    rows = []
-    for i, count in enumerate(buckets):
-        total += count
-        edge = "+Inf" if i == BUCKET_COUNT - 1 else repr((1 << i) / 1e6)
-        rows.append((edge, float(total)))
-    return rows

@@ -55,6 +55,7 @@ class FakeSpan:
     """A batch, as if it stood in a file."""
 
     data: bytes
+    end_offset: int
     position: int = 0
 
     @property
@@ -97,7 +98,7 @@ class FakeLog:
             if len(data) > bytes_max and (spans or not at_least_one):
                 break
             bytes_max -= len(data)
-            spans.append(FakeSpan(data))
+            spans.append(FakeSpan(data, header.next_offset))
         return spans
 
     def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:

@@ -77,7 +77,7 @@ def test_a_handlers_bug_costs_the_connection_alone() -> None:
     world.engine.image = None  # type: ignore[assignment]
     with pytest.raises(RemoteProtocolError, match="could not be served"):
         world.ask(ApiKey.METADATA, 9, topics=None)
-    assert world.broker.metrics.api("metadata").errors == 1
+    assert world.broker.metrics.api("metadata").failures == 1
 
 
 def test_a_broken_invariant_of_the_engine_ends_the_node() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from raftmq.cluster.deadlines import Deadline
 from raftmq.cluster.partition import Partition
+from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.verify import VerifyJob
 from raftmq.promise import Promise
@@ -45,11 +46,11 @@ def handle(
     version = header.api_version
     if request.replica_id >= 0:
         # Replicas of ours do not come this way; nobody else may claim to be one.
-        return FetchResponse(error_code=ErrorCode.INVALID_REQUEST)
+        return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
     try:
         context = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
     except KafkaError as error:
-        return FetchResponse(error_code=error.code)
+        return _refuse_all(broker, error.code)
     reading = _Reading(broker, version, request, context)
     reading.read()
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
@@ -64,12 +65,18 @@ def handle(
     return parked
 
 
+def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
+    broker.metrics.api("fetch").error(code)
+    return FetchResponse(error_code=code)
+
+
 class _Reading:
     """One look at all wanted partitions."""
 
     __slots__ = (
         "_broker",
         "_context",
+        "_found",
         "_may_check",
         "_request",
         "_version",
@@ -97,6 +104,7 @@ class _Reading:
         """An error or a hint that the client must learn at once."""
         self.jobs: list[tuple[Partition, VerifyJob]] = []
         """Bytes that a worker must check before they can be served."""
+        self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
 
     def read(self, *, may_check: bool = False) -> None:
         """Look at every partition, within the request's limits."""
@@ -104,6 +112,7 @@ class _Reading:
         self.answers = []
         self.partitions = []
         self.jobs = []
+        self._found = []
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
@@ -118,6 +127,9 @@ class _Reading:
     def respond(self) -> FetchResponse:
         """The answer to what was read last."""
         response = FetchResponse(session_id=self._context.session_id)
+        for counts, messages, size in self._found:
+            counts.messages_out += messages
+            counts.bytes_out += size
         by_topic: dict[TopicKey, FetchTopicResponse] = {}
         hinted: list[int] = []
         by_id = self._version >= TOPIC_IDS_FROM
@@ -132,6 +144,8 @@ class _Reading:
                 by_topic[key] = topic
                 response.topics.append(topic)
             topic.partitions.append(answer)
+            if answer.error_code:
+                self._broker.metrics.api("fetch").error(answer.error_code)
             if answer.current_leader is not None:
                 hinted.append(answer.current_leader.leader_id)
         if hinted and self._version >= ENDPOINTS_FROM:
@@ -193,6 +207,9 @@ class _Reading:
                 self.is_urgent = True
                 answer.preferred_read_replica = closest
                 answer.records = ()
+        if answer.records:
+            messages = result.next_offset - request.fetch_offset
+            self._found.append((found.counts, messages, result.size))
         return answer
 
     def _refuse(self, wanted: Wanted, code: ErrorCode) -> FetchPartitionResponse:

@@ -76,6 +76,8 @@ def _respond(
         for part in topic.partitions:
             result = results[position]
             position += 1
+            if result.code:
+                broker.metrics.api("produce").error(result.code)
             row = ProducePartitionResponse(
                 part.index,
                 result.code,

@@ -1,0 +1,114 @@
+"""One scrape: read the node in short turns on the loop, write the text in a worker thread.
+
+A scrape of thousands of partitions must not delay a heartbeat: reading goes on for at most
+`TURN_S`, then the loop turns. Scrapes follow one another; a second scraper waits. The text is
+prometheus_client's, in the format that the scraper asks for; the numbers of the process (memory,
+CPU, descriptors) are its process collector's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as PrometheusMetric
+from prometheus_client.process_collector import ProcessCollector
+
+from raftmq.node.metrics.ages import Ages
+from raftmq.node.metrics.families import Area, Family, Scrape
+from raftmq.node.metrics.groups import GROUPS
+from raftmq.node.metrics.partitions import PARTITIONS
+from raftmq.node.metrics.peers import PEERS
+from raftmq.node.metrics.server import SERVER
+from raftmq.node.metrics.whole import WHOLE
+
+if TYPE_CHECKING:
+    from raftmq.node.node import Node
+
+AREAS: Final[tuple[Area, ...]] = (WHOLE, SERVER, PARTITIONS, PEERS, GROUPS)
+TURN_S: Final = 0.002
+
+
+class Exposition:
+    """The /metrics page of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = trio.Lock()
+        self._ages = Ages()
+        self._process = ProcessCollector(registry=None)
+        self.turn_seconds_max = 0.0
+        """The longest that reading kept the loop in one turn."""
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type."""
+        async with self._lock:
+            families = await self._read()
+        return await trio.to_thread.run_sync(self._write, families, accept)
+
+    async def _read(self) -> list[Family]:
+        scrape = Scrape(self._ages)
+        for area in AREAS:
+            for metric in area.metrics:
+                scrape[metric]  # also those without rows are announced
+        began = perf_counter()
+        for area in AREAS:
+            for work in area.collect(self._node, scrape):
+                spent = perf_counter() - began
+                self.turn_seconds_max = max(self.turn_seconds_max, spent)
+                if work is not None:
+                    await trio.to_thread.run_sync(work)
+                elif spent > TURN_S:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    continue
+                began = perf_counter()
+        return list(scrape.families.values())
+
+    def _write(self, families: list[Family], accept: str) -> tuple[bytes, str]:
+        registry = CollectorRegistry()
+        registry.register(_Prepared(families))
+        registry.register(self._process)
+        encoder, content_type = choose_encoder(accept)
+        return encoder(registry), content_type
+
+
+class _Prepared:
+    """A collector over families that were read before."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterator[PrometheusMetric]:
+        """Nothing to say before it is collected."""
+        return iter(())
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        """Yield them as prometheus_client's."""
+        for family in self._families:
+            yield to_prometheus(family)
+
+
+def to_prometheus(family: Family) -> PrometheusMetric:
+    """A family as prometheus_client knows it."""
+    metric = family.metric
+    made: Any
+    if metric.kind == "histogram":
+        made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, buckets, seconds in family.histograms:
+            made.add_metric(labels, buckets, sum_value=seconds)
+        return made  # type: ignore[no-any-return]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in family.rows:
+        made.add_metric(labels, value)
+    return made  # type: ignore[no-any-return]

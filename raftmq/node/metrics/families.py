@@ -1,0 +1,87 @@
+"""Declarations of metrics, and the families of samples that one scrape fills.
+
+A `Metric` says what a series means: name, kind, labels, help, unit by its name. A `Family` is one
+metric's rows at one moment, copied as plain numbers on the loop, so that a worker thread can turn
+them into text without touching the node. A `Scrape` collects families in the order of declaration.
+
+Invariants: counters end in `_total`; a row has as many label values as its metric has labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from attrs import define, field, frozen
+
+from raftmq.counts import Histogram
+from raftmq.node.metrics.ages import Ages
+
+if TYPE_CHECKING:
+    from raftmq.node.node import Node
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+OTHER: Final = "(other)"
+"""Label of what was summed because there is too much of it; no topic or group can be called so."""
+
+
+@frozen(slots=True)
+class Metric:
+    """One metric of the exposition."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        assert self.name.startswith("raftmq_"), self.name
+        assert self.name.endswith("_total") == (self.kind == "counter"), self.name
+
+
+@define(slots=True, eq=False)
+class Family:
+    """A metric and its rows at one moment."""
+
+    metric: Metric
+    rows: list[tuple[tuple[str, ...], float]] = field(factory=list)
+    histograms: list[tuple[tuple[str, ...], list[tuple[str, float]], float]] = field(factory=list)
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        """One row."""
+        assert len(labels) == len(self.metric.labels), self.metric.name
+        self.rows.append((labels, value))
+
+    def add_histogram(self, labels: tuple[str, ...], histogram: Histogram) -> None:
+        """One histogram, copied."""
+        assert len(labels) == len(self.metric.labels), self.metric.name
+        self.histograms.append((labels, histogram.cumulative(), histogram.seconds))
+
+
+class Scrape:
+    """The families of one scrape."""
+
+    def __init__(self, ages: Ages) -> None:
+        self.families: dict[str, Family] = {}
+        self.ages = ages
+
+    def __getitem__(self, metric: Metric) -> Family:
+        """The family of a metric, begun at first use."""
+        family = self.families.get(metric.name)
+        if family is None:
+            family = self.families[metric.name] = Family(metric)
+        return family
+
+
+Work: TypeAlias = Callable[[], None]
+Collect: TypeAlias = Callable[["Node", Scrape], Iterator[Work | None]]
+"""Fills a scrape; yields often, so that the loop can turn in between. Work that it yields runs in a
+worker thread before it goes on."""
+
+
+@frozen(slots=True)
+class Area:
+    """Metrics that are collected together."""
+
+    metrics: Sequence[Metric]
+    collect: Collect

@@ -1,0 +1,89 @@
+"""Lag of consumer groups, told by the leader of each partition: in records and in seconds.
+
+Committed offsets are in every node's metadata image, high watermarks are the leader's, so exactly
+one node has a row for each (group, topic, partition). Seconds are the age of the first record that
+the group has not committed: now less that record's timestamp, 0 when there is none. Timestamps are
+read from the log in a worker thread and remembered until the group commits further.
+
+Rows are bounded by `metrics_groups_max`; above it lags in records are summed under "(other)".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
+from raftmq.types import Offset, RaftGroupId
+
+if TYPE_CHECKING:
+    from raftmq.cluster.partition import Partition
+    from raftmq.node.node import Node
+
+LABELS: Final = ("group", "topic", "partition")
+LAG: Final = Metric(
+    "raftmq_group_lag_messages",
+    "gauge",
+    "Committed messages that the group has not committed yet, told by the partition's leader",
+    LABELS,
+)
+LAG_SECONDS: Final = Metric(
+    "raftmq_group_lag_seconds",
+    "gauge",
+    "Age of the first message that the group has not committed; 0 when there is none",
+    LABELS,
+)
+LEFT_OUT: Final = Metric(
+    "raftmq_group_lags_left_out",
+    "gauge",
+    f'Group lags without rows of their own (metrics_groups_max): summed as "{OTHER}"',
+)
+SLICE: Final = 16
+
+
+def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int]]:
+    """(labels, partition, position, lag) of every committed offset in a partition led here."""
+    groups = node.engine.image.groups
+    for name in groups.names():
+        offsets = groups.groups[name].offsets
+        for at in sorted(offsets):
+            partition = node.partitions.registry.by_name(at.topic, at.partition)
+            if partition is None or not partition.is_leader:
+                continue
+            replica = partition.replica
+            position = Offset(max(offsets[at].offset, replica.log_start_offset))
+            lag = max(0, replica.high_watermark - position)
+            yield (name, at.topic, str(at.partition)), partition, position, lag
+
+
+def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+    left_out = left_lag = 0
+    behind: dict[tuple[str, str, str], tuple[RaftGroupId, int]] = {}
+    ages = scrape.ages
+    for number, (labels, partition, position, lag) in enumerate(_lags(node)):
+        if number >= node.config.metrics_groups_max:
+            left_out += 1
+            left_lag += lag
+        else:
+            scrape[LAG].add(labels, lag)
+            if lag:
+                ages.want(partition, position)
+                behind[labels] = (partition.group, position)
+            else:
+                scrape[LAG_SECONDS].add(labels, 0)
+        if number % SLICE == SLICE - 1:
+            yield None
+    yield ages.run
+    ages.take(behind.values())
+    now_ms = node.plane.clock.wall_ms()
+    for labels, key in behind.items():
+        stamp = ages.timestamp(key)
+        if stamp is not None:
+            scrape[LAG_SECONDS].add(labels, max(0, now_ms - stamp) / 1e3)
+    if left_out:
+        scrape[LAG].add((OTHER, OTHER, "-1"), left_lag)
+    scrape[LEFT_OUT].add((), left_out)
+    yield None
+
+
+GROUPS: Final = Area((LAG, LAG_SECONDS, LEFT_OUT), _collect)

@@ -1,0 +1,43 @@
+"""Metrics per other node: what waits for it and what was dropped on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from raftmq.node.metrics.families import Area, Metric, Scrape, Work
+
+if TYPE_CHECKING:
+    from raftmq.node.node import Node
+
+CONNECTED: Final = Metric(
+    "raftmq_peer_connected", "gauge", "1 while the bulk stream to that node stands", ("peer",)
+)
+QUEUED: Final = Metric(
+    "raftmq_peer_queue_bytes", "gauge", "Bytes that wait for that node", ("peer", "stream")
+)
+SENT: Final = Metric(
+    "raftmq_peer_sent_bytes_total", "counter", "Bytes given to that node", ("peer", "stream")
+)
+DROPPED: Final = Metric(
+    "raftmq_peer_dropped_frames_total",
+    "counter",
+    "Frames dropped: no connection, or its queue is full; Raft sends again what matters",
+    ("peer", "stream"),
+)
+
+
+def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+    links = node.plane.links
+    for peer, stream in sorted(links.streams()):
+        counts = links.counts(peer, stream)
+        labels = (str(peer), stream)
+        scrape[QUEUED].add(labels, counts.queued_bytes)
+        scrape[SENT].add(labels, counts.sent_bytes)
+        scrape[DROPPED].add(labels, counts.dropped_frames)
+        if stream == "bulk":
+            scrape[CONNECTED].add((str(peer),), links.is_connected(peer))
+    yield None
+
+
+PEERS: Final = Area((CONNECTED, QUEUED, SENT, DROPPED), _collect)

@@ -1,0 +1,115 @@
+"""Metrics per API and per topic.
+
+An API has rows from its first request on; a topic from the first replica of it that this node runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
+
+if TYPE_CHECKING:
+    from raftmq.counts import TopicCounts
+    from raftmq.node.node import Node
+
+REQUESTS: Final = Metric("raftmq_requests_total", "counter", "Requests answered", ("api",))
+ERRORS: Final = Metric(
+    "raftmq_request_errors_total",
+    "counter",
+    "Error codes in answers, each partition's or topic's counted",
+    ("api", "error"),
+)
+FAILURES: Final = Metric(
+    "raftmq_request_failures_total",
+    "counter",
+    "Requests that could not be answered and closed their connection",
+    ("api",),
+)
+LATENCY: Final = Metric(
+    "raftmq_request_seconds",
+    "histogram",
+    "From the last byte of a request to its answer; a fetch includes its wait for records",
+    ("api",),
+)
+
+_TOPIC: Final = (
+    (
+        Metric(
+            "raftmq_topic_messages_in_total",
+            "counter",
+            "Messages appended by producers on leaders here",
+            ("topic",),
+        ),
+        "messages_in",
+    ),
+    (
+        Metric(
+            "raftmq_topic_in_bytes_total",
+            "counter",
+            "Bytes of batches appended by producers on leaders here",
+            ("topic",),
+        ),
+        "bytes_in",
+    ),
+    (
+        Metric(
+            "raftmq_topic_messages_out_total",
+            "counter",
+            "Messages sent to consumers, from the wanted offset on",
+            ("topic",),
+        ),
+        "messages_out",
+    ),
+    (
+        Metric(
+            "raftmq_topic_out_bytes_total",
+            "counter",
+            "Bytes of batches sent to consumers",
+            ("topic",),
+        ),
+        "bytes_out",
+    ),
+)
+LEFT_OUT: Final = Metric(
+    "raftmq_topics_left_out",
+    "gauge",
+    f'Topics here without rows of their own (metrics_partitions_max): summed as "{OTHER}"',
+)
+
+
+def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+    for name, api in sorted(node.broker.metrics.apis.items()):
+        if not api.requests and not api.failures:
+            continue
+        scrape[REQUESTS].add((name,), api.requests)
+        scrape[FAILURES].add((name,), api.failures)
+        scrape[LATENCY].add_histogram((name,), api.latency)
+        for error, count in sorted(api.errors.items()):
+            scrape[ERRORS].add((name, error), count)
+    yield None
+    topics = node.partitions.topic_counts
+    names = sorted(topics)
+    kept = names[: node.config.metrics_partitions_max]
+    for number, name in enumerate(kept):
+        counts = topics[name]
+        for metric, attribute in _TOPIC:
+            scrape[metric].add((name,), getattr(counts, attribute))
+        if number % 64 == 63:
+            yield None
+    left = [topics[name] for name in names[len(kept) :] if name in topics]
+    scrape[LEFT_OUT].add((), len(left))
+    if left:
+        _add_rest(scrape, left)
+    yield None
+
+
+def _add_rest(scrape: Scrape, left: list[TopicCounts]) -> None:
+    for metric, attribute in _TOPIC:
+        scrape[metric].add((OTHER,), sum(getattr(counts, attribute) for counts in left))
+
+
+SERVER: Final = Area(
+    (REQUESTS, ERRORS, FAILURES, LATENCY, *(metric for metric, _ in _TOPIC), LEFT_OUT), _collect
+)

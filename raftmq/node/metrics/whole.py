@@ -1,0 +1,284 @@
+"""Metrics with one number per node: a table, one line each.
+
+`counter` and `gauge` take a name, a help text and a function of the node. What a node lacks (the
+metadata replica where metadata runs on the reference engine) reads as 0.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+from raftmq.node.metrics.families import Area, Metric, Scrape, Work
+
+if TYPE_CHECKING:
+    from raftmq.node.node import Node
+
+Read = Callable[["Node"], float]
+_TABLE: Final[list[tuple[Metric, Read]]] = []
+
+
+def counter(name: str, help_text: str, read: Read) -> None:
+    """Declare a number that only rises."""
+    _TABLE.append((Metric(name, "counter", help_text), read))
+
+
+def gauge(name: str, help_text: str, read: Read) -> None:
+    """Declare a number that rises and falls."""
+    _TABLE.append((Metric(name, "gauge", help_text), read))
+
+
+# ---- the node in the cluster ----
+
+gauge(
+    "raftmq_node_ready",
+    "1 while clients are served: joined, unfenced, metadata majority seen",
+    lambda node: node.is_serving and node.control.lifecycle.is_ready,
+)
+gauge(
+    "raftmq_node_isolated_seconds",
+    "For how long no majority of the metadata group was seen",
+    lambda node: node.control.lifecycle.isolated_ms() / 1e3,
+)
+gauge(
+    "raftmq_node_is_controller",
+    "1 on the node that decides for the cluster",
+    lambda node: node.control.engine.is_leader,
+)
+gauge(
+    "raftmq_brokers",
+    "Brokers that are registered, as this node knows",
+    lambda node: len(node.engine.image.brokers),
+)
+gauge(
+    "raftmq_brokers_fenced",
+    "Registered brokers that are fenced: out of Metadata",
+    lambda node: sum(broker.is_fenced for broker in node.engine.image.brokers.values()),
+)
+gauge("raftmq_topics", "Topics of the cluster", lambda node: len(node.engine.image.topics))
+gauge("raftmq_groups", "Consumer groups", lambda node: len(node.engine.image.groups.groups))
+counter(
+    "raftmq_isolation_transfers_total",
+    "Leaderships handed over because this node saw no metadata majority",
+    lambda node: node.partitions.isolation.handed_over_count,
+)
+
+# ---- metadata ----
+
+gauge(
+    "raftmq_metadata_applied_index",
+    "End of the metadata log that is applied here",
+    lambda node: node.machine.applied_end,
+)
+gauge(
+    "raftmq_metadata_lag_entries",
+    "Committed metadata entries that are not applied here yet",
+    lambda node: (
+        0
+        if node.metadata_replica is None
+        else max(0, node.metadata_replica.commit_end - node.machine.applied_end)
+    ),
+)
+gauge(
+    "raftmq_metadata_log_bytes",
+    "Metadata commands applied since the last snapshot",
+    lambda node: node.machine.log_bytes,
+)
+gauge(
+    "raftmq_metadata_snapshot_bytes",
+    "Size of the last metadata snapshot written or read",
+    lambda node: node.machine.state_bytes,
+)
+gauge(
+    "raftmq_metadata_leader_epoch",
+    "Leader epoch (Raft term) of the metadata group",
+    lambda node: node.control.engine.controller_epoch,
+)
+
+# ---- the client port ----
+
+gauge(
+    "raftmq_connections",
+    "Client connections now open",
+    lambda node: node.broker.metrics.connections,
+)
+counter(
+    "raftmq_connections_accepted_total",
+    "Client connections accepted",
+    lambda node: node.broker.metrics.connections_accepted,
+)
+counter(
+    "raftmq_connections_refused_total",
+    "Client connections above the limit",
+    lambda node: node.broker.metrics.connections_refused,
+)
+counter(
+    "raftmq_protocol_errors_total",
+    "Connections closed for what they sent",
+    lambda node: node.broker.metrics.protocol_errors,
+)
+counter(
+    "raftmq_received_bytes_total",
+    "Bytes of requests of clients",
+    lambda node: node.broker.metrics.bytes_in,
+)
+counter(
+    "raftmq_sent_bytes_total",
+    "Bytes of answers to clients",
+    lambda node: node.broker.metrics.bytes_out,
+)
+counter(
+    "raftmq_sendfile_bytes_total",
+    "Bytes of answers sent from files without a copy",
+    lambda node: node.broker.metrics.bytes_sendfile,
+)
+counter(
+    "raftmq_direct_sends_total",
+    "Answers that left without a task switch",
+    lambda node: node.broker.metrics.direct_sends,
+)
+counter(
+    "raftmq_writer_wakes_total",
+    "Times a writer task had to wake for a full socket or a late answer",
+    lambda node: node.broker.metrics.writer_wakes,
+)
+counter(
+    "raftmq_read_aheads_total",
+    "Cold spans read by a worker before they were sent",
+    lambda node: node.broker.metrics.read_aheads,
+)
+gauge(
+    "raftmq_parked_fetches",
+    "Fetches that wait for records",
+    lambda node: node.broker.metrics.parked_fetches,
+)
+gauge(
+    "raftmq_request_memory_bytes",
+    "Memory of requests in hand",
+    lambda node: node.port.shared.memory.bytes_used,
+)
+gauge(
+    "raftmq_request_memory_limit_bytes",
+    "Most memory for requests in hand (request_memory_bytes_max)",
+    lambda node: node.port.shared.memory.bytes_max,
+)
+gauge(
+    "raftmq_request_memory_waiting",
+    "Connections that wait for request memory",
+    lambda node: node.port.shared.memory.waiting_count,
+)
+
+# ---- disk ----
+
+counter(
+    "raftmq_appended_batches_total",
+    "Batches appended to logs here, as leader or follower; divided by raftmq_fsync_seconds_count "
+    "it tells how many one fsync made durable",
+    lambda node: node.partitions.counts.appends,
+)
+gauge(
+    "raftmq_open_files",
+    "Open segment and index files in the cache",
+    lambda node: len(node.plane.shared.files),
+)
+gauge(
+    "raftmq_open_files_limit",
+    "Most open files in that cache (open_files_max)",
+    lambda node: node.plane.shared.files.files_max,
+)
+gauge(
+    "raftmq_index_memory_bytes",
+    "Memory of loaded offset and time indexes",
+    lambda node: node.plane.shared.indexes.used_bytes,
+)
+gauge(
+    "raftmq_recent_bytes",
+    "Memory of the newest batches, from which followers are served",
+    lambda node: node.plane.shared.recent.used_bytes,
+)
+counter(
+    "raftmq_scrub_read_bytes_total",
+    "Stored bytes that the background check read",
+    lambda node: node.partitions.counts.scrub_read_bytes,
+)
+counter(
+    "raftmq_damages_found_total",
+    "Damaged ranges found by reads, at start and by the background check",
+    lambda node: node.partitions.counts.damages_found,
+)
+counter(
+    "raftmq_damages_repaired_total",
+    "Times that the damage of a replica was repaired from peers",
+    lambda node: node.partitions.counts.damages_repaired,
+)
+
+# ---- Raft ----
+
+counter(
+    "raftmq_elections_total",
+    "Elections that replicas here stood in",
+    lambda node: node.partitions.counts.elections,
+)
+counter(
+    "raftmq_elections_won_total",
+    "Elections that replicas here won",
+    lambda node: node.partitions.counts.elections_won,
+)
+counter(
+    "raftmq_leader_changes_total",
+    "Times that a partition's leader became another one, as replicas here saw it",
+    lambda node: node.partitions.counts.leader_changes,
+)
+gauge(
+    "raftmq_resting_groups",
+    "Idle Raft groups that exchange no heartbeats of their own",
+    lambda node: node.plane.multiraft.resting_count,
+)
+
+# ---- the loop ----
+
+gauge(
+    "raftmq_loop_lag_max_seconds",
+    "The longest that a turn of the loop delayed a tick, since the start",
+    lambda node: node.plane.loop_lag.seconds_max,
+)
+counter(
+    "raftmq_loop_stalls_total",
+    "Ticks later than a quarter of the election timeout",
+    lambda node: node.plane.loop_stalls_count,
+)
+
+BUILD: Final = Metric(
+    "raftmq_build_info", "gauge", "Versions; the value is 1", ("version", "python")
+)
+NODE: Final = Metric(
+    "raftmq_node_info", "gauge", "Who this is; the value is 1", ("cluster_id", "node_id", "rack")
+)
+LOOP_LAG: Final = Metric(
+    "raftmq_loop_lag_seconds", "histogram", "How late ticks came because the loop was busy"
+)
+FSYNC: Final = Metric("raftmq_fsync_seconds", "histogram", "Time of one group commit's fdatasync")
+
+
+def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+    for metric, read in _TABLE:
+        scrape[metric].add((), float(read(node)))
+    yield None
+    scrape[BUILD].add((_version(), platform.python_version()), 1)
+    config = node.config
+    scrape[NODE].add((config.cluster_id, str(config.node_id), config.rack or ""), 1)
+    scrape[LOOP_LAG].add_histogram((), node.plane.loop_lag)
+    scrape[FSYNC].add_histogram((), node.plane.flusher.latency)
+    yield None
+
+
+def _version() -> str:
+    try:
+        return version("raftmq")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+WHOLE: Final = Area((*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, FSYNC), _collect)
