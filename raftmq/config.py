@@ -120,6 +120,10 @@ class NodeConfig:
         "A broker that the controller has not heard for this long leaves Metadata.", default=2000
     )
     broker_heartbeat_ms: int = _key("How often a broker reports to the controller.", default=250)
+    shutdown_timeout_ms: int = _key(
+        "A stopping node ends after so long even where nobody took over what it leads.",
+        default=5_000,
+    )
     flusher_threads: int = _key("Threads that fdatasync; one file is in one of them.", default=4)
     request_bytes_max: int = _key("Largest Produce request.", default=100 << 20)
     request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
@@ -144,13 +148,24 @@ class NodeConfig:
     topic_create_wait_ms: int = _key(
         "How long creating a topic waits until every broker knows it.", default=1_000
     )
+    replica_catchup_bytes_per_s: int = _key(
+        "Most bytes from disk to replicas that fell far behind, of all partitions that this node "
+        "leads; not where the commit waits for one. 0 is no limit.",
+        default=64 << 20,
+    )
+    replica_moves_max: int = _key(
+        "Partitions that change their replicas at a time, in the whole cluster (`node replace`).",
+        default=4,
+    )
     scrub_bytes_per_s: int = _key(
         "Background check of stored batches; 0 switches it off.", default=4 << 20
     )
     metrics_partitions_max: int = _key(
         "Most partitions with rows of their own in /metrics; the rest is summed.", default=2_000
+    )
     metrics_groups_max: int = _key(
         "Most rows of group lag in /metrics; the rest is summed.", default=2_000
+    )
     retention_check_ms: int = _key("How often retention looks at each log.", default=5_000)
     defaults: Mapping[str, str] = _key(
         "Kafka's broker-wide settings by their Kafka names (num.partitions, log.retention.ms).",
@@ -174,6 +189,8 @@ class NodeConfig:
             "log.dirs": str(self.data),
             "max.connections": str(self.connections_max),
             "node.id": str(self.node_id),
+            "raftmq.admin.listener": str(self.admin_address),
+            "replica.catchup.bytes.per.s": str(self.replica_catchup_bytes_per_s),
             "replica.lag.time.max.ms": str(self.replica_lag_time_max_ms),
             "socket.request.max.bytes": str(self.request_bytes_max),
         }
@@ -306,6 +323,8 @@ _POSITIVE: Final = (
     "request_control_bytes_max",
     "broker_session_ms",
     "broker_heartbeat_ms",
+    "shutdown_timeout_ms",
+    "replica_moves_max",
 )
 
 

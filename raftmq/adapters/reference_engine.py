@@ -179,6 +179,16 @@ class ReferenceMetadataEngine:
         return int(self.library.raftCurrentTerm)
 
     @property
+    def configuration(self) -> None:
+        """No Raft group of ours."""
+        return None
+
+    @property
+    def first_voters(self) -> tuple[NodeId, ...]:
+        """Who began is the library's matter."""
+        return ()
+
+    @property
     def is_member(self) -> bool:
         """Always: the library has no learners."""
         return True

@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from raftmq.cli.bench import bench
-from raftmq.cli.cluster import cluster_app, node_app
+from raftmq.cli.cluster import cluster_app
 from raftmq.cli.config_check import config_app
 from raftmq.cli.consume import consume
 from raftmq.cli.groups import group_app
 from raftmq.cli.log import log_app
+from raftmq.cli.nodes import node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.topics import topic_app
 

@@ -1,4 +1,4 @@
-"""`raftmq cluster ...` and `raftmq node ...`: who is there, who leads, what lags.
+"""`raftmq cluster ...`: who is there, who leads, what lags.
 
 Only asks. `cluster status` is made for scripts: it ends with 1 while a partition has no live leader
 or too few replicas in sync, and can wait for that to pass.
@@ -30,10 +30,8 @@ from raftmq_client.core.metadata import ClusterInfo
 from raftmq_client.errors import BrokerError
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
-node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
 
 QUORUM_COLUMNS = ("NodeId", "LogEndOffset", "Lag", "LastCaughtUpTimestamp", "Status")
-NODE_COLUMNS = ("NodeId", "Host", "Port", "Rack", "Controller", "Leaders", "Replicas")
 BAD_COLUMNS = ("Topic", "Partition", "Leader", "Replicas", "Isr")
 
 
@@ -123,34 +121,6 @@ def describe(
         out(f"LeaderId: {quorum.leader}  LeaderEpoch: {quorum.leader_epoch}")
         out(f"HighWatermark: {quorum.high_watermark}")
         show(QUORUM_COLUMNS, rows, as_json=False)
-
-
-@node_app.command("list")
-def list_nodes(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = 15.0,
-    as_json: AsJson = False,
-) -> None:
-    """List live nodes with the partitions that they lead and keep.
-
-    Examples: raftmq node list --json
-    """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
-        info = admin.cluster()
-        partitions = [item for topic in info.topics for item in topic.partitions]
-        rows = [
-            (
-                broker.node_id,
-                broker.host,
-                broker.port,
-                broker.rack,
-                broker.node_id == info.controller,
-                sum(item.leader == broker.node_id for item in partitions),
-                sum(broker.node_id in item.replicas for item in partitions),
-            )
-            for broker in sorted(info.brokers, key=lambda item: item.node_id)
-        ]
-        show(NODE_COLUMNS, rows, as_json=as_json)
 
 
 def _troubles(

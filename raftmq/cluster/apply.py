@@ -24,6 +24,7 @@ from raftmq.cluster.commands import (
     CreateTopics,
     DeleteTopics,
     Done,
+    EndReplacement,
     Envelope,
     FenceBroker,
     NoOperation,
@@ -32,6 +33,7 @@ from raftmq.cluster.commands import (
     RegisterBroker,
     Registered,
     Rejection,
+    ReplaceNode,
     ReportVoters,
     Result,
     TopicCreation,
@@ -48,6 +50,7 @@ from raftmq.cluster.metadata_image import (
     MetadataImage,
     PartitionImage,
     RemovalImage,
+    ReplacementImage,
     TopicImage,
 )
 from raftmq.errors import ErrorCode
@@ -130,11 +133,16 @@ def _register_broker(image: MetadataImage, envelope: Envelope, offset: Offset) -
     if known is not None and known.storage_id != command.storage:
         # What it was ordered to delete went with its old disk.
         removals = _without_node(image, command.node_id)
+    replacements = image.replacements
+    replaced = replacements.get(command.node_id)
+    if replaced is not None and replaced.is_done:
+        replacements = replacements.delete(command.node_id)  # it begins anew, with nothing
     after = evolve(
         image,
         cluster_id=image.cluster_id or command.cluster_id,
         brokers=image.brokers.set(command.node_id, broker),
         removals=removals,
+        replacements=replacements,
     )
     return after, Registered(offset)
 
@@ -155,18 +163,58 @@ def _set_fenced(image: MetadataImage, envelope: Envelope, offset: Offset) -> App
 
 def _unregister_broker(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     command: UnregisterBroker = envelope.command  # type: ignore[assignment]
-    node_id = command.node_id
-    if node_id not in image.brokers:
+    if command.node_id not in image.brokers:
         return image, Rejection(ErrorCode.BROKER_ID_NOT_REGISTERED)
+    held = _held_by(image, command.node_id)
+    return (image, held) if held is not None else (_forget(image, command.node_id), Done(offset))
+
+
+def _held_by(image: MetadataImage, node_id: NodeId) -> Rejection | None:
     for topic in image.topics_by_id():
-        if any(node_id in partition.replicas for partition in topic.partitions):
-            return image, Rejection(
-                ErrorCode.POLICY_VIOLATION, f"broker {node_id} holds replicas of {topic.name}"
-            )
-    after = evolve(
-        image, brokers=image.brokers.delete(node_id), removals=_without_node(image, node_id)
-    )
-    return after, Done(offset)
+        for partition in topic.partitions:
+            if node_id in partition.replicas or node_id in partition.voters:
+                return Rejection(
+                    ErrorCode.POLICY_VIOLATION, f"broker {node_id} holds replicas of {topic.name}"
+                )
+    return None
+
+
+def _forget(image: MetadataImage, node_id: NodeId) -> MetadataImage:
+    brokers = image.brokers
+    if node_id in brokers:
+        brokers = brokers.delete(node_id)
+    return evolve(image, brokers=brokers, removals=_without_node(image, node_id))
+
+
+def _replace_node(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    command: ReplaceNode = envelope.command  # type: ignore[assignment]
+    old_id, new_id = command.old_id, command.new_id
+    if new_id not in image.brokers:
+        return image, Rejection(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, f"node {new_id} is not registered"
+        )
+    leaving = image.leaving()
+    if old_id == new_id or new_id in leaving:
+        return image, Rejection(ErrorCode.INVALID_REQUEST, f"node {new_id} is to go itself")
+    if leaving.get(old_id) == new_id:
+        return image, Done(offset)
+    replacements = image.replacements.set(old_id, ReplacementImage(old_id, new_id))
+    return evolve(image, replacements=replacements), Done(offset)
+
+
+def _end_replacement(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    command: EndReplacement = envelope.command  # type: ignore[assignment]
+    old_id = command.old_id
+    row = image.replacements.get(old_id)
+    if row is None or row.is_done:
+        return image, Done(offset)
+    if image.live_epoch(old_id) is not None:
+        return image, Rejection(ErrorCode.POLICY_VIOLATION, f"broker {old_id} is alive")
+    held = _held_by(image, old_id)
+    if held is not None:
+        return image, held
+    replacements = image.replacements.set(old_id, evolve(row, is_done=True))
+    return evolve(_forget(image, old_id), replacements=replacements), Done(offset)
 
 
 # ---- topics ----
@@ -435,6 +483,8 @@ _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]
     FenceBroker: _set_fenced,
     UnfenceBroker: _set_fenced,
     UnregisterBroker: _unregister_broker,
+    ReplaceNode: _replace_node,
+    EndReplacement: _end_replacement,
     CreateTopics: _create_topics,
     DeleteTopics: _delete_topics,
     CreatePartitions: _create_partitions,

@@ -209,8 +209,18 @@ class AlterConfigsCall(msgspec.Struct, frozen=True, kw_only=True, tag=4):
     validate_only: bool = False
 
 
+class ReplaceNodeCall(msgspec.Struct, frozen=True, kw_only=True, tag=5):
+    """`raftmq node replace`: let `new_id` take the place of `old_id`, or say what that would do."""
+
+    old_id: int
+    new_id: int
+    even_if_alive: bool = False
+    dry_run: bool = False
+    timeout_ms: int = 5000
+
+
 AdminRequest: TypeAlias = (
-    CreateTopicsCall | DeleteTopicsCall | CreatePartitionsCall | AlterConfigsCall
+    CreateTopicsCall | DeleteTopicsCall | CreatePartitionsCall | AlterConfigsCall | ReplaceNodeCall
 )
 
 

@@ -82,6 +82,22 @@ class UnregisterBroker(Command, frozen=True, kw_only=True):
     node_id: NodeId
 
 
+class ReplaceNode(Command, frozen=True, kw_only=True):
+    """`new_id` takes the place of `old_id` in the metadata group and in every partition, for good.
+
+    What is left to do is seen from the state alone, so whoever is controller goes on with it.
+    """
+
+    old_id: NodeId
+    new_id: NodeId
+
+
+class EndReplacement(Command, frozen=True, kw_only=True):
+    """Nothing is left of a replaced node: forget its registration."""
+
+    old_id: NodeId
+
+
 # ---- topics ----
 
 
@@ -187,6 +203,8 @@ CONTROL_COMMANDS: Final = (
     FenceBroker,
     UnfenceBroker,
     UnregisterBroker,
+    ReplaceNode,
+    EndReplacement,
     CreateTopics,
     DeleteTopics,
     CreatePartitions,

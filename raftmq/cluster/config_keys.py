@@ -400,6 +400,7 @@ BROKER_KEYS: Final = check_all(
         _fixed("max.request.partition.size.limit", _I, "2000", "Most partitions in one answer."),
         _fixed("node.id", _I, "-1", "This broker's number."),
         _fixed("process.roles", _LIST, "broker,controller", "What this node does."),
+        _fixed("raftmq.admin.listener", _S, "", "HTTP of this broker: /status, /nodes."),
         _fixed("replica.lag.time.max.ms", _L, "10000", "Behind for so long, out of the ISR."),
         _fixed("socket.request.max.bytes", _I, "104857600", "Largest request."),
         ConfigKey("cluster.id", _S, "raftmq", "Name of the cluster.", non_empty, is_read_only=True),

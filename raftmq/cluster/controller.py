@@ -28,6 +28,7 @@ from raftmq.cluster.broker_messages import (
     DeleteTopicsCall,
     Outcome,
     Outcomes,
+    ReplaceNodeCall,
     Reply,
 )
 from raftmq.cluster.commands import (
@@ -47,6 +48,8 @@ from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.liveness import Liveness
 from raftmq.cluster.metadata_engine import MetadataEngine
 from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.replacement import plan_replacement
+from raftmq.cluster.replacing import Replacing
 from raftmq.cluster.topic_configs import broker_value
 from raftmq.cluster.topic_validation import (
     NO_ID,
@@ -77,6 +80,7 @@ class ControllerConfig:
         create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group.
+        moves_max: partitions that change their replicas at a time.
     """
 
     session_ms: float = 2_000
@@ -84,6 +88,7 @@ class ControllerConfig:
     balance_ms: float = 1_000
     static: Mapping[str, str] = field(factory=dict)
     voters_count: int = 1
+    moves_max: int = 4
 
 
 @define(eq=False)
@@ -140,6 +145,7 @@ class Controller:
         self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
         self._reports: dict[tuple[TopicId, int], VotersReport] = {}
         self._is_reporting = False
+        self._replacing = Replacing(engine, leaders, self.config.moves_max)
         leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -161,6 +167,7 @@ class Controller:
         self._check_waits()
         self._report_voters()
         self._plan_next()
+        self._replacing.tick(now_ms)
         self._balance_leaders(now_ms)
 
     def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
@@ -221,6 +228,7 @@ class Controller:
             return False
         self._liveness.take_office(self._live_epochs(), now_ms)
         self._balance = LeaderBalance()
+        self._replacing = Replacing(self._engine, self._leaders, self.config.moves_max)
         for row in self._leaders.rows():
             self._leader_changed(row, False)
         return True
@@ -406,6 +414,11 @@ class Controller:
             return self._plan_deletion(image, request)
         if isinstance(request, CreatePartitionsCall):
             return self._plan_partitions(image, request)
+        if isinstance(request, ReplaceNodeCall):
+            engine = self._engine
+            known = engine.configuration, engine.first_voters
+            command, outcomes = plan_replacement(image, *known, request)
+            return command, lambda _result: outcomes
         return self._plan_configs(image, request)
 
     def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:

@@ -8,7 +8,7 @@ so a kept promise also means that this node's image shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -16,6 +16,7 @@ from attrs import frozen
 from raftmq.cluster.broker_messages import BarrierRequest, ForwardCommands, Reply
 from raftmq.cluster.commands import AnyCommand
 from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.readmission import Wish
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
@@ -84,6 +85,16 @@ class MetadataEngine(Protocol):
         """Call `callback(before, after)` after every change of the image."""
         ...
 
+    @property
+    def configuration(self) -> Configuration | None:
+        """Who makes up the metadata group; None where no Raft group does."""
+        ...
+
+    @property
+    def first_voters(self) -> Sequence[NodeId]:
+        """With whom the cluster began."""
+        ...
+
 
 class DrivenEngine(MetadataEngine, Protocol):
     """An engine as the control plane drives it."""
@@ -149,6 +160,7 @@ class MetadataReplica(Protocol):
     @property
     def configuration(self) -> Configuration: ...
     def change_membership(self, configuration: Configuration) -> object: ...
+    def follow_wish(self, wish: Callable[[], Wish | None]) -> None: ...
 
 
 @frozen(slots=True)

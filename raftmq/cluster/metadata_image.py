@@ -105,6 +105,15 @@ class RemovalImage:
     nodes: tuple[NodeId, ...]
 
 
+@frozen(slots=True)
+class ReplacementImage:
+    """`new_id` takes the place of `old_id`; kept when done, so that asking again does nothing."""
+
+    old_id: NodeId
+    new_id: NodeId
+    is_done: bool = False
+
+
 ConfigKey = tuple[str, str]
 """(resource type, name): ("broker", "") is the default of all brokers, ("broker", "3") is one."""
 
@@ -121,6 +130,7 @@ class MetadataImage:
     brokers: Map[NodeId, BrokerImage] = field(factory=Map)
     configs: Map[ConfigKey, Map[str, str]] = field(factory=Map)
     removals: Map[tuple[TopicId, int], RemovalImage] = field(factory=Map)
+    replacements: Map[NodeId, ReplacementImage] = field(factory=Map)
     next_producer_id: int = FIRST_PRODUCER_ID
     submitters: Map[NodeId, tuple[int, int]] = field(factory=Map)
     groups: GroupsImage = field(factory=GroupsImage)
@@ -145,6 +155,11 @@ class MetadataImage:
         """The broker epoch of a broker that is registered and not fenced, else None."""
         broker = self.brokers.get(node_id)
         return None if broker is None or broker.is_fenced else broker.epoch
+
+    def leaving(self) -> dict[NodeId, NodeId]:
+        """Nodes that are being replaced, and by whom."""
+        pending = (self.replacements[n] for n in sorted(self.replacements))
+        return {row.old_id: row.new_id for row in pending if not row.is_done}
 
     def broker_configs(self, node_id: NodeId) -> dict[str, str]:
         """What was set dynamically for a broker: the cluster's defaults, then its own."""

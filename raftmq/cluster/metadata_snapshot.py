@@ -32,6 +32,7 @@ from raftmq.cluster.metadata_image import (
     MetadataImage,
     PartitionImage,
     RemovalImage,
+    ReplacementImage,
     TopicImage,
 )
 from raftmq.errors import RaftmqError
@@ -76,6 +77,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     last_epoch: int
     topics: list[_TopicRow]
     groups: list[GroupRecord]
+    replacements: list[tuple[int, int, bool]] = []
 
 
 class _Parts(msgspec.Struct, array_like=True):
@@ -92,6 +94,7 @@ class _Parts(msgspec.Struct, array_like=True):
     last_epoch: int
     topics: list[msgspec.Raw]
     groups: list[msgspec.Raw]
+    replacements: list[tuple[int, int, bool]]
 
 
 class SnapshotEncoder:
@@ -131,6 +134,10 @@ class SnapshotEncoder:
                 last_epoch=image.groups.last_epoch,
                 topics=[self._topic(image.topics[name]) for name in sorted(image.topics)],
                 groups=[self._group(groups[name]) for name in sorted(groups)],
+                replacements=[
+                    (row.old_id, row.new_id, row.is_done)
+                    for _, row in sorted(image.replacements.items())
+                ],
             )
         )
         self._warming = None
@@ -207,6 +214,10 @@ def decode_image(data: Buffer) -> MetadataImage:
                 ),
             )
             for row in snapshot.removals
+        ),
+        replacements=Map(
+            (NodeId(old), ReplacementImage(NodeId(old), NodeId(new), is_done))
+            for old, new, is_done in snapshot.replacements
         ),
         next_producer_id=snapshot.next_producer_id,
         submitters=Map((NodeId(n), (inc, seq)) for n, inc, seq in snapshot.submitters),

@@ -45,6 +45,7 @@ from raftmq.cluster.metadata_engine import (
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.pending_commands import OVERTAKEN, SKIPPED, Pending, settle
+from raftmq.cluster.replacement import metadata_wish
 from raftmq.errors import (
     ErrorCode,
     KafkaError,
@@ -117,6 +118,8 @@ class RaftMetadataEngine:
         self._drain_again = False
         self._stale = False
         self._retry_at_tick = False
+        self.first_voters: tuple[NodeId, ...] = ()
+        """With whom the cluster began; the group is not to have fewer voters for ever."""
         self.last_contact_ms = clock.monotonic_ms()
         """When a majority last proved to be there: a command was applied or a barrier answered."""
         machine.add_listener(self)
@@ -124,6 +127,9 @@ class RaftMetadataEngine:
     def attach(self, replica: MetadataReplica) -> None:
         """Give the engine its replica; before the first tick."""
         self._replica = replica
+        replica.follow_wish(
+            lambda: metadata_wish(replica.configuration, self.image, self.first_voters)
+        )
 
     # ---- the port ----
 
@@ -237,12 +243,14 @@ class RaftMetadataEngine:
     # ---- members ----
 
     @property
+    def configuration(self) -> Configuration | None:
+        """Who makes up the group, as far as this node knows; None where no Raft group does."""
+        return None if self._replica is None else self._replica.configuration
+
+    @property
     def is_member(self) -> bool:
         """True while this node is in the group's configuration, as far as it knows."""
-        if self._replica is None:
-            return False
-        configuration = self._replica.configuration
-        members = (*configuration.voters, *configuration.learners)
+        members = () if self.configuration is None else self.configuration.members
         return any(member.node_id == self._self_id for member in members)
 
     def admit(self, joiner: ReplicaId) -> None:
@@ -255,8 +263,7 @@ class RaftMetadataEngine:
         if not self.is_leader or self._replica is None:
             raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
         configuration = self._replica.configuration
-        members = (*configuration.voters, *configuration.learners)
-        if any(member.node_id == joiner.node_id for member in members):
+        if any(member.node_id == joiner.node_id for member in configuration.members):
             return
         learners = tuple(sorted((*configuration.learners, joiner)))
         self._replica.change_membership(Configuration(configuration.voters, learners))

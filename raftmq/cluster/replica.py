@@ -561,7 +561,7 @@ class Replica(ReplicaView):
         self._repairer.tick()
         self._moves.fulfil(self._commit_end)
         if self.is_writable:
-            self._readmission.step(self.core, self._commit_end)
+            self._readmission.step(self)
         if self.config.rest_after_ticks:
             self.resting.look(self.config.election_ticks)
 

@@ -6,13 +6,14 @@ or unknown on the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.journal_place import JournalPlace
 from raftmq.cluster.log_start_moves import LogStartMoves
 from raftmq.cluster.outbox import Outbox
 from raftmq.cluster.read_barriers import ReadBarriers
+from raftmq.cluster.readmission import Readmission, Wish
 from raftmq.cluster.replica_ports import ReplicaConfig
 from raftmq.cluster.resting import Resting
 from raftmq.log.replicated_log import ReplicatedLog
@@ -36,6 +37,7 @@ class ReplicaView:
     _outbox: Outbox
     _barriers: ReadBarriers
     _moves: LogStartMoves
+    _readmission: Readmission
     high_watermark: Offset
     _commit_end: RaftIndex
     _in_sync: InSyncTracker
@@ -50,6 +52,11 @@ class ReplicaView:
     def is_writable(self) -> bool:
         """True for a leader whose own term has a committed entry: its high watermark is known."""
         return self.is_leader and self.core.has_committed_own_term
+
+    @property
+    def is_handing_over(self) -> bool:
+        """True while leadership is being transferred: nothing is taken in meanwhile."""
+        return self.core.transferee is not None
 
     @property
     def leader(self) -> ReplicaId | None:
@@ -138,6 +145,19 @@ class ReplicaView:
     def waits_for_journal(self) -> bool:
         """True when a journal flush would let something go on."""
         return not self.place.is_durable
+
+    def has_all_of(self, follower: ReplicaId, lag_ms_max: float) -> bool:
+        """True when a follower, learners included, had everything within that time."""
+        return self._in_sync.is_in_sync(follower, self._clock.monotonic_ms(), lag_ms_max)
+
+    def follow_wish(self, wish: Callable[[], Wish | None]) -> None:
+        """Work, while leading, towards the membership that `wish()` gives."""
+        self._readmission.wish = wish
+
+    @property
+    def is_wish_pending(self) -> bool:
+        """True on a leader whose group is not made up yet as it should be."""
+        return self.is_leader and self._readmission.is_pending
 
     def vouch(self, follower: ReplicaId) -> None:
         """A follower was in sync until now, although it said nothing."""

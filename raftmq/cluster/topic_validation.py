@@ -271,7 +271,8 @@ def _place(
 ) -> tuple[Replicas, ...]:
     """Place on live brokers; where they are too few but a majority of the replicas would live, on
     registered ones too, so that a topic can be created while a node is down."""
-    brokers = [image.brokers[node_id] for node_id in sorted(image.brokers)]
+    leaving = image.leaving()
+    brokers = [image.brokers[n] for n in sorted(image.brokers) if n not in leaving]
     live = [broker for broker in brokers if not broker.is_fenced]
     if len(live) < factor <= len(brokers) and len(live) > factor // 2:
         chosen = brokers

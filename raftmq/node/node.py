@@ -190,6 +190,7 @@ class Node:
                 create_wait_ms=config.topic_create_wait_ms,
                 static=config.defaults,
                 voters_count=len(self._first_voters()),
+                moves_max=config.replica_moves_max,
             ),
             heartbeat_ms=config.broker_heartbeat_ms,
             bootstrap=self._first_voters(),
@@ -327,6 +328,7 @@ class Node:
         if not isinstance(engine, RaftMetadataEngine):
             return
         assert self.formation.chosen is not None
+        engine.first_voters = tuple(voter.node_id for voter in self.formation.chosen)
         replica = open_replica(
             Opening(
                 node=plane.self_id,
@@ -443,12 +445,14 @@ class Node:
             import_module, "raftmq.node.metrics.exposition"
         )
         await admin_http.serve_admin(
+        nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
             self._admin_sock,
             health=lambda: health(self),
             status=lambda: describe(self),
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
         )
+            nodes=nodes_page.NodesPage(self),
 
     # ---- going down ----
 

@@ -29,6 +29,7 @@ from raftmq.cluster.reconciler import (
     StartReplica,
     StopReplica,
     UpdateConfigs,
+    UpdateWish,
     at_start,
     reconcile,
 )
@@ -163,6 +164,8 @@ class Partitions:
             elif isinstance(action, UpdateConfigs):
                 self._configure(action)
             elif isinstance(action, Quarantine):
+            elif isinstance(action, UpdateWish):
+                self._follow(action.group)
                 self._quarantine(action)
         except JournalFailedError as error:
             self._plane.fail(f"the journal of hard states cannot be written: {error}")
@@ -210,7 +213,9 @@ class Partitions:
                 cut=recovery.cut,
                 damaged=recovery.damaged,
             )
-        if is_preferred and replica.leader_epoch == 0:
+        where = action.group.topic_id, action.group.partition
+        replica.follow_wish(lambda: partition_wish(self._engine.image, *where))
+        if is_preferred and replica.leader_epoch == 0 and replica.self_id in replica.voters:
             self._eager[action.group] = EAGER_TICKS
         self._plane.multiraft.register(replica)
         await trio.lowlevel.checkpoint()
@@ -225,7 +230,8 @@ class Partitions:
         replica = self._replicas.pop(action.group, None)
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)
-        self._control.leaders.forget(action.group.topic_id)
+        if self._engine.image.topic_by_id(action.group.topic_id) is None:
+            self._control.leaders.forget(action.group.topic_id)
         if replica is not None:
             replica.fail("deleted")
             replica.log.close()
@@ -236,6 +242,12 @@ class Partitions:
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
     def _configure(self, action: UpdateConfigs) -> None:
+    def _follow(self, group: RaftGroupId) -> None:
+        """Other brokers should hold the partition: a group that rests must learn of it."""
+        replica = self._replicas.get(group)
+        if replica is not None:
+            self._plane.multiraft.touch(replica)
+
         partition = self.registry.by_id(action.group.topic_id, action.group.partition)
         replica = self._replicas.get(action.group)
         if partition is None or replica is None:

@@ -2,6 +2,7 @@
 
 Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
 a node. It reads and never changes anything, but for /faults, which is refused in production, and
+for /nodes (`admin_nodes.py`).
 /health is 503 until this node has joined, and while it sees no majority of the metadata group.
 """
 
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from raftmq.server.admin_nodes import NodesPort, nodes_routes
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], dict[str, Any]]
@@ -75,6 +77,7 @@ def make_app(
     status: Status,
     metrics: Metrics,
     faults: FaultPort | None = None,
+    nodes: NodesPort | None = None,
 ) -> Starlette:
     """All pages; without `faults` they are refused."""
 
@@ -97,6 +100,7 @@ def make_app(
             Route("/health", health_page),
             Route("/status", status_page),
             Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
+            *([] if nodes is None else nodes_routes(nodes)),
         ]
     )
 
@@ -108,6 +112,7 @@ async def serve_admin(
     status: Status,
     metrics: Metrics,
     faults: FaultPort | None = None,
+    nodes: NodesPort | None = None,
 ) -> None:
     """Serve the admin port on a bound socket until cancelled."""
     config = Config()
@@ -117,4 +122,5 @@ async def serve_admin(
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.include_server_header = False
+    app = make_app(health=health, status=status, metrics=metrics, faults=faults, nodes=nodes)
     await serve(app, config, mode="asgi")  # type: ignore[arg-type]

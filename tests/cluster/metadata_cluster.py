@@ -7,6 +7,7 @@ nodes that are up and connected whenever it is told to, and commits with a major
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 from raftmq.cluster.broker_lifecycle import BrokerInfo
@@ -16,6 +17,7 @@ from raftmq.cluster.controller import ControllerConfig
 from raftmq.cluster.metadata_engine import EngineConfig
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.readmission import Wish, next_configuration
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.model import LogEntry
 from raftmq.promise import Promise
@@ -62,6 +64,7 @@ class FakeReplica:
         self.commit_end = 0
         self.barriers: list[Promise[RaftIndex]] = []
         self.snapshots: list[tuple[int, bytes]] = []
+        self.wish: Callable[[], Wish | None] = lambda: None
         machine.attach_log(self)
 
     # what the machine reads
@@ -106,6 +109,20 @@ class FakeReplica:
             raise NotLeaderError()
         self.cluster.configuration = configuration
         self._add(EntryKind.MEMBERSHIP, b"", 1, 0)
+
+    def follow_wish(self, wish: Callable[[], Wish | None]) -> None:
+        self.wish = wish
+
+    def step_towards_wish(self) -> None:
+        """Take the next step of the membership, as a leader does."""
+        wish = self.wish() if self.is_writable else None
+        if wish is None:
+            return
+        configuration = self.cluster.configuration
+        live = [m for m in configuration.members if m.node_id in self.cluster.up]
+        step = next_configuration(configuration, {}, live, live, wish)
+        if step is not None:
+            self.change_membership(step)
 
     def append(self, batch: bytearray, header: BatchHeader) -> Offset:
         if not self.is_leader:
@@ -343,6 +360,7 @@ class MetadataCluster:
         barriers, leader.barriers = leader.barriers, []
         for promise in barriers:
             promise.resolve(RaftIndex(end))
+        leader.step_towards_wish()
         for node_id in reached:
             if self.nodes[node_id].self_id in members and node_id != self.leader:
                 self.nodes[node_id].replica.commit(end)

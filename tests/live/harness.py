@@ -272,6 +272,26 @@ class Cluster:
         for node in self.nodes.values():
             node.wait_ready()
 
+    def add_node(self, rack: str | None = None) -> Node:
+        """One more node, started and ready: an observer, told of the first voters alone."""
+        node_id = max(self.nodes) + 1
+        node = Node(self, node_id, "127.0.0.1", self.folder / f"data-{node_id}", rack)
+        self.nodes[node_id] = node
+        node.start()
+        node.wait_ready()
+        return node
+
+    def run(self, *words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run a command of raftmq against this cluster."""
+        return subprocess.run(
+            [RAFTMQ, *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={**os.environ, "RAFTMQ_BOOTSTRAP": self.bootstrap},
+            check=False,
+        )
+
     def stop(self) -> None:
         """Kill what still runs."""
         for node in self.nodes.values():

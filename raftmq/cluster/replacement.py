@@ -1,0 +1,408 @@
+"""Replacing a node: what is left to do, what the next step is, and what may not be done. Pure.
+
+A replacement is one row of the metadata image (`ReplaceNode`). Two things follow from it. The
+metadata group's leader works towards `metadata_wish`: NEW becomes a learner, a voter once it has
+caught up, and only then OLD leaves. And the controller wishes OLD's partition replicas onto NEW
+(`next_move`), few at a time; each partition's own leader makes that so (`partition_wish`) and
+reports the fact. Nothing else is remembered: whoever is controller reads from image and
+configuration alone how far things are, so a crash at any point costs nothing but time.
+
+Invariants: a partition never gets a broker twice; a move begins only where somebody leads; a
+replacement ends only when its node holds nothing and is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from raftmq.cluster.broker_messages import Outcome, Outcomes, ReplaceNodeCall
+from raftmq.cluster.commands import EndReplacement, ReassignPartition, ReplaceNode
+from raftmq.cluster.leader_table import LeaderTable
+from raftmq.cluster.metadata_image import (
+    MetadataImage,
+    PartitionImage,
+    ReplacementImage,
+    TopicImage,
+)
+from raftmq.cluster.readmission import Wish, next_configuration
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.raft.membership import Configuration
+from raftmq.types import METADATA_TOPIC, NodeId, ReplicaId, StorageId, TopicId
+
+STEPS_MAX = 20
+"""A replacement takes three; what needs more is going round in circles."""
+
+
+def _present(image: MetadataImage) -> dict[NodeId, StorageId]:
+    return {broker.node_id: broker.storage_id for broker in image.live_brokers()}
+
+
+def metadata_wish(
+    configuration: Configuration, image: MetadataImage, first_voters: Sequence[NodeId]
+) -> Wish | None:
+    """Who should vote in the metadata group; None when it is as it should be.
+
+    A replaced voter's place is its successor's. Where fewer vote than the cluster began with (a
+    lost majority was given up), live nodes fill up: successors, then first voters, then others.
+    """
+    leaving = image.leaving()
+    voting = [voter.node_id for voter in configuration.voters]
+    present = _present(image)
+    wished: list[NodeId] = []
+    for node_id in voting:
+        heir = _heir(leaving, node_id)
+        if heir not in wished:
+            wished.append(heir)
+    candidates = [_heir(leaving, node_id) for node_id in (*leaving, *first_voters, *present)]
+    for node_id in candidates:
+        if len(wished) < len(first_voters) and node_id in present and node_id not in wished:
+            wished.append(node_id)
+    gone = tuple(
+        member.node_id
+        for member in configuration.members
+        if member.node_id in leaving and member.node_id not in wished
+    )
+    if not gone and sorted(wished) == sorted(voting):
+        return None
+    return Wish(tuple(wished), present, gone)
+
+
+def _heir(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
+    """Who takes a node's place in the end: successors may be replaced as well."""
+    for _ in range(len(leaving)):
+        if node_id not in leaving:
+            break
+        node_id = leaving[node_id]
+    return node_id
+
+
+def partition_wish(image: MetadataImage, topic_id: TopicId, partition: int) -> Wish | None:
+    """Who should hold a partition, as metadata has it; None when there is no such partition."""
+    topic = image.topic_by_id(topic_id)
+    if topic is None or partition >= len(topic.partitions):
+        return None
+    replicas = topic.partitions[partition].replicas
+    # Only whom metadata holds live is added: the others would be waited for.
+    brokers = image.brokers
+    present = {
+        node_id: brokers[node_id].storage_id
+        for node_id in replicas
+        if node_id in brokers and not brokers[node_id].is_fenced
+    }
+    return Wish(replicas, present)
+
+
+# ---- moving partitions ----
+
+
+def _partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            yield topic, partition
+
+
+def moved_replicas(
+    image: MetadataImage, partition: PartitionImage, leaving: Mapping[NodeId, NodeId]
+) -> tuple[NodeId, ...] | None:
+    """The replicas of a partition without the nodes that leave, in the same order; None when
+    nobody can take the place of one.
+
+    A successor that holds the partition already cannot hold it twice: then the live broker with
+    the fewest replicas takes it.
+    """
+    replicas = list(partition.replicas)
+    for at, node_id in enumerate(replicas):
+        if node_id not in leaving:
+            continue
+        heir = _heir(leaving, node_id)
+        if heir in replicas:
+            others = [
+                broker.node_id
+                for broker in image.live_brokers()
+                if broker.node_id not in replicas and broker.node_id not in leaving
+            ]
+            if not others:
+                return None
+            counts = _replica_counts(image)
+            heir = min(others, key=lambda n: (counts.get(n, 0), n))
+        replicas[at] = heir
+    return tuple(replicas)
+
+
+def _replica_counts(image: MetadataImage) -> dict[NodeId, int]:
+    counts: dict[NodeId, int] = {}
+    for _, partition in _partitions(image):
+        for node_id in partition.replicas:
+            counts[node_id] = counts.get(node_id, 0) + 1
+    return counts
+
+
+def next_move(
+    image: MetadataImage, leaders: LeaderTable, moves_max: int
+) -> ReassignPartition | None:
+    """The next partition to be wished elsewhere, while fewer than `moves_max` are on their way."""
+    leaving = image.leaving()
+    if not leaving:
+        return None
+    due: ReassignPartition | None = None
+    moving = 0
+    for topic, partition in _partitions(image):
+        row = leaders.get(topic.topic_id, partition.index)
+        if row is None or image.live_epoch(row.leader_id) is None:
+            continue  # nobody could carry it out
+        moving += _is_moving(image, partition)
+        if due is None and any(node_id in leaving for node_id in partition.replicas):
+            replicas = moved_replicas(image, partition, leaving)
+            if replicas is not None:
+                due = ReassignPartition(
+                    topic_id=topic.topic_id, partition=partition.index, replicas=replicas
+                )
+    return due if moving < moves_max else None
+
+
+def _is_moving(image: MetadataImage, partition: PartitionImage) -> bool:
+    """True while members arrive or leave that can: not for want of a broker that is down."""
+    arriving = (n for n in partition.replicas if n not in partition.voters)
+    if any(image.live_epoch(node_id) is not None for node_id in arriving):
+        return True
+    return all(n in partition.voters for n in partition.replicas) and len(partition.voters) > len(
+        partition.replicas
+    )
+
+
+def next_end(image: MetadataImage, configuration: Configuration) -> EndReplacement | None:
+    """A replacement that has nothing left to do."""
+    members = [member.node_id for member in configuration.members]
+    for old_id in image.leaving():
+        if old_id in members or image.live_epoch(old_id) is not None:
+            continue
+        if not any(_holds(partition, old_id) for _, partition in _partitions(image)):
+            return EndReplacement(old_id=old_id)
+    return None
+
+
+def _holds(partition: PartitionImage, node_id: NodeId) -> bool:
+    return node_id in partition.replicas or node_id in partition.voters
+
+
+# ---- telling ----
+
+
+@frozen(slots=True)
+class Progress:
+    """How far a replacement is.
+
+    Attributes:
+        is_voting_settled: OLD is out of the metadata group, and NEW is what OLD was.
+        partitions: whose replica on OLD is not replaced yet.
+        stuck: those of them that nobody leads.
+        waits_for_end: all is moved; OLD is still alive.
+        is_done: nothing is left.
+    """
+
+    old_id: NodeId
+    new_id: NodeId
+    is_voting_settled: bool
+    partitions: int
+    stuck: tuple[str, ...]
+    waits_for_end: bool
+    is_done: bool
+
+
+def progress(
+    image: MetadataImage, configuration: Configuration | None, leaders: LeaderTable
+) -> list[Progress]:
+    """All replacements that this image knows of."""
+    members = [] if configuration is None else [m.node_id for m in configuration.members]
+    rows = []
+    for old_id in sorted(image.replacements):
+        row = image.replacements[old_id]
+        held = [(t, p) for t, p in _partitions(image) if _holds(p, old_id)]
+        stuck = []
+        for topic, partition in held:
+            led = leaders.get(topic.topic_id, partition.index)
+            if led is None or image.live_epoch(led.leader_id) is None:
+                stuck.append(f"{topic.name}-{partition.index}")
+        is_settled = old_id not in members
+        rows.append(
+            Progress(
+                old_id=old_id,
+                new_id=row.new_id,
+                is_voting_settled=row.is_done or is_settled,
+                partitions=len(held),
+                stuck=tuple(stuck),
+                waits_for_end=not row.is_done and is_settled and not held,
+                is_done=row.is_done,
+            )
+        )
+    return rows
+
+
+# ---- planning ----
+
+
+def plan_replacement(
+    image: MetadataImage,
+    configuration: Configuration | None,
+    first_voters: Sequence[NodeId],
+    call: ReplaceNodeCall,
+) -> tuple[ReplaceNode | None, Outcomes]:
+    """Judge a call: the command that begins it, None when there is none to give, and what is told:
+    one row with the verdict, then one for each step."""
+    try:
+        if configuration is None:
+            raise KafkaError(
+                "metadata does not run on Raft here", code=ErrorCode.UNSUPPORTED_VERSION
+            )
+        known = image.replacements.get(NodeId(call.old_id))
+        if known is not None and known.new_id == call.new_id:
+            message = "done already" if known.is_done else "goes on"
+            return None, (Outcome(name="verdict", message=message),)
+        _check_nodes(image, configuration, call)
+        steps = [*_voter_steps(image, configuration, first_voters, call)]
+        steps += _partition_steps(image, call)
+    except KafkaError as error:
+        return None, (Outcome(name="verdict", code=error.code, message=error.message),)
+    rows = (
+        Outcome(name="verdict", message="would begin" if call.dry_run else "begun"),
+        *(Outcome(name="step", message=text) for text in steps),
+    )
+    if call.dry_run:
+        return None, rows
+    return ReplaceNode(old_id=NodeId(call.old_id), new_id=NodeId(call.new_id)), rows
+
+
+def _check_nodes(image: MetadataImage, configuration: Configuration, call: ReplaceNodeCall) -> None:
+    old_id, new_id = NodeId(call.old_id), NodeId(call.new_id)
+    if old_id == new_id:
+        raise KafkaError(
+            f"node {old_id} cannot take its own place: with an empty disk it is admitted by itself",
+            code=ErrorCode.INVALID_REQUEST,
+        )
+    members = [member.node_id for member in configuration.members]
+    if old_id not in image.brokers and old_id not in members:
+        raise KafkaError(f"node {old_id} is not known", code=ErrorCode.BROKER_ID_NOT_REGISTERED)
+    if new_id not in image.brokers:
+        raise KafkaError(
+            f"node {new_id} has not joined: start it with the `peers` and `cluster_id` of this "
+            "cluster",
+            code=ErrorCode.BROKER_ID_NOT_REGISTERED,
+        )
+    if image.brokers[new_id].is_fenced:
+        raise KafkaError(
+            f"node {new_id} is down, or has not caught up with the metadata log yet",
+            code=ErrorCode.BROKER_NOT_AVAILABLE,
+        )
+    if new_id in image.leaving():
+        raise KafkaError(f"node {new_id} is to go itself", code=ErrorCode.INVALID_REQUEST)
+    if image.live_epoch(old_id) is not None and not call.even_if_alive:
+        raise KafkaError(
+            f"node {old_id} is alive: stop it, or say --even-if-alive to empty it first",
+            code=ErrorCode.POLICY_VIOLATION,
+        )
+
+
+def _voter_steps(
+    image: MetadataImage,
+    configuration: Configuration,
+    first_voters: Sequence[NodeId],
+    call: ReplaceNodeCall,
+) -> Iterator[str]:
+    """Each configuration that the metadata group would go through, with its quorum.
+
+    Raises:
+        KafkaError: a step would leave it without a live majority.
+    """
+    after = _with_replacement(image, call)
+    present = _present(image)
+    yield _quorum_text("now", configuration, present)
+    for _ in range(STEPS_MAX):
+        wish = metadata_wish(configuration, after, first_voters)
+        if wish is None or wish.is_fulfilled(configuration):
+            return
+        live = [m for m in configuration.members if m.node_id in present]
+        step = next_configuration(configuration, {}, live, live, wish)
+        if step is None:
+            break
+        yield _quorum_text(_change_text(configuration, step), step, present)
+        configuration = step
+    raise KafkaError(
+        f"{METADATA_TOPIC}: voters {_ids(configuration.voters)} of which only "
+        f"{_ids(_living(configuration, present))} live: the next step would lose the quorum. "
+        "Bring a voter back first",
+        code=ErrorCode.INELIGIBLE_REPLICA,
+    )
+
+
+def _with_replacement(image: MetadataImage, call: ReplaceNodeCall) -> MetadataImage:
+    row = ReplacementImage(NodeId(call.old_id), NodeId(call.new_id))
+    return evolve(image, replacements=image.replacements.set(row.old_id, row))
+
+
+def _living(configuration: Configuration, present: Mapping[NodeId, StorageId]) -> list[ReplicaId]:
+    return [voter for voter in configuration.voters if voter.node_id in present]
+
+
+def _quorum_text(
+    what: str, configuration: Configuration, present: Mapping[NodeId, StorageId]
+) -> str:
+    count = len(configuration.voters)
+    alive = len(_living(configuration, present))
+    return (
+        f"{METADATA_TOPIC}: {what}: voters {_ids(configuration.voters)}, {alive} of {count} live, "
+        f"quorum {count // 2 + 1}"
+    )
+
+
+def _change_text(before: Configuration, after: Configuration) -> str:
+    if arrived := [m for m in after.members if m not in before.members]:
+        return f"add {_ids(arrived)} as a learner"
+    if promoted := [v for v in after.voters if v not in before.voters]:
+        return f"let {_ids(promoted)} vote once it has caught up"
+    return f"remove {_ids([m for m in before.members if m not in after.members])}"
+
+
+def _ids(members: Sequence[ReplicaId]) -> str:
+    return ",".join(str(member.node_id) for member in members) or "none"
+
+
+def _partition_steps(image: MetadataImage, call: ReplaceNodeCall) -> list[str]:
+    """How many replicas move, and which cannot.
+
+    Raises:
+        KafkaError: a partition cannot be given to anybody.
+    """
+    old_id = NodeId(call.old_id)
+    leaving = {**image.leaving(), old_id: NodeId(call.new_id)}
+    targets: dict[NodeId, int] = {}
+    leaderless = []
+    for topic, partition in _partitions(image):
+        if old_id not in partition.replicas:
+            continue
+        replicas = moved_replicas(image, partition, leaving)
+        name = f"{topic.name}-{partition.index}"
+        if replicas is None:
+            raise KafkaError(
+                f"{name} has replicas on both nodes, and no other live broker could take one: "
+                "start another node",
+                code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            )
+        heir = replicas[partition.replicas.index(old_id)]
+        targets[heir] = targets.get(heir, 0) + 1
+        voters = partition.voters
+        alive = sum(1 for node_id in voters if image.live_epoch(node_id) is not None)
+        if alive <= len(voters) // 2:
+            leaderless.append(name)
+    steps = [
+        f"{count} partition replicas go from node {old_id} to node {heir}"
+        for heir, count in sorted(targets.items())
+    ]
+    if leaderless:
+        shown = ", ".join(leaderless[:10]) + (", ..." if len(leaderless) > 10 else "")
+        steps.append(
+            f"{len(leaderless)} of them have lost their majority and cannot move before it is "
+            f"back (or recovered with `raftmq recover`): {shown}"
+        )
+    return steps
