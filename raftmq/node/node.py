@@ -444,15 +444,15 @@ class Node:
         exposition = await trio.to_thread.run_sync(
             import_module, "raftmq.node.metrics.exposition"
         )
-        await admin_http.serve_admin(
         nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
+        await admin_http.serve_admin(
             self._admin_sock,
             health=lambda: health(self),
             status=lambda: describe(self),
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
-        )
             nodes=nodes_page.NodesPage(self),
+        )
 
     # ---- going down ----
 

@@ -163,9 +163,9 @@ class Partitions:
                 await self._stop(action)
             elif isinstance(action, UpdateConfigs):
                 self._configure(action)
-            elif isinstance(action, Quarantine):
             elif isinstance(action, UpdateWish):
                 self._follow(action.group)
+            elif isinstance(action, Quarantine):
                 self._quarantine(action)
         except JournalFailedError as error:
             self._plane.fail(f"the journal of hard states cannot be written: {error}")
@@ -241,13 +241,13 @@ class Partitions:
         self._control.replica_removed(action.group.topic_id, action.group.partition)
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
-    def _configure(self, action: UpdateConfigs) -> None:
     def _follow(self, group: RaftGroupId) -> None:
         """Other brokers should hold the partition: a group that rests must learn of it."""
         replica = self._replicas.get(group)
         if replica is not None:
             self._plane.multiraft.touch(replica)
 
+    def _configure(self, action: UpdateConfigs) -> None:
         partition = self.registry.by_id(action.group.topic_id, action.group.partition)
         replica = self._replicas.get(action.group)
         if partition is None or replica is None:
