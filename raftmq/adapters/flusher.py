@@ -31,12 +31,14 @@ Done = Callable[[DiskError | None], None]
 
 
 class Flusher:
+    """A small pool of threads tied to the trio loop that made it; other workers are one, too.
 
     Attributes:
         latency: flushes done since the start and the time that each took.
         delay_s: how long a thread sleeps before each; set by the fault switch alone.
     """
 
+    def __init__(self, threads: int, name: str = "flusher") -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._queue: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, DiskError | None, float]] = deque()
@@ -44,6 +46,7 @@ class Flusher:
         self.latency = Histogram()
         self.delay_s = 0.0
         self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
             for number in range(threads)
         ]
         for thread in self._threads:
