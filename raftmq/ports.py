@@ -89,6 +89,17 @@ class File(Protocol):
         ...
 
 
+class Span(Protocol):
+    """Bytes of a file that nobody changes any more; it keeps the file alive."""
+
+    @property
+    def file(self) -> File: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
 class Disk(Protocol):
     """A folder tree. Paths are absolute or relative strings with `/`."""
 
@@ -126,6 +137,18 @@ class Disk(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable."""
+        ...
+
+
+class Runnable(Protocol):
+    """Work on what it captured, for any thread."""
+
+    def run(self) -> None:
+        """Do it.
+
+        Raises:
+            DiskError: the device failed.
+        """
         ...
 
 

@@ -1,5 +1,5 @@
-"""Connections between nodes: two streams to each peer, bulk and heartbeat, so that the second never
-queues behind the first.
+"""Connections between nodes: three streams to each peer, so that heartbeats never queue behind bulk
+data, and neither behind what a peer that was away for long has to catch up with.
 
 A node dials every peer and only sends on what it dialled; it only reads what it accepted. A stream
 opens with a hello of both sides (format version, cluster, node and storage id); another cluster or
@@ -9,23 +9,23 @@ bounded and is thrown away with its connection: Raft repairs losses, stale messa
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import structlog
 import trio
-from attrs import define, field, frozen
+from attrs import frozen
 from crc32c import crc32c
 
+from raftmq.adapters.peer_stream import ChunkStream, PeerStream, StreamCounts
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
+from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMAT_VERSION: Final = 1
@@ -39,12 +39,16 @@ HELLO_TIMEOUT_S: Final = 5.0
 ACCEPT_RETRY_S: Final = 0.1
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-STREAMS: Final = ("bulk", "heartbeat")
+CATCH_UP: Final = "catch-up"
+STREAMS: Final = ("bulk", "heartbeat", CATCH_UP)
 KIND_RAFT: Final = 1
 KIND_HEARTBEATS: Final = 2
 KIND_BROKER: Final = 3
 KIND_FORMATION: Final = 4
-"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation."""
+KIND_STORED: Final = 5
+"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation; a
+Raft message whose batches were sent from a file."""
+STORED_HEADER: Final = struct.Struct(">II")  # bytes of the message before the file's, crc of those
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
 
@@ -97,78 +101,6 @@ def check_hello(mine: Hello, theirs: Hello) -> str:
     return ""
 
 
-class StreamCounts(Protocol):
-    """Numbers of one outgoing stream, for metrics."""
-
-    queued_bytes: int
-    sent_bytes: int
-    dropped_frames: int
-
-
-@define(eq=False)
-class _Stream:
-    """One outgoing stream: its queue and, while connected, its socket."""
-
-    node_id: NodeId
-    name: str
-    queue_bytes_max: int
-    sock: socket.socket | None = None
-    queue: deque[memoryview] = field(factory=deque)
-    queued_bytes: int = 0
-    sent_bytes: int = 0
-    dropped_frames: int = 0
-    wake: trio.Event = field(factory=trio.Event)
-    is_torn: bool = False
-
-    def send(self, pieces: Sequence[Buffer]) -> bool:
-        """Send what the socket takes and queue the rest; False when the frame was dropped."""
-        if self.sock is None:
-            return False
-        size = sum(len(piece) for piece in pieces)
-        if self.queue:
-            if self.queued_bytes + size > self.queue_bytes_max:
-                return False
-            self.sent_bytes += size
-            self._enqueue(pieces, 0)
-            return True
-        try:
-            sent = self.sock.sendmsg(pieces)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.wake.set()  # the writer task meets the same error and reconnects
-            return False
-        self.sent_bytes += size
-        if sent < size:
-            self._enqueue(pieces, sent)
-            self.wake.set()
-        return True
-
-    def _enqueue(self, pieces: Sequence[Buffer], skip: int) -> None:
-        for piece in pieces:
-            view = memoryview(piece)
-            if skip >= len(view):
-                skip -= len(view)
-                continue
-            self.queue.append(view[skip:])
-            self.queued_bytes += len(view) - skip
-            skip = 0
-
-    def end(self) -> None:
-        """Let the connection end as if the peer had closed it."""
-        if self.sock is not None:
-            with contextlib.suppress(OSError):  # the peer was quicker
-                self.sock.shutdown(socket.SHUT_RDWR)
-
-    def drop_connection(self) -> None:
-        if self.sock is not None:
-            self.sock.close()
-        self.sock = None
-        self.queue.clear()
-        self.queued_bytes = 0
-        self.is_torn = False
-
-
 class PeerLinks:
     """All streams of a node to and from its peers."""
 
@@ -199,7 +131,7 @@ class PeerLinks:
         self._on_lost = on_lost
         self._random = random
         self._addresses: dict[NodeId, Address] = {}
-        self._streams: dict[tuple[NodeId, str], _Stream] = {}
+        self._streams: dict[tuple[NodeId, str], PeerStream] = {}
         self._redial: dict[NodeId, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
         self.block_to: frozenset[NodeId] = frozenset()
@@ -256,6 +188,36 @@ class PeerLinks:
         stream.dropped_frames += not is_sent
         return is_sent or node_id in self.block_from  # that it is gone is not heard either
 
+    def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool:
+        """Frame and queue a message whose batches lie in a file; False when dropped.
+
+        The loop never has the file's bytes, so it cannot sum them. Their checksum was made by the
+        worker that checked them, and travels within the part that is summed here: a receiver can
+        tell what was damaged on the way, base offsets and leader epochs too, which no batch's own
+        checksum covers. It checks each batch and its place in the log besides, as always.
+        """
+        stream = self._streams.get((node_id, CATCH_UP))
+        if not isinstance(stream, ChunkStream):
+            return False
+        if stream.sock is None:
+            stream.dropped_frames += 1
+            return False
+        if node_id in self.block_to:
+            stream.is_torn = True
+            return True  # as far as anybody here can tell
+        body = b"".join(head)
+        summed = STORED_HEADER.pack(len(body), chunk.checksum) + body
+        size = len(summed) + (0 if chunk.span is None else chunk.span.size)
+        frame = FRAME_HEADER.pack(size, crc32c(summed), KIND_STORED) + summed
+        is_sent = stream.send_chunk(frame, chunk.span)
+        stream.dropped_frames += not is_sent
+        return is_sent or node_id in self.block_from
+
+    def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool:
+        """True when a stored chunk for this peer would be taken now."""
+        stream = self._streams.get((node_id, CATCH_UP))
+        return isinstance(stream, ChunkStream) and stream.room_for(size_bytes)
+
     def is_connected(self, node_id: NodeId) -> bool:
         """True while the bulk stream to this peer stands."""
         stream = self._streams.get((node_id, "bulk"))
@@ -295,7 +257,8 @@ class PeerLinks:
             if is_new:
                 self._redial[node_id] = trio.Event()
                 for name in STREAMS:
-                    stream = _Stream(node_id, name, self._queue_bytes_max)
+                    kind = ChunkStream if name == CATCH_UP else PeerStream
+                    stream = kind(node_id, name, self._queue_bytes_max)
                     self._streams[node_id, name] = stream
                     if self._nursery is not None:
                         self._nursery.start_soon(self._keep_connected, stream)
@@ -325,7 +288,7 @@ class PeerLinks:
                     continue
                 nursery.start_soon(self._serve, sock)
 
-    async def _keep_connected(self, stream: _Stream) -> None:
+    async def _keep_connected(self, stream: PeerStream) -> None:
         backoff_ms = BACKOFF_MS[0]
         while True:
             await self._until_whole(stream.node_id)
@@ -358,7 +321,7 @@ class PeerLinks:
                 backoff_ms = BACKOFF_MS[0]
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
 
-    async def _dial(self, stream: _Stream) -> tuple[socket.socket, PeerIdentity]:
+    async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
         address = self._addresses[stream.node_id]
         with trio.fail_after(HELLO_TIMEOUT_S):
             connected = await trio.open_tcp_stream(address.host, address.port)
@@ -380,7 +343,7 @@ class PeerLinks:
                 raise
         return sock, _identity(theirs)
 
-    async def _drain(self, stream: _Stream) -> None:
+    async def _drain(self, stream: PeerStream) -> None:
         """Write what did not fit at once; return when the connection ends."""
         sock = stream.sock
         assert sock is not None
@@ -391,26 +354,8 @@ class PeerLinks:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch_for_close)
-            while True:
-                stream.wake = trio.Event()
-                if stream.queue:
-                    await trio.lowlevel.wait_writable(sock)
-                else:
-                    await stream.wake.wait()
-                while stream.queue:
-                    pieces = [stream.queue[i] for i in range(min(len(stream.queue), 64))]
-                    try:
-                        sent = sock.sendmsg(pieces)
-                    except BlockingIOError:
-                        break
-                    except OSError:
-                        nursery.cancel_scope.cancel()
-                        return
-                    stream.queued_bytes -= sent
-                    while sent and sent >= len(stream.queue[0]):
-                        sent -= len(stream.queue.popleft())
-                    if sent:
-                        stream.queue[0] = stream.queue[0][sent:]
+            await stream.drain()
+            nursery.cancel_scope.cancel()
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
@@ -477,12 +422,33 @@ class PeerLinks:
                     continue
                 if is_torn:
                     return  # frames are missing: the peer shall know, and begin anew
-                if crc32c(payload) != checksum:
+                if kind == KIND_STORED:
+                    payload = _check_stored(payload, checksum, sender)
+                elif crc32c(payload) != checksum:
                     raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
                 self._on_frame(sender, kind, payload.toreadonly())
             if start:
                 buffer[: filled - start] = bytes(buffer[start:filled])
                 filled -= start
+
+
+def _check_stored(payload: memoryview, checksum: int, sender: PeerIdentity) -> memoryview:
+    """The message in a frame whose batches came from a file.
+
+    Raises:
+        PeerRefusedError: it was damaged on the way.
+    """
+    size, rest_checksum = 0, 0
+    if len(payload) >= STORED_HEADER.size:
+        size, rest_checksum = STORED_HEADER.unpack_from(payload)
+    summed_end = STORED_HEADER.size + size
+    if (
+        summed_end > len(payload)
+        or crc32c(payload[:summed_end]) != checksum
+        or crc32c(payload[summed_end:]) != rest_checksum
+    ):
+        raise PeerRefusedError(f"a damaged stored frame from node {sender.node_id}")
+    return payload[STORED_HEADER.size :]
 
 
 def _identity(hello: Hello) -> PeerIdentity:

@@ -7,34 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raftmq.cluster.catch_up import CatchUp, StoredReader
 from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Buggify, DiskError, Random
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Entry, EntryKind
+from raftmq.raft.messages import Entry, EntryKind, StoredChunk
 from raftmq.raft.ready import HardState
-from raftmq.types import Buffer, RaftIndex, Term
+from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
 
 
 class LogSource:
     """The core's `EntrySource` over one log."""
 
-    __slots__ = ("_log", "_on_damaged", "_on_failed")
+    __slots__ = ("_log", "_on_damaged", "_on_failed", "_stored", "forget_stored")
 
     def __init__(
         self,
         log: ReplicatedLog,
         on_damaged: Callable[[], None],
         on_failed: Callable[[DiskError], None],
+        on_prepared: Callable[[], None],
+        catch_up: CatchUp,
     ) -> None:
         self._log = log
         self._on_damaged = on_damaged
         self._on_failed = on_failed
+        self._stored = StoredReader(log, catch_up, on_prepared, on_damaged, on_failed)
+        self.forget_stored = self._stored.forget
+
+    def stored(
+        self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        """Entries that are not in memory, for a replica that is far behind."""
+        return self._stored.take(start, bytes_max, to.node_id, is_needed=is_needed)
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from `start`; () when they cannot be read now."""
+        """Entries from `start`; () when they are not in memory, or cannot be read now."""
+        if not self._log.is_at_hand(start):
+            return ()
         try:
             found = self._log.entries(start, bytes_max)
         except DamagedError:

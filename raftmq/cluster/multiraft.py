@@ -24,7 +24,13 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.ports import DiskError
-from raftmq.raft.messages import AppendRequest, Heartbeat, HeartbeatReply, InstallLogStart
+from raftmq.raft.messages import (
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    InstallLogStart,
+    StoredChunk,
+)
 from raftmq.types import Buffer, NodeId, RaftGroupId
 
 
@@ -36,6 +42,14 @@ class SendFrame(Protocol):
 
         `is_heartbeat` frames are small and urgent and never queue behind the others.
         """
+        ...
+
+
+class SendStored(Protocol):
+    """The shell's way for replicas that are far behind, apart from all others."""
+
+    def __call__(self, node_id: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
+        """Send one frame: its head, then the chunk's span, if any; False when it was dropped."""
         ...
 
 
@@ -58,11 +72,13 @@ class MultiRaft:
         send: SendFrame,
         request_flush: RequestFlush,
         on_journal_failed: Callable[[DiskError], None],
+        send_stored: SendStored | None = None,
     ) -> None:
         self.node_id = node_id
         self.replicas: dict[RaftGroupId, Replica] = {}
         self._journal = journal
         self._send = send
+        self._send_stored = send_stored or self._send_read
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
         self._dirty: dict[RaftGroupId, Replica] = {}
@@ -202,8 +218,20 @@ class MultiRaft:
         if isinstance(message, Heartbeat | HeartbeatReply):
             self._beats.setdefault(to, []).append((group, message))
             return
+        if isinstance(message, AppendRequest) and message.chunk is not None:
+            self._send_stored(to, encode(group, message), message.chunk)
+            return
         is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
         self._send(to, encode(group, message), is_heartbeat=not is_bulk)
+
+    def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
+        """Without a stream for stored chunks they travel as other frames do."""
+        if (span := chunk.span) is not None:
+            try:
+                head.append(span.file.pread(span.size, span.position))
+            except DiskError:
+                return False  # asked for again; the log meets the same error then
+        return self._send(to, head, is_heartbeat=False)
 
     def _send_node_beat(self, beat: NodeBeat) -> None:
         self._send(beat.to, encode_node_beat(beat), is_heartbeat=True)

@@ -112,7 +112,10 @@ _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 
 def encode(group: RaftGroupId, message: PeerMessage) -> list[Buffer]:
-    """Frame one message; the buffers are to be sent in order and not changed until then."""
+    """Frame one message; the buffers are to be sent in order and not changed until then.
+
+    The batches of a stored chunk are not among them: its span is to follow.
+    """
     body, batches = _body(message)
     sender, to = message.sender, message.to
     head = _HEAD.pack(
@@ -239,14 +242,18 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
 
 def _append_body(message: AppendRequest) -> tuple[bytes, tuple[Buffer, ...]]:
     entries = message.entries
+    if message.chunk is not None and message.chunk.span is not None:
+        sizes: Sequence[int] = message.chunk.sizes
+    else:
+        sizes = [len(entry.payload) for entry in entries]
     pieces = [
         _APPEND.pack(message.prev_end, message.prev_term, message.commit_end, len(entries)),
     ]
     pieces += [
-        _ENTRY.pack(entry.start, entry.end, entry.term, entry.kind, len(entry.payload))
-        for entry in entries
+        _ENTRY.pack(entry.start, entry.end, entry.term, entry.kind, size)
+        for entry, size in zip(entries, sizes, strict=True)
     ]
-    return b"".join(pieces), tuple(entry.payload for entry in entries)
+    return b"".join(pieces), tuple(entry.payload for entry in entries if len(entry.payload))
 
 
 def _decode_message(head: memoryview, rest: memoryview) -> tuple[RaftGroupId, PeerMessage]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
 from raftmq.errors import CorruptBatchError, StorageError
+from raftmq.log.filler import cut_filler, is_filler
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.ports import DiskError, DiskFullError
@@ -58,6 +59,19 @@ class Repairer:
         if self._best_tail is not None:
             core.claimed_term_floor, floor = self._best_tail
         core.claimed_end_floor = max(floor, claimed_end)
+
+    def scrub(self, bytes_max: int) -> None:
+        """Check stored batches, going on where the last call stopped."""
+        replica = self._replica
+        if replica.failure is not None:
+            return
+        try:
+            found = replica.log.scrub(bytes_max)
+        except DiskError as error:
+            replica.fail(f"scrub failed: {error}")
+            return
+        if found:
+            replica.damage_found()
 
     def tick(self) -> None:
         """Ask for what is missing; called about once per election timeout."""
@@ -138,6 +152,9 @@ class Repairer:
             if header.base_offset >= self._range[1]:
                 break
             epoch = replica.log.epoch_at(Offset(header.base_offset))
+            if is_filler(header):
+                batch = cut_filler(batch, header, expected, self._range[1])
+                header = parse_header(batch)
             if header.base_offset < expected or header.leader_epoch != epoch:
                 return  # another history than ours: Raft will truncate it, or the peer's
             self._gathered.append(batch)
@@ -203,6 +220,13 @@ class Repairer:
                 replica.send(
                     TailRequest(replica.core.term, replica.self_id, voter, self._cut_floor)
                 )
+
+    def answer_tail(self, request: TailRequest) -> None:
+        """Say where this replica's log ends."""
+        replica = self._replica
+        core = replica.core
+        tail = request.floor, replica.log.end_index, core.epochs.last_term
+        replica.send(TailReply(core.term, replica.self_id, request.sender, *tail))
 
     def take_tail(self, reply: TailReply) -> None:
         """A voter says where its log ends."""

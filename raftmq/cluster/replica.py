@@ -17,6 +17,7 @@ from collections.abc import Callable
 import attrs
 
 from raftmq.cluster.append_checks import answer_to_stray, check_append, check_install
+from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.journal_place import JournalFailedError, JournalPlace
 from raftmq.cluster.log_source import LogSource
@@ -94,6 +95,7 @@ class Replica(ReplicaView):
         clock: Clock,
         random: Random,
         config: ReplicaConfig,
+        catch_up: CatchUp,
         buggify: Buggify = never,
     ) -> None:
         """Take up the group where log and journal left it."""
@@ -117,7 +119,11 @@ class Replica(ReplicaView):
         self._moves = LogStartMoves(self)
         self.resting = Resting(self)
         self._source = LogSource(
-            log, self._repairer.look, lambda error: self.fail(f"read failed: {error}")
+            log,
+            self._repairer.look,
+            lambda error: self.fail(f"read failed: {error}"),
+            lambda: self.on_touched(self),
+            catch_up,
         )
         self._prewritten_end = RaftIndex(0)
         self._disk_full_until_ms = 0.0
@@ -275,9 +281,7 @@ class Replica(ReplicaView):
             case RepairReply():
                 self._repairer.take(message)
             case TailRequest():
-                tail = message.floor, self.log.end_index, self.core.epochs.last_term
-                reply = TailReply(self.core.term, self.self_id, message.sender, *tail)
-                self._peers.send(self.group, reply)
+                self._repairer.answer_tail(message)
             case TailReply():
                 self._repairer.take_tail(message)
             case Rest():
@@ -348,6 +352,7 @@ class Replica(ReplicaView):
             return
         self.failure = reason
         self._outbox.clear()
+        self._source.forget_stored()
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
         if self.resting.is_resting:
@@ -482,6 +487,7 @@ class Replica(ReplicaView):
             self._prewritten_end = RaftIndex(0)
             self._barriers.fail(NotLeaderError())
         self._in_sync.reset()
+        self._source.forget_stored()
         self._repairer.look()
         self.machine.role_changed(soft)
 
@@ -580,15 +586,7 @@ class Replica(ReplicaView):
 
     def scrub(self, bytes_max: int) -> None:
         """Check stored batches against their checksums, going on where the last call stopped."""
-        if self.failure is not None:
-            return
-        try:
-            found = self.log.scrub(bytes_max)
-        except DiskError as error:
-            self.fail(f"scrub failed: {error}")
-            return
-        if found:
-            self.damage_found()
+        self._repairer.scrub(bytes_max)
 
     def damage_found(self) -> None:
         """The log learned of damage: suspend, and have it repaired even if the group rests."""

@@ -8,6 +8,8 @@ segments, bare entries and the journal are held by their owners, not here.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from raftmq.ports import Disk, File
 
@@ -15,8 +17,15 @@ from raftmq.ports import Disk, File
 class FileCache:
     """Least recently used files by path."""
 
-    def __init__(self, disk: Disk, files_max: int = 1024) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        files_max: int = 1024,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`lock` guards it where logs are opened in threads."""
         assert files_max >= 1
+        self._lock = lock or nullcontext()
         self.disk = disk
         self.files_max = files_max
         self._files: OrderedDict[str, File] = OrderedDict()
@@ -31,20 +40,22 @@ class FileCache:
             FileNotFoundError: it does not exist.
             DiskError: it cannot be opened.
         """
-        file = self._files.get(path)
-        if file is None:
-            file = self.disk.open(path)
-            self.put(path, file)
-        else:
-            self._files.move_to_end(path)
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        file = self.disk.open(path)
+        self.put(path, file)
         return file
 
     def put(self, path: str, file: File) -> None:
         """Remember a file that is open already."""
-        self._files[path] = file
-        self._files.move_to_end(path)
-        while len(self._files) > self.files_max:
-            self._files.popitem(last=False)
+        with self._lock:
+            self._files[path] = file
+            self._files.move_to_end(path)
+            while len(self._files) > self.files_max:
+                self._files.popitem(last=False)
 
     def forget(self, path: str) -> None:
         """Drop the file: it was removed, replaced or renamed."""

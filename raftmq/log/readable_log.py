@@ -45,6 +45,24 @@ class ReadableLog:
         assert self.log_start.index <= start <= self.end_index
         return self._reader.entries(start, bytes_max)
 
+    def is_at_hand(self, start: RaftIndex) -> bool:
+        """True when `entries` from `start` on are in memory."""
+        return self._reader.is_at_hand(start)
+
+    def bare_run(self, start: RaftIndex) -> tuple[LogEntry, ...]:
+        """The bare entries that stand together at `start`."""
+        return self._reader.bare_run(start)
+
+    def stored_job(self, start: RaftIndex, bytes_max: int) -> StoredJob | None:
+        """Find the stored batches at `start`, where no bare entry is; None when none is stored.
+
+        Run it in a worker thread, then hand it to `checked` as any check.
+
+        Raises:
+            DamagedError: the first of them is known to be damaged.
+        """
+        return self._reader.stored_job(start, bytes_max)
+
     def locate(
         self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
     ) -> list[FileSpan]:
@@ -83,6 +101,15 @@ class ReadableLog:
         """
         return self._reader.max_timestamp(end)
 
+    def bytes_from(self, offset: Offset) -> int:
+        """About how many stored bytes follow `offset`: exact to an index interval."""
+        if offset >= self._segments.end_offset:
+            return 0
+        at = max(0, self._segments.at(offset))
+        segment, *later = self._segments.all[at:]
+        _, position = segment.floor(max(offset, segment.base_offset))
+        return segment.size - position + sum(other.size for other in later)
+
     def timestamp_job(self, offset: Offset) -> TimestampJob:
         """A job, for any thread, that finds when the record at `offset` was written.
 
@@ -109,6 +136,8 @@ class ReadableLog:
 
     def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
         """Take over what a job found; returns damage that was not known before."""
+        if isinstance(job, StoredJob):
+            self._reader.stored_found(job)
         return self._checker.take(job)
 
     def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:

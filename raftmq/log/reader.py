@@ -22,6 +22,7 @@ from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
 from raftmq.log.sparse_index import DamagedIndexError
+from raftmq.log.stored import StoredJob
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header, read_records
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
@@ -171,6 +172,58 @@ class LogReader:
         self._cursors[offset] = (segment, position)
         if len(self._cursors) > _CURSORS_MAX:
             self._cursors.popitem(last=False)
+
+    # --- for replicas far behind --------------------------------------------------------------
+
+    def _place_of(self, start: RaftIndex) -> tuple[int, int]:
+        """How many bare entries come before an index, and the offset there."""
+        at = self.bare.count_below(start)
+        return at, start - self.steps() - at
+
+    def is_at_hand(self, start: RaftIndex) -> bool:
+        """True when `entries` from `start` on are in memory: recent batches reach up to the end."""
+        _, offset = self._place_of(start)
+        return offset >= self.segments.end_offset or self.recent.find(offset) is not None
+
+    def bare_run(self, start: RaftIndex) -> tuple[LogEntry, ...]:
+        """The bare entries that stand together at `start`."""
+        at, offset = self._place_of(start)
+        end = at
+        while end < len(self.bare.entries) and self.bare.offsets[end] == offset:
+            end += 1
+        return tuple(_bare_log_entry(entry) for entry in self.bare.entries[at:end])
+
+    def stored_job(self, start: RaftIndex, bytes_max: int) -> StoredJob | None:
+        """Find the stored batches at `start`, which is no bare entry's; None when there is none.
+
+        Raises:
+            DamagedError: the first of them is known to be damaged.
+        """
+        at, offset = self._place_of(start)
+        if offset >= self.segments.end_offset:
+            return None
+        segment, position = self._position_of(offset)
+        bare = self.bare
+        limit = bare.offsets[at] if at < len(bare.entries) else self.segments.end_offset
+        damage = next((d for d in segment.damages if d.position >= position), None)
+        if damage is not None and damage.position == position:
+            raise DamagedError(Offset(damage.start), Offset(damage.end))
+        return StoredJob(
+            segment=segment,
+            file=segment.file,
+            position=position,
+            offset=offset,
+            bytes_max=bytes_max,
+            size=segment.size if damage is None else damage.position,
+            end_offset=min(limit, segment.end_offset),
+            epochs=bare.epochs(),
+            version=segment.version,
+        )
+
+    def stored_found(self, job: StoredJob) -> None:
+        """A job ran: the next one probably goes on where it came to."""
+        if job.version == job.segment.version and job.offset < job.segment.end_offset:
+            self._remember(job.offset, job.segment, job.position)
 
     # --- spans ------------------------------------------------------------------------------
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from attrs import Factory, frozen
 
 from raftmq.log.file_cache import FileCache
 from raftmq.log.recent import RecentBudget
@@ -10,13 +14,46 @@ from raftmq.log.sparse_index import IndexCache
 from raftmq.ports import Disk
 
 
+class LogWatch:
+    """What happened to the files of all logs: counts, and a listener told of each."""
+
+    __slots__ = ("damages_found", "damages_repaired", "on_event", "segments_rolled")
+
+    def __init__(self) -> None:
+        self.segments_rolled = 0
+        self.damages_found = 0
+        self.damages_repaired = 0
+        self.on_event: Callable[[str, str, int, int], None] | None = None
+        """Called with "rolled", "damaged" or "repaired", the segment's path and an offset range."""
+
+    def rolled(self, path: str, base_offset: int) -> None:
+        """A segment was begun."""
+        self.segments_rolled += 1
+        self._tell("rolled", path, base_offset, base_offset)
+
+    def damaged(self, path: str, start: int, end: int) -> None:
+        """Damage was found that was not known."""
+        self.damages_found += 1
+        self._tell("damaged", path, start, end)
+
+    def repaired(self, path: str, start: int, end: int) -> None:
+        """Damage was repaired from a peer."""
+        self.damages_repaired += 1
+        self._tell("repaired", path, start, end)
+
+    def _tell(self, what: str, path: str, start: int, end: int) -> None:
+        if self.on_event is not None:
+            self.on_event(what, path, start, end)
+
+
 @frozen(slots=True)
 class Shared:
-    """Open files, loaded indexes and recent batches, each bounded."""
+    """Open files, loaded indexes and recent batches, each bounded; and who watches the files."""
 
     files: FileCache
     indexes: IndexCache
     recent: RecentBudget
+    watch: LogWatch = Factory(LogWatch)
 
     @classmethod
     def make(
@@ -26,8 +63,11 @@ class Shared:
         files_max: int = 1024,
         index_bytes_max: int = 64 << 20,
         recent_bytes_max: int = 64 << 20,
+        make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Shared:
-        """Begin empty."""
+        """Begin empty. Where logs are opened in threads, files and indexes need a lock each."""
         return cls(
-            FileCache(disk, files_max), IndexCache(index_bytes_max), RecentBudget(recent_bytes_max)
+            FileCache(disk, files_max, make_lock()),
+            IndexCache(index_bytes_max, make_lock()),
+            RecentBudget(recent_bytes_max),
         )

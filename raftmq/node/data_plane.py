@@ -8,12 +8,14 @@ of every group, so the time between ticks is watched and told.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from random import Random
 from typing import Final
 
 import trio
 
+from raftmq.adapters.catch_up import NodeCatchUp
 from raftmq.adapters.clock import RealClock
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.disk import RealDisk
@@ -23,9 +25,11 @@ from raftmq.adapters.peer_links import (
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_RAFT,
+    KIND_STORED,
     PeerIdentity,
     PeerLinks,
 )
+from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
@@ -80,6 +84,7 @@ class DataPlane:
             files_max=config.open_files_max,
             index_bytes_max=config.index_memory_bytes_max,
             recent_bytes_max=config.recent_bytes_max,
+            make_lock=threading.Lock,
         )
         self.journal = journal
         self.flusher = Flusher(config.flusher_threads)
@@ -100,6 +105,10 @@ class DataPlane:
             send=self._send,
             request_flush=self._request_flush,
             on_journal_failed=self._on_journal_failed,
+            send_stored=self.links.send_stored,
+        )
+        self.catch_up = NodeCatchUp(
+            self.links, CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         )
         self.failure: str | None = None
         self.failed = trio.Event()
@@ -139,6 +148,7 @@ class DataPlane:
 
     def close(self) -> None:
         """End the flusher threads after the flushes they have."""
+        self.catch_up.close()
         self.flusher.close()
 
     # ---- ticks ----
@@ -168,7 +178,7 @@ class DataPlane:
         return self.links.send(node_id, KIND_HEARTBEATS if is_heartbeat else KIND_RAFT, frame)
 
     def _on_frame(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
-        if kind in (KIND_RAFT, KIND_HEARTBEATS):
+        if kind in (KIND_RAFT, KIND_HEARTBEATS, KIND_STORED):
             self.multiraft.deliver(sender.node_id, payload)
         elif kind == KIND_BROKER:
             self._on_broker(sender.node_id, payload)

@@ -42,7 +42,9 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.events import Events
 from raftmq.node.partitions import Partitions
+from raftmq.node.shutdown import Shutdown
 from raftmq.node.status import describe, health
 from raftmq.node.upkeep import run_upkeep
 from raftmq.promise import Promise
@@ -67,7 +69,6 @@ from raftmq.types import (
 logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
-HANDOVER_S: Final = 3.0
 METADATA_SEGMENT_BYTES: Final = 64 << 20
 METADATA_RESERVE_BYTES: Final = 1 << 20
 
@@ -108,6 +109,7 @@ class Node:
         folder = DataFolder.open(
             disk, config.data, cluster_id=config.cluster_id, node_id=self.node_id
         )
+        folder.check_recovered()
         journal = HardStateJournal.open(
             disk, f"{folder.path}/state.journal", is_expected=not folder.is_new
         )
@@ -246,6 +248,9 @@ class Node:
             self.broker.metrics,
             drains=plane.multiraft,
         )
+        self.control.quorum_view = self.broker.quorum_view
+        self.events = Events(self)
+        self.events.attach()
         self.broker.drains = plane.multiraft
         self.broker.on_broken_invariant = plane.fail
 
@@ -263,6 +268,7 @@ class Node:
             replica_id=ReplicaId(self.node_id, folder.storage_id),
             cluster_id=config.cluster_id,
             rack=config.rack,
+            recoveries=len(folder.load_formation().recoveries),
             endpoints=tuple(
                 Endpoint(name, address.host, address.port) for name, address in addresses.items()
             ),
@@ -338,6 +344,7 @@ class Node:
                 clock=plane.clock,
                 random=plane.random,
                 shared=plane.shared,
+                catch_up=plane.catch_up,
             ),
             METADATA_GROUP,
             f"{plane.folder.path}/meta",
@@ -390,6 +397,7 @@ class Node:
         self.control.tick()
         self.coordinator.tick(now_ms)
         self.partitions.tick(now_ms)
+        self.events.tick(now_ms)
 
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""
@@ -445,6 +453,7 @@ class Node:
             import_module, "raftmq.node.metrics.exposition"
         )
         nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
+        leaders_page = await trio.to_thread.run_sync(import_module, "raftmq.node.leaders_page")
         await admin_http.serve_admin(
             self._admin_sock,
             health=lambda: health(self),
@@ -452,6 +461,7 @@ class Node:
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
             nodes=nodes_page.NodesPage(self),
+            leaders=leaders_page.LeadersPage(self),
         )
 
     # ---- going down ----
@@ -463,46 +473,8 @@ class Node:
     async def _end_when_stopped(self, scope: trio.CancelScope) -> None:
         await self._stopping.wait()
         if self.is_serving:
-            with trio.move_on_after(HANDOVER_S):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._end_when_alone, nursery.cancel_scope)
-                    await self._hand_over()
-                    nursery.cancel_scope.cancel()
+            await Shutdown(self).run()
         scope.cancel()
-
-    async def _end_when_alone(self, scope: trio.CancelScope) -> None:
-        """Without a majority of the metadata group there is nobody to hand anything to."""
-        await self._until(self._is_alone)
-        scope.cancel()
-
-    def _is_alone(self) -> bool:
-        if self.metadata_replica is None:
-            return False
-        voters = self.metadata_replica.voters
-        reached = [
-            voter
-            for voter in voters
-            if voter.node_id == self.node_id or self.plane.links.is_connected(voter.node_id)
-        ]
-        return len(reached) <= len(voters) // 2
-
-    async def _hand_over(self) -> None:
-        """Give every leadership away, then leave Metadata."""
-        await self._until(lambda: not self.partitions.transfer_all())
-        releases = self.coordinator.drain()
-        await self._until(lambda: all(release.is_done for release in releases))
-        self.control.lifecycle.drain()
-        await self._until(lambda: not self.control.lifecycle.is_ready)
-        replica = self.metadata_replica
-        if replica is not None and replica.is_leader:
-            live = {broker.node_id for broker in self.engine.image.live_brokers()}
-            for voter in replica.in_sync_replicas():
-                if voter.node_id != self.node_id and voter.node_id in live:
-                    replica.transfer_leadership(voter.node_id)
-                    break
-            else:
-                return
-            await self._until(lambda: not replica.is_leader)
 
     def _close(self, journal: HardStateJournal, folder: DataFolder) -> None:
         self.is_serving = False

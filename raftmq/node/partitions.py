@@ -8,7 +8,9 @@ data only by an order; what no order explains is moved to `quarantine/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
 from typing import Final
 from uuid import UUID
 
@@ -33,7 +35,7 @@ from raftmq.cluster.reconciler import (
     at_start,
     reconcile,
 )
-from raftmq.cluster.recovery import Opening, open_replica
+from raftmq.cluster.recovery import Opening, ReplicaOpener
 from raftmq.cluster.replacement import partition_wish
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.topic_configs import effective_topic_configs
@@ -44,11 +46,13 @@ from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.ready import Role, SoftState
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
 
 logger = structlog.get_logger("raftmq.partitions")
 
+OPENERS: Final = 8
+"""So many replicas open at once."""
 EAGER_TICKS: Final = 40
 """For so many ticks the preferred leader of a new group stands for election without waiting."""
 REPORT_MS: Final = 250.0
@@ -67,10 +71,26 @@ def log_config(configs: dict[str, str]) -> LogConfig:
     )
 
 
+class RoleWatch:
+    """What was last told of a replica's role, for whoever tells of changes."""
+
+    __slots__ = ("leader", "role")
+
+    def __init__(self) -> None:
+        self.role = Role.FOLLOWER
+        self.leader: tuple[NodeId, int] | None = None
+
+
+def _ignore(_name: TopicPartition, _watch: RoleWatch, _soft: SoftState) -> None:
+    """Nobody listens."""
+
+
 class LedPartition(Partition):
     """A partition that says when this node begins to lead it."""
 
     on_led: Callable[[Partition], None]
+    on_role: Callable[[TopicPartition, RoleWatch, SoftState], None]
+    role_watch: RoleWatch
     told_epoch: int = -1
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
@@ -84,6 +104,7 @@ class LedPartition(Partition):
         """Another term or leader."""
         self.told_epoch = -1
         super().role_changed(soft)
+        self.on_role(self.name, self.role_watch, soft)
 
 
 class Partitions:
@@ -113,6 +134,7 @@ class Partitions:
             clock=plane.clock,
             random=plane.random,
             shared=plane.shared,
+            catch_up=plane.catch_up,
         )
         self._send_actions, self._receive_actions = trio.open_memory_channel[Action](math.inf)
         self._eager: dict[RaftGroupId, int] = {}
@@ -126,6 +148,8 @@ class Partitions:
             led=lambda: [r for r in self._replicas.values() if r.is_leader],
         )
         self.quarantined: list[str] = []
+        self.on_role: Callable[[TopicPartition, RoleWatch, SoftState], None] = _ignore
+        """Told when a replica has another role, term or leader."""
         self.counts = ReplicaCounts()
         self.topic_counts: dict[str, TopicCounts] = {}
         """By topic, as long as a replica of it is here."""
@@ -137,8 +161,7 @@ class Partitions:
         folders = self._find_folders()
         actions = at_start(self._engine.image, self._plane.node_id, folders)
         self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile
-        for action in actions:
-            await self._perform(action)
+        await self._perform_all(actions)
         wanted = (action.group for action in actions if isinstance(action, StartReplica))
         if self._plane.journal.damaged and all(group in self._replicas for group in wanted):
             # Every group that this node may have promised something is on probation now; those
@@ -149,11 +172,41 @@ class Partitions:
     async def run(self) -> None:
         """Follow the image until cancelled."""
         async for action in self._receive_actions:
-            await self._perform(action)
+            actions = [action]
+            while self._receive_actions.statistics().current_buffer_used:
+                actions.append(self._receive_actions.receive_nowait())
+            await self._perform_all(actions)
 
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         for action in reconcile(before, after, self._plane.node_id):
             self._send_actions.send_nowait(action)
+
+    async def _perform_all(self, actions: Sequence[Action]) -> None:
+        """In order, except that replicas which start one after the other open side by side: that
+        is mostly waiting for the disk."""
+        for is_start, run in groupby(actions, lambda action: isinstance(action, StartReplica)):
+            if not is_start:
+                for action in run:
+                    await self._perform(action)
+                continue
+            waiting = {action.group: action for action in run if isinstance(action, StartReplica)}
+            queue = iter(waiting.values())
+            await trio.to_thread.run_sync(self._make_topic_folders, list(waiting.values()))
+
+            async def open_some(queue: Iterator[StartReplica] = queue) -> None:
+                for action in queue:
+                    await self._perform(action)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(OPENERS, len(waiting))):
+                    nursery.start_soon(open_some)
+
+    def _make_topic_folders(self, actions: Sequence[StartReplica]) -> None:
+        """Before two replicas of a topic are made at once: each may count on its folder's name."""
+        folders = {self._folder(a.name, a.group.topic_id).rpartition("/")[0] for a in actions}
+        for folder in sorted(folders):
+            with suppress(DiskError):  # each replica's own start meets it again, and tells
+                self._plane.disk.make_directories(folder)
 
     async def _perform(self, action: Action) -> None:
         try:
@@ -191,16 +244,19 @@ class Partitions:
             replica_counts=self.counts,
         )
         partition.on_led = self._led
+        partition.on_role = self.on_role
+        partition.role_watch = RoleWatch()
         is_preferred = action.preferred_leader == self._plane.node_id
-        replica = open_replica(
+        opener = ReplicaOpener(
             self._opening,
             action.group,
             self._folder(action.name, action.group.topic_id),
             initial=Configuration(voters=tuple(sorted(action.voters))),
-            machine=partition,
             log_config=log_config(configs),
-            config=self._plane.replica_config(priority=int(is_preferred)),
         )
+        while not await trio.to_thread.run_sync(opener.attempt):
+            opener.settle()
+        replica = opener.replica(partition, self._plane.replica_config(priority=int(is_preferred)))
         partition.attach(replica)
         self._replicas[action.group] = replica
         self.registry.add(partition)
@@ -381,10 +437,17 @@ class Partitions:
             ]
             if others:
                 remaining += 1
+                if replica.is_handing_over:
+                    continue  # asking somebody else now would make two stand against each other
                 chosen = min(others, key=lambda node_id: (load[node_id], node_id))
                 load[chosen] += 1
                 replica.transfer_leadership(chosen)
         return remaining
+
+    def answer_fetches(self) -> None:
+        """Answer every parked fetch with what there is: this node takes part no longer."""
+        for partition in self.registry:
+            partition.stop_waiting()
 
     def move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
         """Hand the leadership of a partition led here to a node; False when that cannot be."""
@@ -392,4 +455,4 @@ class Partitions:
         if known is None:
             return False
         replica = self._replicas[known.group]
-        return replica.is_leader and replica.transfer_leadership(to)
+        return replica.is_close_behind(to) and replica.transfer_leadership(to)

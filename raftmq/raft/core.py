@@ -39,6 +39,7 @@ from raftmq.raft.messages import (
     Message,
     PreVoteReply,
     PreVoteRequest,
+    StoredChunk,
     TimeoutNow,
     VoteReply,
     VoteRequest,
@@ -72,7 +73,15 @@ class EntrySource(Protocol):
     """The log, as the core reads it for replicas that lag."""
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from `start`, an entry's start: at least one if any; () if not readable now."""
+        """Entries from `start`, an entry's start, as far as they are in memory; () if they are not
+        or cannot be read. Never waits for a disk."""
+        ...
+
+    def stored(
+        self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        """Entries from `start` that are not in memory. None: being looked for, or held back by the
+        limits of catch-up (those of rate do not hold where the commit waits for `to`)."""
         ...
 
     def log_start_payload(self) -> Buffer:

@@ -26,6 +26,7 @@ from raftmq.raft.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
+    StoredChunk,
     TimeoutNow,
 )
 from raftmq.raft.progress import Progress, ProgressState
@@ -165,11 +166,40 @@ class Leadership:
             log_end = core.log_end
             while progress.next_end < log_end and progress.has_room:
                 entries, size_bytes = self._entries(progress.next_end)
-                if not entries:
+                if entries:
+                    if not progress.may_go_by(is_far_behind=False):
+                        break
+                    self._send_entries(progress, entries, size_bytes)
+                elif not self._send_stored(progress):
                     break
-                self._send_entries(progress, entries, size_bytes)
             if progress.must_ask:
                 self._send_entries(progress, (), 0)
+
+    def _send_stored(self, progress: Progress) -> bool:
+        """Send what has to come from the disk; False when that has to wait."""
+        core = self._core
+        if core.effects.install is not None or core.effects.truncate_end is not None:
+            return False  # the engine's log is about to change under us
+        if not progress.may_go_by(is_far_behind=True):
+            return False
+        chunk = core.source.stored(
+            progress.next_end,
+            core.config.append_bytes_max,
+            progress.replica,
+            is_needed=self._is_needed(progress),
+        )
+        if chunk is None:
+            return False
+        assert chunk.entries[0].start >= progress.next_end, "not at an entry's start"
+        self._send_entries(progress, chunk.entries, chunk.size_bytes, chunk)
+        return True
+
+    def _is_needed(self, progress: Progress) -> bool:
+        """True when the commit waits for this replica: too few of the others hold more."""
+        end = progress.match_end
+        ahead = int(self._counts_self and self._core.flushed_end > end)
+        ahead += sum(1 for other in self._voting if other.match_end > end)
+        return ahead < self._quorum
 
     def _send_probe(self, progress: Progress) -> None:
         """Ask at one position, with the entries at hand if they happen to follow it."""
@@ -180,7 +210,11 @@ class Leadership:
             self._send_entries(progress, (), 0)
 
     def _send_entries(
-        self, progress: Progress, entries: tuple[Entry, ...], size_bytes: int
+        self,
+        progress: Progress,
+        entries: tuple[Entry, ...],
+        size_bytes: int,
+        chunk: StoredChunk | None = None,
     ) -> None:
         core = self._core
         prev_end = progress.next_end
@@ -193,6 +227,7 @@ class Leadership:
                 core.epochs.term_at_end(prev_end),
                 core.commit_end,
                 entries,
+                chunk,
             )
         )
         if entries:
@@ -286,6 +321,8 @@ class Leadership:
         end = quorum_end(ends)
         if may_commit(end, core.commit_end, self.term_start):
             core.set_commit_end(end)
+            if self.transferee is not None:
+                self._hand_over_if_ready()
 
     # Membership.
 
@@ -357,7 +394,9 @@ class Leadership:
         core = self._core
         to = self.transferee
         assert to is not None
-        if not self._transfer_is_told and self.progress[to].match_end == core.log_end:
+        # Nothing is left uncommitted either: whoever waits for an acknowledgement gets it.
+        has_all = self.progress[to].match_end == core.log_end == core.commit_end
+        if has_all and not self._transfer_is_told:
             self._transfer_is_told = True
             core.effects.send_now.append(TimeoutNow(core.term, core.self_id, to))
 

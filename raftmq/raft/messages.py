@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from raftmq.ports import Span
 from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
 
 
@@ -85,11 +86,27 @@ class VoteReply:
 
 
 @frozen(slots=True)
+class StoredChunk:
+    """Entries for a replica that is far behind, whose bytes stay in the leader's file until sent.
+
+    Either batches, with empty payloads here and all their bytes in `span`, `sizes` of them one by
+    one and `checksum` (CRC-32C) over them all; or bare entries as they are, without a span.
+    """
+
+    entries: tuple[Entry, ...]
+    size_bytes: int
+    span: Span | None = None
+    sizes: tuple[int, ...] = ()
+    checksum: int = 0
+
+
+@frozen(slots=True)
 class AppendRequest:
     """Entries that follow position `prev_end`, whose last entry had `prev_term` (Raft §5.3).
 
     Without entries it is a probe. `entries` are contiguous from `prev_end`, except that offsets may
     have gaps below the leader's commit (compaction): an entry may start above the end before it.
+    `chunk` is the leader's alone: the entries are its, and it travels apart from live requests.
     """
 
     term: Term
@@ -99,6 +116,7 @@ class AppendRequest:
     prev_term: Term
     commit_end: RaftIndex
     entries: tuple[Entry, ...] = ()
+    chunk: StoredChunk | None = None
 
 
 @frozen(slots=True)

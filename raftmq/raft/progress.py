@@ -3,10 +3,12 @@
 All transitions between the states live here. PROBE: the leader does not know where the logs agree
 and sends one request at a time; REPLICATE: it does, and keeps a window of requests in flight;
 CATCH_UP: the replica is behind the leader's log start, was sent that start, and nothing else until
-it is there.
+it is there. In REPLICATE a replica may be far behind: what it lacks is no longer in memory, comes
+in chunks from the disk and travels apart from live requests.
 
 Invariants: `match_end <= next_end` outside CATCH_UP; `match_end` rises only by a promise of the
-replica itself, never by what was sent; the window exceeds its limits by less than one request.
+replica itself, never by what was sent; the window exceeds its limits by less than one request;
+requests of one window all travel the same way, so that none overtakes another.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ class Progress:
         "_messages_max",
         "acked_round",
         "clock_ms",
+        "heard_end",
         "inflight_bytes",
         "is_awaiting",
+        "is_far_behind",
         "is_promising",
         "last_ack_tick",
         "last_heard_tick",
@@ -62,12 +66,14 @@ class Progress:
         self.next_end = next_end  # the next request begins here
         self.is_awaiting = False  # PROBE, CATCH_UP: one request is out, wait for its answer
         self.must_ask = False  # REPLICATE: send an empty request, the last answer seems lost
+        self.is_far_behind = False  # REPLICATE: served from the disk, in chunks
         self.is_promising = True  # False: damaged or on probation, as its last reply said
         self.last_heard_tick = now
         self.last_ack_tick = now  # of the last append reply, or of the request it owes one for
         self.acked_round = 0
         self.told_commit_end = RaftIndex(0)  # how far a message that left lets it commit
         self.clock_ms = 0
+        self.heard_end = RaftIndex(0)  # what had arrived there, flushed or not, when last heard
         self.inflight_bytes = 0
         self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first
         self._bytes_max = bytes_max
@@ -76,10 +82,10 @@ class Progress:
     def __repr__(self) -> str:
         waiting = " awaiting" if self.is_awaiting else ""
         flight = f" inflight={len(self._inflight)}" if self._inflight else ""
+        far = " far" if self.is_far_behind else ""
         mute = "" if self.is_promising else " mute"
-        return (
-            f"{self.state.value} match={self.match_end} next={self.next_end}{waiting}{flight}{mute}"
-        )
+        ends = f"match={self.match_end} next={self.next_end}"
+        return f"{self.state.value} {ends}{waiting}{far}{flight}{mute}"
 
     @property
     def inflight_messages(self) -> int:
@@ -105,6 +111,13 @@ class Progress:
         self._inflight.append((end, size_bytes))
         self.inflight_bytes += size_bytes
         self.next_end = end
+
+    def may_go_by(self, *, is_far_behind: bool) -> bool:
+        """True when the next request may take this way; the way changes with an empty window."""
+        assert self.state is ProgressState.REPLICATE, "there is one way only to probe"
+        if not self._inflight:
+            self.is_far_behind = is_far_behind
+        return self.is_far_behind == is_far_behind
 
     def sent_question(self, now: int) -> None:
         """A request without entries, or the log start, left."""
@@ -155,8 +168,12 @@ class Progress:
     def heard_matched_end(self, matched_end: RaftIndex, now: int, patience_ticks: int) -> None:
         """A heartbeat's reply says what arrived; find out what was lost on the way.
 
-        Heartbeats overtake appends, so only a silence of `patience_ticks` means anything.
+        Heartbeats overtake appends, so only a silence of `patience_ticks` means anything; as long
+        as more arrives there, nothing was lost, however slow its disk is.
         """
+        if self._inflight and max(self.heard_end, self.match_end) < matched_end < self.next_end:
+            self.last_ack_tick = now
+        self.heard_end = matched_end
         if now - self.last_ack_tick < patience_ticks:
             return
         if self.state is not ProgressState.REPLICATE:
@@ -186,6 +203,7 @@ class Progress:
 
     def _forget_inflight(self) -> None:
         self.is_awaiting = False
+        self.is_far_behind = False
         self.must_ask = False
         self._inflight.clear()
         self.inflight_bytes = 0

@@ -11,7 +11,6 @@ raises into the caller that settled an answer (it may be the Raft engine), it en
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections import deque
@@ -22,6 +21,7 @@ from typing import Final, Protocol, TypeAlias
 import trio
 
 from raftmq.errors import RaftmqError
+from raftmq.page_cache import is_warm, warm
 from raftmq.ports import DiskError, File
 from raftmq.server.cork import Cork
 from raftmq.server.limits import Limits, RequestMemory
@@ -33,9 +33,6 @@ SENDFILE_TURN_BYTES_MAX: Final = 1 << 20
 SPAN_JOIN_BYTES_MAX: Final = 16 << 10
 """A smaller span is read and joined with the bytes before it: one call beats three."""
 JOIN_BYTES_MAX: Final = 64 << 10
-READ_AHEAD_BYTES: Final = 256 << 10
-
-_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 
 
 class Span(Protocol):
@@ -105,6 +102,7 @@ class ReplyQueue:
         "_sock",
         "_span_sent",
         "_stall",
+        "_wants_idle",
         "_writer",
         "stalled_since",
     )
@@ -132,6 +130,7 @@ class ReplyQueue:
         self._stall: _Stall | None = None  # set: the writer task alone may send
         self._is_pumping = False
         self._is_closed = False
+        self._wants_idle = False
         self._writer: trio.lowlevel.Task | None = None
         self._reader: trio.lowlevel.Task | None = None
         self.stalled_since: float | None = None
@@ -211,6 +210,19 @@ class ReplyQueue:
 
             await trio.lowlevel.wait_task_rescheduled(abort)
 
+    async def idle(self) -> None:
+        """Wait until every request that was begun is answered, and the answers are with the kernel;
+        nobody may be reading requests meanwhile."""
+        while not self.is_idle:
+            self._reader = trio.lowlevel.current_task()
+            self._wants_idle = True
+
+            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                self._reader = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
     async def drain(self) -> None:
         """The writer task: goes on where a direct send could not."""
         while True:
@@ -262,7 +274,7 @@ class ReplyQueue:
         if self._stall is not None and self._writer is not None:
             writer, self._writer = self._writer, None
             trio.lowlevel.reschedule(writer)
-        if self._reader is not None and self.has_room:
+        if self._reader is not None and (self.is_idle if self._wants_idle else self.has_room):
             reader, self._reader = self._reader, None
             trio.lowlevel.reschedule(reader)
 
@@ -380,25 +392,9 @@ class ReplyQueue:
             if not isinstance(piece, (bytes, bytearray, memoryview)):
                 sent = self._span_sent if piece is self._outbox[0] else 0
                 size = min(piece.size - sent, SENDFILE_TURN_BYTES_MAX)
-                await trio.to_thread.run_sync(_touch, piece.file, piece.position + sent, size)
+                await trio.to_thread.run_sync(warm, piece.file, piece.position + sent, size)
                 return
         await trio.lowlevel.checkpoint()
-
-
-def is_warm(file: File, position: int, size: int) -> bool:
-    """True when the last of these bytes is in memory; a cold sendfile would block the loop."""
-    descriptor = file.fileno()
-    if not _NOWAIT or descriptor < 0 or size == 0:
-        return True
-    try:
-        os.preadv(descriptor, [bytearray(1)], position + size - 1, _NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            return True  # this file system cannot tell; it is in memory as tmpfs, or we wait
-        raise
-    return True
 
 
 def _read_span(file: File, position: int, size: int) -> bytes:
@@ -406,12 +402,3 @@ def _read_span(file: File, position: int, size: int) -> bytes:
     if len(data) != size:
         raise SpanTruncatedError(f"{file.path} ends before {position + size}")
     return data
-
-
-def _touch(file: File, position: int, size: int) -> None:
-    end = position + size
-    while position < end:
-        data = file.pread(min(READ_AHEAD_BYTES, end - position), position)
-        if not data:
-            return  # the send that follows reports the short file
-        position += len(data)

@@ -17,7 +17,7 @@ from raftmq.ports import Buggify, never
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Entry, EntryKind, Message
+from raftmq.raft.messages import Entry, EntryKind, Message, StoredChunk
 from raftmq.raft.ready import HardState, Ready
 from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, StorageId, Term
 
@@ -137,6 +137,11 @@ class Node:
                 break
             found.append(each)
         return tuple(found)
+
+    def stored(
+        self, _start: RaftIndex, _bytes_max: int, _to: ReplicaId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        return None  # all is in memory
 
     def log_start_payload(self) -> Buffer:
         return b"log start"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from raftmq.raft.core import RaftConfig, RaftCore
-from raftmq.raft.messages import AppendReply, AppendRequest, Entry, VoteReply
+from raftmq.raft.messages import AppendReply, AppendRequest, Entry, StoredChunk, VoteReply
 from raftmq.raft.ready import HardState, Ready, Role
-from raftmq.types import RaftIndex, Term
+from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, epochs_of, replica
 
 ONE, TWO, THREE, FOUR, FIVE = (replica(number) for number in range(1, 6))
@@ -18,9 +18,22 @@ class Source:
 
     def __init__(self, entries: list[Entry]) -> None:
         self.log = entries
+        self.memory_start = 0  # below it entries come one by one from a disk
+        self.may_leave = True
+        self.asked: list[tuple[int, ReplicaId, bool]] = []
 
     def entries(self, start: RaftIndex, _bytes_max: int) -> tuple[Entry, ...]:
+        if start < self.memory_start:
+            return ()
         return tuple(each for each in self.log if each.start >= start)
+
+    def stored(
+        self, start: RaftIndex, _bytes_max: int, to: ReplicaId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        self.asked.append((start, to, is_needed))
+        if not self.may_leave:
+            return None
+        return StoredChunk((next(each for each in self.log if each.start == start),), 100)
 
     def log_start_payload(self) -> bytes:
         return b"log start"

@@ -150,8 +150,35 @@ def test_silence(matched_end: int, state: ProgressState, next_end: int, must_ask
     it.sent_entries(RaftIndex(12), 1, 1)
     it.heard_matched_end(RaftIndex(matched_end), 4, 5)
     assert (it.state, it.next_end, it.must_ask) == (ProgressState.REPLICATE, 12, False)
-    it.heard_matched_end(RaftIndex(matched_end), 6, 5)
+    it.heard_matched_end(RaftIndex(matched_end), 9, 5)
     assert (it.state, it.next_end, it.must_ask) == (state, next_end, must_ask)
+
+
+def test_no_silence_while_more_arrives() -> None:
+    """A disk that takes long to answer is no reason to send again what is on its way."""
+    it = replicating()
+    for end in range(11, 15):
+        it.sent_entries(RaftIndex(end), 1, 1)
+    for now, arrived in ((6, 11), (11, 12), (16, 13)):
+        it.heard_matched_end(RaftIndex(arrived), now, 5)
+        assert (it.state, it.next_end) == (ProgressState.REPLICATE, 14)
+    it.heard_matched_end(RaftIndex(13), 21, 5)
+    assert (it.state, it.next_end) == (ProgressState.PROBE, 13)
+
+
+def test_the_way_changes_with_an_empty_window() -> None:
+    """Requests on two ways would overtake each other."""
+    it = replicating()
+    assert it.may_go_by(is_far_behind=False)
+    it.sent_entries(RaftIndex(11), 1, 1)
+    assert not it.may_go_by(is_far_behind=True)
+    assert it.accepted(RaftIndex(11), 2, is_promise=True)
+    assert it.may_go_by(is_far_behind=True)
+    it.sent_entries(RaftIndex(12), 1, 2)
+    assert not it.may_go_by(is_far_behind=False)
+    assert repr(it) == "replicate match=11 next=12 far inflight=1"
+    it.become_probe(RaftIndex(11))
+    assert not it.is_far_behind
 
 
 def test_silence_of_an_idle_replica() -> None:

@@ -1,0 +1,174 @@
+"""Serving replicas that are far behind, from the disk, without hurting the others.
+
+A leader's `StoredReader` prepares chunks of its log one ahead of those that leave: a job in a
+worker finds, checks and sums them, and so brings them into memory. When they may leave is the
+node's business, over all its groups: `CatchUpRate` holds them back beyond so many bytes per second,
+and a full stream does. Where the commit waits for the replica, the rate does not hold: then nobody
+is protected by it.
+
+Invariants: never reads a disk itself; what was prepared is forgotten with the leadership in which
+it was read; a chunk is kept as positions only, its bytes lie in the page cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from attrs import define, field
+
+from raftmq.log.model import DamagedError
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.stored import StoredJob
+from raftmq.ports import Clock, DiskError, Runnable
+from raftmq.raft.messages import Entry, EntryKind, StoredChunk
+from raftmq.types import NodeId, RaftIndex, Term
+
+PREPARED_MAX: Final = 16
+"""Chunks that one leader keeps at hand; followers that come through the same place share them."""
+BATCH_CHARGE_BYTES: Final = 8 << 10
+"""A smaller batch costs its follower as much time as this many bytes do."""
+BURST_MS: Final = 50.0
+
+
+class CatchUp(Protocol):
+    """The node's part: its workers, and its limits."""
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run `job.run()` in a worker, then call `done` on the loop."""
+        ...
+
+    def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
+        """True when a chunk of this size may leave for a node now; it is charged then."""
+        ...
+
+
+class InlineCatchUp:
+    """Works at once and without limits: for the simulation."""
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it here and now."""
+        error: DiskError | None = None
+        try:
+            job.run()
+        except DiskError as failure:
+            error = failure
+        done(error)
+
+    def admit(self, _to: NodeId, _size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
+        """Yes."""
+        return True
+
+
+class CatchUpRate:
+    """So many bytes per second, over all replicas that this node serves; 0 is no limit.
+
+    Attributes:
+        bytes_total: how much left, of chunks that waited for nobody's commit and of others.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_s: int) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.bytes_total = 0
+        self._clock = clock
+        self._free_at_ms = 0.0  # before then what was sent lately is not paid off
+
+    def admit(self, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
+        """Charge a chunk, unless it has to wait."""
+        now_ms = self._clock.monotonic_ms()
+        if self.bytes_per_s > 0:
+            if not is_needed and self._free_at_ms > now_ms:
+                return False
+            charge = max(size_bytes, batches * BATCH_CHARGE_BYTES)
+            paid_ms = max(self._free_at_ms, now_ms - BURST_MS)
+            self._free_at_ms = paid_ms + charge * 1e3 / self.bytes_per_s
+        self.bytes_total += size_bytes
+        return True
+
+
+@define(slots=True, eq=False)
+class StoredReader:
+    """One log's chunks for the replicas that are far behind."""
+
+    _log: ReplicatedLog
+    _port: CatchUp
+    _on_prepared: Callable[[], None]
+    _on_damaged: Callable[[], None]
+    _on_failed: Callable[[DiskError], None]
+    _prepared: OrderedDict[RaftIndex, StoredChunk] = field(init=False, factory=OrderedDict)
+    _pending: dict[RaftIndex, StoredJob] = field(init=False, factory=dict)
+
+    def forget(self) -> None:
+        """Another leadership, or none: what was read may have been cut since."""
+        self._prepared.clear()
+        self._pending.clear()
+
+    def take(
+        self, start: RaftIndex, bytes_max: int, to: NodeId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        """The chunk at `start`, when it is prepared and may leave; else it is being prepared."""
+        chunk = self._get(start, bytes_max)
+        if chunk is None:
+            return None
+        if not self._port.admit(to, chunk.size_bytes, len(chunk.entries), is_needed=is_needed):
+            return None
+        end = chunk.entries[-1].end
+        if not self._log.is_at_hand(end):
+            self._get(end, bytes_max)  # ahead of its time
+        return chunk
+
+    def _get(self, start: RaftIndex, bytes_max: int) -> StoredChunk | None:
+        if start not in self._prepared and start not in self._pending:
+            self._prepare(start, bytes_max)
+        return self._prepared.get(start)
+
+    def _prepare(self, start: RaftIndex, bytes_max: int) -> None:
+        bare = self._log.bare_run(start)
+        if bare:
+            entries = tuple(
+                Entry(e.start, e.end, Term(e.leader_epoch), EntryKind(e.kind), e.payload)
+                for e in bare
+            )
+            self._keep(StoredChunk(entries, sum(len(entry.payload) for entry in entries)))
+            return
+        try:
+            job = self._log.stored_job(start, bytes_max)
+        except DamagedError:
+            self._on_damaged()
+            return
+        except DiskError as error:
+            self._on_failed(error)
+            return
+        if job is None:
+            return
+        self._pending[start] = job
+        self._port.run(job, lambda error: self._done(start, job, error))
+
+    def _done(self, start: RaftIndex, job: StoredJob, error: DiskError | None) -> None:
+        if self._pending.get(start) is not job:
+            return  # of a leadership that is over
+        del self._pending[start]
+        if error is not None:
+            self._on_failed(error)
+            return
+        if self._log.checked(job):
+            self._on_damaged()
+        if not job.batches:
+            return
+        shift = start - job.batches[0][0]
+        entries = tuple(
+            Entry(
+                RaftIndex(base + shift), RaftIndex(end + shift), Term(epoch), EntryKind.BATCH, b""
+            )
+            for base, end, epoch, _ in job.batches
+        )
+        span = job.span
+        sizes = tuple(size for *_, size in job.batches)
+        self._keep(StoredChunk(entries, span.size, span, sizes, job.checksum))
+        self._on_prepared()
+
+    def _keep(self, chunk: StoredChunk) -> None:
+        self._prepared[chunk.entries[0].start] = chunk
+        while len(self._prepared) > PREPARED_MAX:
+            self._prepared.popitem(last=False)
