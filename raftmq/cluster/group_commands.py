@@ -114,6 +114,13 @@ class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
     offsets: tuple[CommittedOffset, ...] = ()
 
 
+class CommitMany(GroupCommand, frozen=True, kw_only=True):
+    """Commits of several groups and members in one command; each is judged by itself."""
+
+    group: str = ""
+    commits: tuple[CommitOffsets, ...]
+
+
 class DeleteOffsets(GroupCommand, frozen=True, kw_only=True):
     """Forget positions, by order of an operator."""
 
@@ -140,6 +147,7 @@ GROUP_COMMANDS: Final = (
     Generation,
     ReplaceMember,
     CommitOffsets,
+    CommitMany,
     DeleteOffsets,
     ExpireOffsets,
     DeleteGroup,
@@ -154,3 +162,9 @@ class Claimed(msgspec.Struct, frozen=True):
 
 class GroupDone(msgspec.Struct, frozen=True):
     """Result of every other command that was accepted."""
+
+
+class CommitsDone(msgspec.Struct, frozen=True):
+    """Result of CommitMany: an ErrorCode for each of its commits, in order."""
+
+    codes: tuple[int, ...]

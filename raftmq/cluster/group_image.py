@@ -22,7 +22,9 @@ from raftmq.cluster.commands import Rejection
 from raftmq.cluster.group_commands import (
     Claimed,
     ClaimGroup,
+    CommitMany,
     CommitOffsets,
+    CommitsDone,
     CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
@@ -95,7 +97,7 @@ class GroupsImage:
         return attrs.evolve(self, groups=self.groups.set(group.name, group))
 
 
-Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | Rejection]
+Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | CommitsDone | Rejection]
 
 
 def holder(group: GroupState | None, live_epoch: LiveEpoch) -> NodeId | None:
@@ -111,6 +113,8 @@ def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch
     """What `command` makes of `image`, and what its submitter is told. Pure; never raises."""
     if isinstance(command, ClaimGroup):
         return _claim(image, command, live_epoch)
+    if isinstance(command, CommitMany):
+        return _commit_many(image, command)
     group = image.get(command.group)
     # Every other command names the epoch it was made under; see the module's invariants.
     epoch: int | None = getattr(command, "coordinator_epoch", None)
@@ -220,10 +224,33 @@ def _commit(image: GroupsImage, group: GroupState, command: CommitOffsets) -> Ap
     rejection = check_commit(group, command.generation, command.member_id, command.instance_id)
     if rejection is not None:
         return image, rejection
+    return image._with(_with_offsets(group, command)), GroupDone()
+
+
+def _commit_many(image: GroupsImage, command: CommitMany) -> Applied:
+    groups = image.groups.mutate()
+    codes = []
+    for commit in command.commits:
+        group = groups.get(commit.group)
+        code = ErrorCode.NOT_COORDINATOR
+        if (
+            group is not None
+            and group.coordinator != NO_COORDINATOR
+            and group.coordinator_epoch == commit.coordinator_epoch
+        ):
+            rejection = check_commit(group, commit.generation, commit.member_id, commit.instance_id)
+            code = ErrorCode.NONE if rejection is None else rejection.code
+            if rejection is None:
+                groups[commit.group] = _with_offsets(group, commit)
+        codes.append(int(code))
+    return attrs.evolve(image, groups=groups.finish()), CommitsDone(tuple(codes))
+
+
+def _with_offsets(group: GroupState, command: CommitOffsets) -> GroupState:
     offsets = group.offsets.mutate()
     for entry in command.offsets:
         offsets[TopicPartition(entry.topic, entry.partition)] = entry
-    return image._with(attrs.evolve(group, offsets=offsets.finish())), GroupDone()
+    return attrs.evolve(group, offsets=offsets.finish())
 
 
 def check_commit(

@@ -206,7 +206,15 @@ class Coordinator(OwnedGroups):
                 ),
             )
             group.quiet_since_ms = now_ms
-            return self._finish(group, command, result)
+            answer: Promise[tuple[ErrorCode, ...]] = Promise()
+
+            def settle(error: ErrorCode) -> None:
+                if error is ErrorCode.NOT_COORDINATOR:
+                    self._drop(group, error)
+                answer.resolve(result(error))
+
+            self.commits.add(command, settle)
+            return answer
 
         missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 or member_id else None
         return self._serve(name, act, result, missing)
@@ -223,7 +231,7 @@ class Coordinator(OwnedGroups):
                 self._drop(group, error)
             answer.resolve(result(error))
 
-        self._propose(group, command).when_done(done)
+        self._propose(command).when_done(done)
         return answer
 
     def fetch_offsets(self, name: str) -> Promise[FetchedOffsets]:

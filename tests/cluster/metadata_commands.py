@@ -33,6 +33,7 @@ from raftmq.cluster.commands import (
 )
 from raftmq.cluster.group_commands import (
     ClaimGroup,
+    CommitMany,
     CommitOffsets,
     CommittedOffset,
     DeleteGroup,
@@ -212,6 +213,21 @@ COMMANDS = st.one_of(
         coordinator_epoch=EPOCHS,
         offsets=st.lists(
             st.builds(CommittedOffset, NAMES, st.integers(0, 2), st.integers(0, 99)), max_size=3
+        ).map(tuple),
+    ),
+    st.builds(
+        CommitMany,
+        commits=st.lists(
+            st.builds(
+                CommitOffsets,
+                group=GROUPS,
+                coordinator_epoch=EPOCHS,
+                offsets=st.lists(
+                    st.builds(CommittedOffset, NAMES, st.integers(0, 2), st.integers(0, 99)),
+                    max_size=2,
+                ).map(tuple),
+            ),
+            max_size=3,
         ).map(tuple),
     ),
     st.builds(DeleteGroup, group=GROUPS, coordinator_epoch=EPOCHS),

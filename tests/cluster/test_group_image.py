@@ -10,7 +10,9 @@ from raftmq.cluster.group_commands import (
     GROUP_COMMANDS,
     Claimed,
     ClaimGroup,
+    CommitMany,
     CommitOffsets,
+    CommitsDone,
     CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
@@ -266,3 +268,42 @@ def test_commands_survive_their_encoding(command: GroupCommand) -> None:
 
 def test_every_result_is_a_value() -> None:
     assert apply_group(FILLED, changed(COMMIT), LIVE.get)[1] == GroupDone()
+
+
+def test_many_commits_in_one_command_are_judged_each_by_itself() -> None:
+    other = changed(CLAIM, group="h")
+    image = applied(FILLED, other)
+    epoch = group(image, "h").coordinator_epoch
+    free = CommitOffsets(group="h", coordinator_epoch=epoch, offsets=(SAVED,))
+    later = CommittedOffset("t", 1, 8)
+    many = CommitMany(
+        commits=(
+            CommitOffsets(
+                group="g", coordinator_epoch=1, generation=3, member_id="b", offsets=(later,)
+            ),
+            CommitOffsets(
+                group="g", coordinator_epoch=1, generation=2, member_id="a", offsets=(later,)
+            ),
+            free,
+            CommitOffsets(group="h", coordinator_epoch=1, offsets=(later,)),
+            CommitOffsets(group="unknown", coordinator_epoch=1, offsets=(later,)),
+        )
+    )
+    after, result = apply_group(image, many, LIVE.get)
+    assert result == CommitsDone(
+        (
+            int(ErrorCode.NONE),
+            int(ErrorCode.ILLEGAL_GENERATION),
+            int(ErrorCode.NONE),
+            int(NOT_COORDINATOR),
+            int(NOT_COORDINATOR),
+        )
+    )
+    assert dict(group(after).offsets) == {
+        TopicPartition("t", 0): SAVED,
+        TopicPartition("t", 1): later,
+    }
+    assert dict(group(after, "h").offsets) == {TopicPartition("t", 0): SAVED}
+    one_by_one = applied(image, many.commits[0], free)
+    assert after == one_by_one
+    assert after.get("unknown") is None

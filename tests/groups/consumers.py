@@ -13,7 +13,7 @@ from typing import Any
 from attrs import define, field
 
 from raftmq.cluster.commands import Rejection
-from raftmq.cluster.group_commands import CommitOffsets, CommittedOffset, Generation
+from raftmq.cluster.group_commands import CommitMany, CommitOffsets, CommittedOffset, Generation
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
@@ -50,6 +50,10 @@ class Referee:
                 self._generation(entry.command)
             elif isinstance(entry.command, CommitOffsets):
                 self._commit(entry.command)
+            elif isinstance(entry.command, CommitMany):
+                for commit, code in zip(entry.command.commits, result.codes, strict=True):
+                    if code == ErrorCode.NONE:
+                        self._commit(commit)
 
     def _generation(self, command: Generation) -> None:
         assert command.generation > self.current, "generations only rise"
