@@ -19,8 +19,8 @@ from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.types import NodeId, TopicId
 
 QUIET_MS: Final = 3_000.0
-COOL_DOWN_MS: Final = 30_000.0
-MOVES_MAX: Final = 20
+COOL_DOWN_MS: Final = 8_000.0
+MOVES_MAX: Final = 50
 
 Key = tuple[TopicId, int]
 

@@ -1,0 +1,131 @@
+"""Preferred leaders get their partitions back: late enough, few at a time, and only in sync."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from attrs import define, evolve, field
+from immutables import Map
+
+from raftmq.cluster.leader_balance import COOL_DOWN_MS, MOVES_MAX, QUIET_MS, LeaderBalance
+from raftmq.cluster.leader_table import LeaderRow, LeaderTable
+from raftmq.cluster.metadata_image import (
+    EMPTY_IMAGE,
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from raftmq.types import LeaderEpoch, NodeId, StorageId, TopicId
+
+TOPIC = TopicId(UUID(int=7))
+ALL = (NodeId(1), NodeId(2), NodeId(3))
+
+
+def broker(node_id: int, epoch: int = 1, *, is_fenced: bool = False) -> BrokerImage:
+    return BrokerImage(
+        node_id=NodeId(node_id),
+        storage_id=StorageId(node_id),
+        epoch=epoch,
+        incarnation=1,
+        rack=None,
+        endpoints=(),
+        features=(),
+        is_fenced=is_fenced,
+    )
+
+
+@define
+class World:
+    partitions: int = 1
+    brokers: dict[NodeId, BrokerImage] = field(factory=dict)
+    leaders: LeaderTable = field(factory=LeaderTable)
+    balance: LeaderBalance = field(factory=LeaderBalance)
+    now_ms: float = 0.0
+    _epoch: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.brokers = {NodeId(n): broker(n) for n in ALL}
+        for index in range(self.partitions):
+            self.lead(index, 2)
+
+    def lead(self, index: int, node: int, isr: tuple[NodeId, ...] = ALL) -> None:
+        self._epoch += 1
+        row = LeaderRow(TOPIC, index, LeaderEpoch(self._epoch), 0, NodeId(node), isr, ALL)
+        self.leaders.merge([row])
+
+    @property
+    def image(self) -> MetadataImage:
+        partitions = tuple(
+            PartitionImage(index, 1, ALL, (), ALL) for index in range(self.partitions)
+        )
+        topic = TopicImage("t", TOPIC, partitions, Map())
+        return evolve(
+            EMPTY_IMAGE,
+            brokers=Map(self.brokers),
+            topics=Map({"t": topic}),
+            topic_names=Map({TOPIC: "t"}),
+        )
+
+    def due(self, after_ms: float = 0.0) -> list[int]:
+        """Partitions that are to go to their preferred leader, node 1."""
+        self.now_ms += after_ms
+        moves = self.balance.due(self.image, self.leaders, self.now_ms)
+        assert all(move.to == 1 for move in moves)
+        return [move.partition for move in moves]
+
+
+def test_moves_once_all_has_been_quiet() -> None:
+    world = World()
+    assert world.due() == []
+    assert world.due(QUIET_MS - 1) == []
+    assert world.due(1) == [0]
+    world.lead(0, 1)
+    assert world.due(10 * COOL_DOWN_MS) == [], "it is led by the preferred one"
+
+
+def test_a_move_that_did_not_work_is_tried_again_after_a_while() -> None:
+    world = World()
+    world.due()
+    assert world.due(QUIET_MS) == [0]
+    assert world.due(COOL_DOWN_MS - 1) == []
+    assert world.due(1) == [0]
+
+
+def test_never_to_a_replica_out_of_sync() -> None:
+    world = World()
+    world.lead(0, 2, isr=(NodeId(2), NodeId(3)))
+    world.due()
+    assert world.due(100_000) == []
+    world.lead(0, 2)
+    assert world.due() == [], "quiet counts from the new leadership"
+    assert world.due(QUIET_MS) == [0]
+
+
+def test_a_broker_that_restarts_again_and_again_gets_nothing() -> None:
+    world = World()
+    for epoch in range(2, 12):
+        assert world.due(QUIET_MS / 2) == []
+        world.brokers[NodeId(1)] = broker(1, epoch)
+    world.brokers[NodeId(1)] = broker(1, 12, is_fenced=True)
+    assert world.due(100_000) == []
+    world.brokers[NodeId(1)] = broker(1, 12)
+    assert world.due() == []
+    assert world.due(QUIET_MS) == [0]
+
+
+def test_a_few_at_a_time_and_all_in_the_end() -> None:
+    world = World(partitions=3 * MOVES_MAX)
+    world.due()
+    moved = world.due(QUIET_MS)
+    assert len(moved) == MOVES_MAX
+    for index in moved:
+        world.lead(index, 1)
+    for _ in range(2):
+        more = world.due(1_000)
+        assert len(more) == MOVES_MAX
+        for index in more:
+            world.lead(index, 1)
+        moved += more
+    assert sorted(moved) == list(range(3 * MOVES_MAX))
+    assert world.due(100_000) == []
