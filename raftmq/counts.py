@@ -68,19 +68,17 @@ class ReplicaCounts:
 
     __slots__ = (
         "appends",
-        "damages_found",
-        "damages_repaired",
         "elections",
         "elections_won",
         "leader_changes",
+        "scrub_damages",
         "scrub_read_bytes",
     )
 
     def __init__(self) -> None:
         self.appends = 0
-        self.damages_found = 0
-        self.damages_repaired = 0
         self.elections = 0
         self.elections_won = 0
         self.leader_changes = 0
+        self.scrub_damages = 0
         self.scrub_read_bytes = 0

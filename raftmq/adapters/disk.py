@@ -21,8 +21,18 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PIECES_MAX: Final = 1024  # IOV_MAX of Linux
 
 
+class RefusedWrites:
+    """How often this process met a full disk."""
+
+    count = 0
+
+
+DISK_FULL: Final = RefusedWrites()
+
+
 def _refuse(error: OSError, path: str, verb: str) -> NoReturn:
     kind = DiskFullError if error.errno in _NO_SPACE else DiskError
+    DISK_FULL.count += kind is DiskFullError
     raise kind(f"cannot {verb} {path}: {error.strerror}") from error
 
 

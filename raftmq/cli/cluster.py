@@ -1,14 +1,20 @@
 """`raftmq cluster ...`: who is there, who leads, what lags.
 
-Only asks. `cluster status` is made for scripts: it ends with 1 while a partition has no live leader
-or too few replicas in sync, and can wait for that to pass.
+Only asks. `cluster status` is made for people and for scripts: it ends with 1 while a partition has
+no live leader or too few replicas in sync, can wait for that to pass, and shows what every node
+tells of itself (`picture.py`), so that one need not look at each.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
+from attrs import define, field
 
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
@@ -23,16 +29,30 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_FAILED
+from raftmq.cli.picture import (
+    CATCH_UP_COLUMNS,
+    NODE_COLUMNS,
+    STUCK_COLUMNS,
+    Picture,
+    take_picture,
+)
 from raftmq.errors import ErrorCode
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import QuorumInfo
 from raftmq_client.core.metadata import ClusterInfo
-from raftmq_client.errors import BrokerError
+from raftmq_client.errors import BrokerError, ClientError
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 
 QUORUM_COLUMNS = ("NodeId", "LogEndOffset", "Lag", "LastCaughtUpTimestamp", "Status")
 BAD_COLUMNS = ("Topic", "Partition", "Leader", "Replicas", "Isr")
+SECTION_TITLES: Final = {
+    "Nodes": "nodes, as they tell it themselves:",
+    "CatchingUp": "catching up:",
+    "Stuck": "in trouble, and why:",
+}
+NODE_TIMEOUT_S: Final = 5.0
+"""So long a node may take to tell of itself; one that hangs is part of the picture."""
 
 
 @cluster_app.command()
@@ -40,86 +60,167 @@ def status(
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for it to be healthy.")
     ] = 0.0,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.1)
+    ] = 2.0,
+    admin_ports: Annotated[
+        str,
+        typer.Option(
+            "--admin",
+            envvar="RAFTMQ_ADMIN",
+            metavar="HOST:PORT,...",
+            help="Admin ports to ask, also where no client port answers; the rest is found.",
+        ),
+    ] = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
 ) -> None:
-    """Is all well? Ends with 1 while partitions are without leader or short of replicas.
+    """Is all well? Every node with its state, what catches up, what is stuck and why.
 
-    Examples: raftmq cluster status --wait 30
+    Ends with 1 while partitions are without leader or short of replicas. A node that does not
+    answer is shown as such.
+
+    Examples: raftmq cluster status --wait 30; raftmq cluster status --watch
     """
-    import time
+    addresses = [address for address in admin_ports.split(",") if address]
+    with reported():
+        if not watch:
+            look = _look_until(wait, bootstrap, timeout, addresses)
+            _show_look(look, as_json=as_json)
+            if look.is_bad:
+                raise typer.Exit(EXIT_FAILED)
+            return
+        with contextlib.suppress(KeyboardInterrupt):  # that is how watching ends
+            while True:
+                look = _look_until(0, bootstrap, timeout, addresses)
+                if sys.stdout.isatty() and not as_json:
+                    out("\x1b[H\x1b[2J" + time.strftime("%H:%M:%S"))
+                _show_look(look, as_json=as_json)
+                time.sleep(interval)
 
+
+@define(slots=True)
+class _Look:
+    """What one look at the cluster saw; `info` None: no client port answered, for `failure`."""
+
+    info: ClusterInfo | None
+    picture: Picture
+    failure: str = ""
+    offline: list[tuple[object, ...]] = field(factory=list)
+    under: list[tuple[object, ...]] = field(factory=list)
+
+    @property
+    def is_bad(self) -> bool:
+        return self.info is None or bool(self.offline or self.under)
+
+
+def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str]) -> _Look:
+    """Look until all is well or the time is up."""
     deadline = time.monotonic() + wait
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
-        while True:
-            info = admin.cluster()
-            offline, under = _troubles(info)
-            if not (offline or under) or time.monotonic() >= deadline:
-                break
-            time.sleep(0.1)
-        partitions = sum(len(topic.partitions) for topic in info.topics)
-        if as_json:
-            show_json(
-                {
-                    "ClusterId": info.cluster_id,
-                    "Controller": info.controller,
-                    "Brokers": [broker.node_id for broker in info.brokers],
-                    "Topics": len(info.topics),
-                    "Partitions": partitions,
-                    "OfflinePartitions": [dict(zip(BAD_COLUMNS, r, strict=True)) for r in offline],
-                    "UnderReplicatedPartitions": [
-                        dict(zip(BAD_COLUMNS, r, strict=True)) for r in under
-                    ],
-                }
-            )
-        else:
-            ids = ", ".join(str(broker.node_id) for broker in info.brokers)
-            out(f"cluster {info.cluster_id}: brokers {ids}; controller {info.controller}")
-            out(
-                f"{len(info.topics)} topics, {partitions} partitions: {len(offline)} without "
-                f"leader, {len(under)} under-replicated"
-            )
-            if offline or under:
-                show(BAD_COLUMNS, [*offline, *under], as_json=False)
-        if offline or under:
-            raise typer.Exit(EXIT_FAILED)
+    patience_s = min(timeout, NODE_TIMEOUT_S)
+    try:
+        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+            while True:
+                info = admin.cluster()
+                offline, under = _troubles(info)
+                if not (offline or under) or time.monotonic() >= deadline:
+                    break
+                time.sleep(0.1)
+            picture = take_picture(admin, addresses, patience_s)
+            return _Look(info, picture, "", offline, under)
+    except ClientError as error:
+        if not addresses:
+            raise
+        return _Look(None, take_picture(None, addresses, patience_s), str(error))
 
 
-@cluster_app.command()
-def describe(
+def _show_look(look: _Look, *, as_json: bool) -> None:
+    info, picture = look.info, look.picture
+    sections = (
+        ("Nodes", NODE_COLUMNS, picture.nodes()),
+        ("CatchingUp", CATCH_UP_COLUMNS, picture.catching_up()),
+        ("Stuck", STUCK_COLUMNS, picture.stuck()),
+    )
+    partitions = 0 if info is None else sum(len(topic.partitions) for topic in info.topics)
+    if as_json:
+        show_json(
+            {
+                "ClusterId": None if info is None else info.cluster_id,
+                "Controller": None if info is None else info.controller,
+                "Brokers": [] if info is None else [broker.node_id for broker in info.brokers],
+                "Topics": None if info is None else len(info.topics),
+                "Partitions": None if info is None else partitions,
+                "OfflinePartitions": _as_dicts(BAD_COLUMNS, look.offline),
+                "UnderReplicatedPartitions": _as_dicts(BAD_COLUMNS, look.under),
+                **{name: _as_dicts(columns, rows) for name, columns, rows in sections},
+                "Metadata": picture.metadata(),
+                "Failure": look.failure or None,
+            }
+        )
+        return
+    if info is None:
+        out(f"no client port answers: {look.failure}")
+    else:
+        ids = ", ".join(str(broker.node_id) for broker in info.brokers)
+        out(f"cluster {info.cluster_id}: brokers {ids}; controller {info.controller}")
+        out(
+            f"{len(info.topics)} topics, {partitions} partitions: {len(look.offline)} without "
+            f"leader, {len(look.under)} under-replicated"
+        )
+    if look.offline or look.under:
+        show(BAD_COLUMNS, [*look.offline, *look.under], as_json=False)
+    for name, columns, rows in sections:
+        if rows:
+            out("")
+            out(SECTION_TITLES[name])
+            show(columns, rows, as_json=False)
+
+
+def _as_dicts(
+    columns: Sequence[str], rows: Sequence[tuple[object, ...]]
+) -> list[dict[str, object]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@cluster_app.command("quorum")
+@cluster_app.command("describe")
+def quorum(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the metadata group: its leader, voters, observers and how far they are.
 
-    Examples: raftmq cluster describe
+    Examples: raftmq cluster quorum
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
         info = admin.cluster([])
         try:
-            quorum = admin.quorum()
+            found = admin.quorum()
         except BrokerError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             message = f"cluster {info.cluster_id} keeps its metadata elsewhere than in a Raft group"
             raise CommandError(message) from error
-        rows = _quorum_rows(quorum)
+        rows = _quorum_rows(found)
         if as_json:
             show_json(
                 {
                     "ClusterId": info.cluster_id,
-                    "LeaderId": quorum.leader,
-                    "LeaderEpoch": quorum.leader_epoch,
-                    "HighWatermark": quorum.high_watermark,
+                    "LeaderId": found.leader,
+                    "LeaderEpoch": found.leader_epoch,
+                    "HighWatermark": found.high_watermark,
                     "Replicas": [dict(zip(QUORUM_COLUMNS, row, strict=True)) for row in rows],
                 }
             )
             return
         out(f"ClusterId: {info.cluster_id}")
-        out(f"LeaderId: {quorum.leader}  LeaderEpoch: {quorum.leader_epoch}")
-        out(f"HighWatermark: {quorum.high_watermark}")
+        out(f"LeaderId: {found.leader}  LeaderEpoch: {found.leader_epoch}")
+        out(f"HighWatermark: {found.high_watermark}")
         show(QUORUM_COLUMNS, rows, as_json=False)
 
 

@@ -70,6 +70,10 @@ class ContactRequest(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """Do you see a majority of the metadata group? Answered NONE by a node that does."""
 
 
+class QuorumRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """To the controller: how far is every member of the metadata group (`quorum_state.py`)?"""
+
+
 Request: TypeAlias = (
     ForwardCommands
     | BarrierRequest
@@ -79,6 +83,7 @@ Request: TypeAlias = (
     | LeaderUpdate
     | MoveLeadership
     | ContactRequest
+    | QuorumRequest
 )
 
 

@@ -24,6 +24,7 @@ from raftmq.cluster.broker_messages import (
     LeaderUpdate,
     MoveLeadership,
     Outcomes,
+    QuorumRequest,
     Reply,
     decode_admin,
     decode_outcomes,
@@ -39,6 +40,7 @@ from raftmq.cluster.controller import Controller, ControllerConfig
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.cluster.metadata_engine import DrivenEngine, Forwarder
 from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.quorum_state import AskQuorum, QuorumState, decode_quorum, encode_quorum
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -65,6 +67,10 @@ class _Outstanding:
     retry_at_ms: float = 0.0
     is_sent: bool = False
     is_unknown: bool = False
+
+
+def _no_view() -> None:
+    return None
 
 
 class _Loopback:
@@ -143,6 +149,8 @@ class ControlPlane:
             bootstrap=tuple(bootstrap),
             is_member=lambda: engine.is_member,
         )
+        self.quorum_view: AskQuorum = _no_view
+        """Set by the node where metadata is a Raft group of ours."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -196,6 +204,8 @@ class ControlPlane:
             case ContactRequest():
                 is_lost = self.lifecycle.isolated_ms() > CONTACT_FRESH_MS
                 return _encoded(Reply(ErrorCode.NOT_CONTROLLER if is_lost else ErrorCode.NONE))
+            case QuorumRequest():
+                return _encoded(self._tell_quorum())
             case AdminCall():
                 return self._serve_call(decode_admin(request.payload))
 
@@ -241,6 +251,33 @@ class ControlPlane:
 
         self._forwarder.send(node_id, encode(ContactRequest())).when_done(done)
         return promise
+
+    def ask_quorum(self) -> Promise[QuorumState | None]:
+        """How far the metadata group's members are, as its leader knows it; None: no answer."""
+        promise: Promise[QuorumState | None] = Promise()
+        controller = self.engine.controller_id
+        if controller is None or controller == self.node_id:
+            promise.resolve(None)
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            if reply is None or reply.code is not ErrorCode.NONE:
+                promise.resolve(None)
+                return
+            try:
+                promise.resolve(decode_quorum(reply.payload))
+            except RemoteProtocolError:
+                promise.resolve(None)
+
+        self._forwarder.send(controller, encode(QuorumRequest())).when_done(done)
+        return promise
+
+    def _tell_quorum(self) -> Reply:
+        state = self.quorum_view()
+        if state is None or state.leader_id != self.node_id:
+            return Reply(ErrorCode.NOT_CONTROLLER, self._controller_hint())
+        return Reply(ErrorCode.NONE, payload=encode_quorum(state))
 
     # ---- for the node's partitions ----
 

@@ -7,6 +7,7 @@ or unknown on the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.journal_place import JournalPlace
@@ -20,8 +21,12 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock
 from raftmq.raft.core import RaftCore
 from raftmq.raft.membership import Configuration
+from raftmq.raft.progress import ProgressState
 from raftmq.raft.ready import Role
-from raftmq.types import LeaderEpoch, Offset, RaftIndex, ReplicaId
+from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
+
+CLOSE_BYTES: Final = 4 << 20
+"""A follower with no more than this to flush takes over at once."""
 
 
 class ReplicaView:
@@ -118,6 +123,39 @@ class ReplicaView:
             for voter in self.voters
             if voter == self.self_id or self._in_sync.is_in_sync(voter, now_ms, lag_ms)
         )
+
+    def catching_up(self) -> list[ReplicaId]:
+        """Replicas that answer and lack what they should have; only a leader knows."""
+        if not self.is_leader or self.resting.is_resting:
+            return []
+        core = self.core
+        in_sync = self.in_sync_replicas()
+        found = []
+        for replica in self.configuration.members:
+            progress = core.progress.get(replica)
+            if progress is None or replica == self.self_id or replica in in_sync:
+                continue
+            is_heard = core.now - progress.last_heard_tick <= self.config.election_ticks
+            if is_heard and progress.match_end < core.commit_end:
+                found.append(replica)
+        return found
+
+    def bytes_behind(self, follower: ReplicaId) -> int:
+        """About how many bytes of this log another replica is not known to have."""
+        offset = self.follower_end_offset(follower)
+        return self.log.bytes_from(self.log.log_start_offset if offset is None else offset)
+
+    def is_close_behind(self, node_id: NodeId) -> bool:
+        """True for a voter that was sent everything and has little left to flush: it could take
+        over in a moment. Only a leader knows; nothing is taken in while it hands over."""
+        for voter, progress in self.core.progress.items():
+            if voter.node_id == node_id and voter in self.voters:
+                return (
+                    progress.state is ProgressState.REPLICATE
+                    and progress.next_end == self.core.log_end
+                    and progress.inflight_bytes <= CLOSE_BYTES
+                )
+        return False
 
     def flushed_voters(self, end: RaftIndex) -> int:
         """How many voters are known to have flushed everything below `end`; only a leader knows."""

@@ -538,6 +538,7 @@ class ReplicatedLog(ReadableLog):
         self._segments.replace(job.old, job.new)
         self._reader.forget_positions()
         self._recent.clear()
+        self._shared.watch.repaired(job.new.path, job.damage.start, job.damage.end)
         return True
 
     # --- the end ----------------------------------------------------------------------------

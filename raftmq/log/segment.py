@@ -349,6 +349,8 @@ class Segment:
 
     def mark_damaged(self, damage: Damage) -> None:
         """Never give out these bytes, and check the whole segment at the next opening."""
+        if not any(d.start <= damage.start and damage.end <= d.end for d in self.damages):
+            self._shared.watch.damaged(self.path, damage.start, damage.end)
         self.damages = [
             d for d in self.damages if not (damage.start <= d.start and d.end <= damage.end)
         ]

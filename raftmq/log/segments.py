@@ -121,6 +121,7 @@ class Segments:
         self.all.append(segment)
         self._bases.append(segment.base_offset)
         self.is_folder_dirty = True
+        self._shared.watch.rolled(segment.path, segment.base_offset)
         return segment
 
     def close_active(self) -> None:

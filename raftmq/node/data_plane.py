@@ -40,9 +40,11 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
 from raftmq.ports import DiskError
+from raftmq.server.log_rate import RateLimitedLog
 from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")
+stalls = RateLimitedLog(logger)
 
 REST_AFTER_MS: Final = 1_000
 """A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
@@ -163,7 +165,7 @@ class DataPlane:
             self.loop_lag.observe(max(0.0, late_ms / 1e3))
             if late_ms > stall_ms:
                 self.loop_stalls_count += 1
-                logger.warning("loop stalled", late_ms=round(late_ms, 1))
+                stalls.warning("loop stalled", late_ms=round(late_ms, 1))
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
             due = max(due + interval_s, trio.current_time())

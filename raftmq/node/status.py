@@ -1,11 +1,28 @@
-"""What a node tells of itself: `/health` in a word, `/status` as one JSON object."""
+"""What a node tells of itself: `/health` in a word, `/status` as one JSON object.
+
+`describe` reads a thousand partitions in short turns of the loop, like a scrape. /health has two
+answers for orchestrators: *live* (the process does its work; restarting it would not help) and
+*ready* (clients may be sent here). A node that waits for its peers, or sees no metadata majority,
+is live and not ready.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from raftmq.node.metrics.families import TURN_S
+from raftmq.node.troubles import not_running, troubles
 
 if TYPE_CHECKING:
+    from raftmq.cluster.partition import Partition
+    from raftmq.cluster.replica import Replica
     from raftmq.node.node import Node
+    from raftmq.types import ReplicaId
+
+ROWS_PER_LOOK: Final = 8
 
 
 def health(node: Node) -> tuple[bool, dict[str, Any]]:
@@ -22,55 +39,39 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
         reason = "no majority of the metadata group is seen"
     elif not lifecycle.is_ready:
         reason = "not in Metadata: fenced by the controller"
+    answer = {"node_id": node.node_id, "is_live": node.plane.failure is None}
     if reason:
-        return False, {"status": "unavailable", "reason": reason, "node_id": node.node_id}
-    return True, {"status": "ok", "node_id": node.node_id}
+        return False, {"status": "unavailable", "reason": reason, "is_ready": False, **answer}
+    return True, {"status": "ok", "is_ready": True, **answer}
 
 
-def _metadata(node: Node) -> dict[str, Any]:
-    engine, replica = node.control.engine, node.metadata_replica
-    if replica is None:
-        return {"engine": node.config.metadata_engine, "version": engine.image.version}
-    return {
-        "engine": node.config.metadata_engine,
-        "version": engine.image.version,
-        "voters": [voter.node_id for voter in replica.voters],
-        "learners": [learner.node_id for learner in replica.configuration.learners],
-        "leader": None if replica.leader is None else replica.leader.node_id,
-        "leader_epoch": replica.leader_epoch,
-        "failure": replica.failure,
-    }
-
-
-def describe(node: Node) -> dict[str, Any]:
+async def describe(node: Node) -> dict[str, Any]:
     """Everything an operator may ask of one node."""
     control, plane = node.control, node.plane
     controller = control.engine.controller_id
+    lifecycle = control.lifecycle
+    size_bytes, free_bytes = node.events.disk_space()
     return {
         "node_id": node.node_id,
         "cluster_id": node.config.cluster_id,
         "storage_id": f"{plane.self_id.storage_id:016x}",
         "formation_id": node.formation.formation_id,
         "rack": node.config.rack,
-        "broker_epoch": control.lifecycle.broker_epoch,
-        "is_ready": control.lifecycle.is_ready,
-        "isolated_ms": round(control.lifecycle.isolated_ms()),
+        "health": health(node)[1],
+        "broker_epoch": lifecycle.broker_epoch,
+        "is_ready": lifecycle.is_ready,
+        "isolation": {
+            "is_isolated": lifecycle.is_isolated,
+            "isolated_ms": round(lifecycle.isolated_ms()),
+            "handed_over": node.partitions.isolation.handed_over_count,
+        },
         "controller_id": -1 if controller is None else controller,
         "controller_epoch": control.engine.controller_epoch,
         "metadata": _metadata(node),
-        "brokers": [
-            {
-                "node_id": broker.node_id,
-                "is_fenced": broker.is_fenced,
-                "epoch": broker.epoch,
-                "rack": broker.rack,
-            }
-            for broker in (
-                control.engine.image.brokers[n] for n in sorted(control.engine.image.brokers)
-            )
-        ],
-        "partitions": _partitions(node),
-        "groups": _groups(node),
+        "brokers": _brokers(node),
+        "partitions": await _partitions(node),
+        "not_running": not_running(node),
+        "groups": await _groups(node),
         "peers": {
             str(node_id): {
                 "queued_bytes": queued,
@@ -78,41 +79,118 @@ def describe(node: Node) -> dict[str, Any]:
             }
             for node_id, queued in plane.links.queued_bytes().items()
         },
+        "faults": None if node.faults is None else node.faults.show(),
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
+        "disk": {
+            "size_bytes": size_bytes,
+            "free_bytes": free_bytes,
+            "is_full": node.events.is_disk_full,
+        },
         "loop_lag_ms_max": round(plane.loop_lag.seconds_max * 1e3, 1),
         "loop_stalls": plane.loop_stalls_count,
         "flushes": plane.flusher.latency.count,
     }
 
 
-def _partitions(node: Node) -> list[dict[str, Any]]:
+def _metadata(node: Node) -> dict[str, Any]:
+    engine, replica = node.control.engine, node.metadata_replica
+    told: dict[str, Any] = {
+        "engine": node.config.metadata_engine,
+        "version": engine.image.version,
+        "applied_index": node.machine.applied_end,
+    }
+    if replica is None:
+        return told
+
+    def row(member: ReplicaId) -> dict[str, Any]:
+        """How far a member is; of others only the leader knows."""
+        is_known = member == replica.self_id or replica.is_leader
+        end = int(replica.flushed_end_of(member)) if is_known else None
+        lag = None if end is None else max(0, replica.commit_end - end)
+        return {"node_id": member.node_id, "flushed_index": end, "lag_entries": lag}
+
+    return {
+        **told,
+        "commit_index": replica.commit_end,
+        "voters": [voter.node_id for voter in replica.voters],
+        "learners": [learner.node_id for learner in replica.learners],
+        "members": [row(member) for member in replica.configuration.members],
+        "leader": None if replica.leader is None else replica.leader.node_id,
+        "leader_epoch": replica.leader_epoch,
+        "failure": replica.failure,
+    }
+
+
+def _brokers(node: Node) -> list[dict[str, Any]]:
+    brokers = node.control.engine.image.brokers
+    return [
+        {
+            "node_id": broker.node_id,
+            "is_fenced": broker.is_fenced,
+            "epoch": broker.epoch,
+            "rack": broker.rack,
+            "addresses": {e.name: f"{e.host}:{e.port}" for e in broker.endpoints},
+        }
+        for broker in (brokers[node_id] for node_id in sorted(brokers))
+    ]
+
+
+class _Turns:
+    """Gives the loop a turn when this one was long."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+
+    async def pause(self) -> None:
+        if perf_counter() - self._began > TURN_S:
+            await trio.lowlevel.checkpoint()
+            self._began = perf_counter()
+
+
+async def _partitions(node: Node) -> list[dict[str, Any]]:
     rows = []
-    for partition, replica in node.partitions.rows():
-        rows.append(
-            {
-                "topic": partition.name.topic,
-                "partition": partition.index,
-                "leader": None if replica.leader is None else replica.leader.node_id,
-                "is_leader": replica.is_leader,
-                "leader_epoch": replica.leader_epoch,
-                "voters": [voter.node_id for voter in replica.voters],
-                "is_voter": replica.self_id in replica.voters,
-                "isr": sorted(r.node_id for r in replica.in_sync_replicas()),
-                "log_start_offset": replica.log_start_offset,
-                "high_watermark": replica.high_watermark,
-                "log_end_offset": replica.log_end_offset,
-                "size_bytes": replica.log.size_bytes,
-                "damaged": [list(span) for span in replica.damaged()],
-                "failure": replica.failure,
-            }
-        )
+    turns = _Turns()
+    for number, (partition, replica) in enumerate(node.partitions.rows()):
+        rows.append(_partition(node, partition, replica))
+        if number % ROWS_PER_LOOK == ROWS_PER_LOOK - 1:
+            await turns.pause()
     return rows
 
 
-def _groups(node: Node) -> dict[str, Any]:
+def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, Any]:
+    return {
+        "topic": partition.name.topic,
+        "partition": partition.index,
+        "leader": None if replica.leader is None else replica.leader.node_id,
+        "is_leader": replica.is_leader,
+        "leader_epoch": replica.leader_epoch,
+        "voters": [voter.node_id for voter in replica.voters],
+        "learners": [learner.node_id for learner in replica.learners],
+        "is_voter": replica.self_id in replica.voters,
+        "isr": sorted(r.node_id for r in replica.in_sync_replicas()),
+        "log_start_offset": replica.log_start_offset,
+        "high_watermark": replica.high_watermark,
+        "log_end_offset": replica.log_end_offset,
+        "size_bytes": replica.log.size_bytes,
+        "catching_up": [
+            {
+                "node_id": follower.node_id,
+                "end_offset": replica.follower_end_offset(follower),
+                "bytes_left": replica.bytes_behind(follower),
+            }
+            for follower in replica.catching_up()
+        ],
+        "damaged": [list(span) for span in replica.damaged()],
+        "failure": replica.failure,
+        "troubles": troubles(node, partition, replica),
+    }
+
+
+async def _groups(node: Node) -> dict[str, Any]:
     image = node.control.engine.image.groups
     rows = {}
+    turns = _Turns()
     for name in image.names():
         group = image.groups[name]
         rows[name] = {
@@ -121,4 +199,5 @@ def _groups(node: Node) -> dict[str, Any]:
             "generation": group.generation,
             "members": len(group.members),
         }
+        await turns.pause()
     return rows

@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from raftmq.cluster.replica import Replica
+from raftmq.counts import ReplicaCounts
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
@@ -34,7 +35,7 @@ async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
         nursery.start_soon(_watch_forever, plane)
         nursery.start_soon(_retain_forever, plane, partitions)
         if plane.config.scrub_bytes_per_s > 0:
-            nursery.start_soon(_scrub_forever, plane)
+            nursery.start_soon(_scrub_forever, plane, partitions.counts)
 
 
 async def _watch_forever(plane: DataPlane) -> None:
@@ -71,19 +72,19 @@ def _close_aged_segment(replica: Replica, now_ms: int) -> None:
         replica.fail(f"could not begin a segment: {error}")
 
 
-async def _scrub_forever(plane: DataPlane) -> None:
+async def _scrub_forever(plane: DataPlane, counts: ReplicaCounts) -> None:
     """Check stored batches over and over; what is damaged is repaired by its replica."""
     while True:
         for replica in list(plane.multiraft.replicas.values()):
             began = trio.current_time()
-            read_bytes = await _scrub(plane, replica)
+            read_bytes = await _scrub(plane, replica, counts)
             spent_s = trio.current_time() - began
             due_s = read_bytes / plane.config.scrub_bytes_per_s
             await trio.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, SCRUB_PAUSE_S))
         await trio.sleep(SCRUB_ROUND_PAUSE_S)
 
 
-async def _scrub(plane: DataPlane, replica: Replica) -> int:
+async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> int:
     """Check the next stretch of one log; returns how much was read."""
     if replica.failure is not None:
         return 0
@@ -97,8 +98,8 @@ async def _scrub(plane: DataPlane, replica: Replica) -> int:
             replica.fail(f"scrub could not read: {error}")
         return 0
     found = replica.log.checked(job)
-    for start, end in found:
-        logger.warning("damage found", group=str(replica.group), start=start, end=end)
+    counts.scrub_read_bytes += job.read_bytes
+    counts.scrub_damages += len(found)
     if found and plane.multiraft.replicas.get(replica.group) is replica:
         replica.damage_found()
     return job.read_bytes

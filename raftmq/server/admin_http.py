@@ -3,7 +3,8 @@
 Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
 a node. It reads and never changes anything, but for /faults, which is refused in production, and
 for /nodes (`admin_nodes.py`).
-/health is 503 until this node has joined, and while it sees no majority of the metadata group.
+/health (and /health/ready) is 503 until this node has joined, and while it sees no majority of the
+metadata group; /health/live only when the process should be started anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 import msgspec
+import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 from starlette.applications import Starlette
@@ -25,7 +27,7 @@ from starlette.routing import Route
 from raftmq.server.admin_nodes import NodesPort, nodes_routes
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
-Status = Callable[[], dict[str, Any]]
+Status = Callable[[], Awaitable[dict[str, Any]]]
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type, for an Accept header."""
 
@@ -71,6 +73,10 @@ def _faults_page(faults: FaultPort | None) -> Callable[[Request], Awaitable[Resp
     return page
 
 
+def _indented(body: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(body))
+
+
 def make_app(
     *,
     health: Health,
@@ -91,13 +97,21 @@ def make_app(
         return Response(content, status_code=200 if is_healthy else 503, media_type=_JSON)
 
     async def status_page(_request: Request) -> Response:
-        content = msgspec.json.format(msgspec.json.encode(status()))
-        return Response(content, media_type=_JSON)
+        body = await status()
+        return Response(await trio.to_thread.run_sync(_indented, body), media_type=_JSON)
+
+    async def live_page(_request: Request) -> Response:
+        body = health()[1]
+        is_live = bool(body.get("is_live", True))
+        content = msgspec.json.encode(body)
+        return Response(content, status_code=200 if is_live else 503, media_type=_JSON)
 
     return Starlette(
         routes=[
             Route("/metrics", metrics_page),
             Route("/health", health_page),
+            Route("/health/ready", health_page),
+            Route("/health/live", live_page),
             Route("/status", status_page),
             Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
             *([] if nodes is None else nodes_routes(nodes)),
@@ -122,5 +136,11 @@ async def serve_admin(
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.include_server_header = False
-    app = make_app(health=health, status=status, metrics=metrics, faults=faults, nodes=nodes)
+    app = make_app(
+        health=health,
+        status=status,
+        metrics=metrics,
+        faults=faults,
+        nodes=nodes,
+    )
     await serve(app, config, mode="asgi")  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ from uuid import UUID
 
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.leader_table import LeaderTable
 from raftmq.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_registry import PartitionRegistry
+from raftmq.cluster.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.cluster.topic_configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
@@ -33,10 +33,12 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
 from raftmq.server.workers import Workers
-from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, TopicId, TopicPartition
+from raftmq.types import NodeId, TopicId, TopicPartition
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
+QUORUM_WAIT_MS: Final = 1_000
+"""So long a follower waits for what the leader knows of the metadata group."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _COMING: Final = (
     ErrorCode.NONE,
@@ -53,23 +55,9 @@ class ControllerPort(Protocol):
         """Get an admin call decided; fails with a KafkaError when it may not have been."""
         ...
 
-
-class QuorumReplica(Protocol):
-    """What DescribeQuorum asks of the metadata group's replica."""
-
-    @property
-    def is_leader(self) -> bool: ...
-    @property
-    def leader_epoch(self) -> LeaderEpoch: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_end_offset(self) -> Offset: ...
-    @property
-    def voters(self) -> tuple[ReplicaId, ...]: ...
-    @property
-    def learners(self) -> tuple[ReplicaId, ...]: ...
-    def follower_end_offset(self, replica: ReplicaId) -> Offset | None: ...
+    def ask_quorum(self) -> Promise[QuorumState | None]:
+        """The metadata group as its leader knows it; None when that one does not answer."""
+        ...
 
 
 HandOver: TypeAlias = Callable[[NodeId, TopicPartition], bool]
@@ -379,33 +367,32 @@ class Broker:
         look()
         return promise
 
-    def quorum_state(self) -> dict[str, Any] | None:
-        """The metadata group as DescribeQuorum tells it; a follower knows no other's log end."""
+    def quorum_view(self) -> QuorumState | None:
+        """The metadata group as this node's replica knows it; a follower knows no other's end."""
         replica = self.metadata_replica
         if replica is None:
             return None
-        now_ms = self.clock.wall_ms() if replica.is_leader else -1
+        return view_of(
+            replica,
+            node_id=self.node_id,
+            leader_id=self.controller_id,
+            wall_ms=self.clock.wall_ms(),
+        )
 
-        def row(member: ReplicaId) -> dict[str, Any]:
-            is_own = member.node_id == self.node_id
-            end = replica.log_end_offset if is_own else replica.follower_end_offset(member)
-            return {
-                "replica_id": member.node_id,
-                "replica_directory_id": UUID(int=member.storage_id),
-                "log_end_offset": -1 if end is None else end,
-                "last_fetch_timestamp": -1 if end is None else now_ms,
-                "last_caught_up_timestamp": now_ms if end == replica.log_end_offset else -1,
-            }
+    def quorum_state(self) -> QuorumState | Promise[QuorumState | None] | None:
+        """The metadata group as its leader knows it, or else as this node does."""
+        own = self.quorum_view()
+        if own is None or self.metadata_replica is None or self.metadata_replica.is_leader:
+            return own
+        promise: Promise[QuorumState | None] = Promise()
 
-        return {
-            "error_code": ErrorCode.NONE,
-            "error_message": None,
-            "leader_id": self.controller_id,
-            "leader_epoch": replica.leader_epoch,
-            "high_watermark": replica.high_watermark,
-            "current_voters": [row(member) for member in replica.voters],
-            "observers": [row(member) for member in replica.learners],
-        }
+        def settle(state: QuorumState | None) -> None:
+            if not promise.is_done:
+                promise.resolve(self.quorum_view() if state is None else state)
+
+        self.deadlines.after(QUORUM_WAIT_MS, lambda: settle(None))
+        self.controller.ask_quorum().when_done(lambda done: settle(done.result()))
+        return promise
 
 
 def _never_ended(_node_id: NodeId) -> bool:

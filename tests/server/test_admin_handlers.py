@@ -17,9 +17,17 @@ from raftmq.cluster.broker_messages import (
     NewTopic,
     Outcome,
 )
-from raftmq.errors import ErrorCode, KafkaError
+from raftmq.cluster.quorum_state import (
+    QuorumMember,
+    QuorumState,
+    decode_quorum,
+    encode_quorum,
+)
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch
+from raftmq.server.broker import QUORUM_WAIT_MS
 from raftmq.types import TopicPartition
 from tests.cluster.fake_replica import REPLICAS
 from tests.server.world import NODES, FakeSlot, World, broker_image
@@ -439,6 +447,48 @@ def test_describe_quorum() -> None:
         (3, -1),
     ]
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def follow(world: World, promise: Promise[QuorumState | None]) -> FakeSlot:
+    world.broker.metadata_replica = SimpleNamespace(  # type: ignore[assignment]
+        is_leader=False,
+        leader_epoch=3,
+        high_watermark=40,
+        log_end_offset=40,
+        voters=REPLICAS,
+        learners=(),
+        follower_end_offset=lambda _replica: None,
+    )
+    world.controller.quorum = promise
+    topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+    return world.send(ApiKey.DESCRIBE_QUORUM, 2, topics=topics)
+
+
+def log_ends(world: World, slot: FakeSlot) -> list[tuple[int, int]]:
+    answer = world.read(ApiKey.DESCRIBE_QUORUM, 2, slot)
+    voters = answer.topics[0].partitions[0].current_voters
+    return [(voter.replica_id, voter.log_end_offset) for voter in voters]
+
+
+def test_a_follower_asks_the_leader_about_the_quorum() -> None:
+    world = World()
+    promise: Promise[QuorumState | None] = Promise()
+    slot = follow(world, promise)
+    assert slot.pieces is None
+    members = tuple(QuorumMember(r.node_id, r.storage_id, 40 + r.node_id) for r in REPLICAS)
+    promise.resolve(decode_quorum(encode_quorum(QuorumState(2, 3, 41, members, ()))))
+    assert log_ends(world, slot) == [(1, 41), (2, 42), (3, 43)]
+
+
+def test_without_an_answer_of_the_leader_a_follower_tells_what_it_knows() -> None:
+    world = World()
+    silent: Promise[QuorumState | None] = Promise()
+    slot = follow(world, silent)
+    world.bench.sleep(QUORUM_WAIT_MS + 1)
+    assert log_ends(world, slot) == [(1, 40), (2, -1), (3, -1)]
+    silent.resolve(None)  # late: nobody waits any more
+    with pytest.raises(RemoteProtocolError):
+        decode_quorum(b"nonsense")
 
 
 @pytest.mark.parametrize("version", range(1, 5))

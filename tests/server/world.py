@@ -24,6 +24,7 @@ from raftmq.cluster.metadata_image import (
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_registry import PartitionRegistry
 from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.quorum_state import QuorumState
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
@@ -139,6 +140,10 @@ class FakeController:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Promise[tuple[Outcome, ...]]]] = []
+        self.quorum: Promise[QuorumState | None] = Promise()
+
+    def ask_quorum(self) -> Promise[QuorumState | None]:
+        return self.quorum
 
     def call(self, request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
         promise: Promise[tuple[Outcome, ...]] = Promise()

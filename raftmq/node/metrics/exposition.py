@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.process_collector import ProcessCollector
 
 from raftmq.node.metrics.ages import Ages
-from raftmq.node.metrics.families import Area, Family, Scrape
+from raftmq.node.metrics.families import TURN_S, Area, Family, Scrape
 from raftmq.node.metrics.groups import GROUPS
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.peers import PEERS
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from raftmq.node.node import Node
 
 AREAS: Final[tuple[Area, ...]] = (WHOLE, SERVER, PARTITIONS, PEERS, GROUPS)
-TURN_S: Final = 0.002
 
 
 class Exposition:

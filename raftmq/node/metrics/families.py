@@ -20,6 +20,9 @@ from raftmq.node.metrics.ages import Ages
 if TYPE_CHECKING:
     from raftmq.node.node import Node
 
+TURN_S: Final = 0.002
+"""Reading for a scrape keeps the loop for about so long, then others have it."""
+
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 OTHER: Final = "(other)"
 """Label of what was summed because there is too much of it; no topic or group can be called so."""

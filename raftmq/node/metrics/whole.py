@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
+from raftmq.adapters.disk import DISK_FULL
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
@@ -204,14 +205,40 @@ counter(
     lambda node: node.partitions.counts.scrub_read_bytes,
 )
 counter(
+    "raftmq_scrub_damages_total",
+    "Damaged ranges that the background check found",
+    lambda node: node.partitions.counts.scrub_damages,
+)
+counter(
     "raftmq_damages_found_total",
-    "Damaged ranges found by reads, at start and by the background check",
-    lambda node: node.partitions.counts.damages_found,
+    "Damaged ranges found since the start, by reads and by the background check",
+    lambda node: node.plane.shared.watch.damages_found,
 )
 counter(
     "raftmq_damages_repaired_total",
-    "Times that the damage of a replica was repaired from peers",
-    lambda node: node.partitions.counts.damages_repaired,
+    "Damaged ranges repaired from peers",
+    lambda node: node.plane.shared.watch.damages_repaired,
+)
+counter(
+    "raftmq_segments_rolled_total",
+    "Segments begun",
+    lambda node: node.plane.shared.watch.segments_rolled,
+)
+counter(
+    "raftmq_disk_full_errors_total",
+    "Writes that a full disk refused",
+    lambda _: DISK_FULL.count,
+)
+gauge("raftmq_disk_full", "1 while produces are refused", lambda node: node.events.is_disk_full)
+gauge(
+    "raftmq_disk_size_bytes",
+    "Size of the file system of the data folder",
+    lambda node: node.events.disk_space()[0],
+)
+gauge(
+    "raftmq_disk_free_bytes",
+    "What is free of it",
+    lambda node: node.events.disk_space()[1],
 )
 
 # ---- Raft ----

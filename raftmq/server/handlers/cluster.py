@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import os
 from typing import Any, Final
+from uuid import UUID
 
+from raftmq.cluster.quorum_state import QuorumMember, QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import gather
+from raftmq.server.parked import gather, then
 from raftmq.types import METADATA_TOPIC, TopicPartition
 
 PREFERRED: Final = 0
 
 
 def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> Any:
-    """Answer DescribeQuorum (KIP-595) about the metadata group."""
+    """Answer DescribeQuorum (KIP-595) about the metadata group; a follower asks its leader."""
+    is_asked = any(
+        topic.topic_name == METADATA_TOPIC and part.partition_index == 0
+        for topic in request.topics
+        for part in topic.partitions
+    )
+    state = broker.quorum_state() if is_asked else None
+    return then(state, lambda known: _quorum_answer(broker, header, request, known))
+
+
+def _quorum_answer(
+    broker: Broker, header: RequestHeader, request: Struct, state: QuorumState | None
+) -> dict[str, Any]:
     topics = []
     for topic in request.topics:
         rows = []
         for part in topic.partitions:
             is_known = topic.topic_name == METADATA_TOPIC and part.partition_index == 0
-            state = broker.quorum_state() if is_known else None
-            if state is None:
-                state = {
-                    "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    "error_message": None,
-                    "leader_id": -1,
-                    "leader_epoch": -1,
-                    "high_watermark": -1,
-                    "current_voters": [],
-                    "observers": [],
-                }
-            rows.append({"partition_index": part.partition_index, **state})
+            fields = _quorum_fields(state if is_known else None)
+            rows.append({"partition_index": part.partition_index, **fields})
         topics.append({"topic_name": topic.topic_name, "partitions": rows})
     answer: dict[str, Any] = {"error_code": 0, "error_message": None, "topics": topics}
     if header.api_version >= 2:
@@ -45,6 +49,38 @@ def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> A
             for node in broker.endpoints(broker.metadata_voters())
         ]
     return answer
+
+
+def _quorum_fields(state: QuorumState | None) -> dict[str, Any]:
+    if state is None:
+        return {
+            "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "error_message": None,
+            "leader_id": -1,
+            "leader_epoch": -1,
+            "high_watermark": -1,
+            "current_voters": [],
+            "observers": [],
+        }
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "leader_id": state.leader_id,
+        "leader_epoch": state.leader_epoch,
+        "high_watermark": state.high_watermark,
+        "current_voters": [_member_row(member) for member in state.voters],
+        "observers": [_member_row(member) for member in state.observers],
+    }
+
+
+def _member_row(member: QuorumMember) -> dict[str, Any]:
+    return {
+        "replica_id": member.node_id,
+        "replica_directory_id": UUID(int=member.storage_id),
+        "log_end_offset": member.log_end_offset,
+        "last_fetch_timestamp": member.last_fetch_ms,
+        "last_caught_up_timestamp": member.last_caught_up_ms,
+    }
 
 
 def describe_log_dirs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:

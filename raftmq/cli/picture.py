@@ -1,0 +1,252 @@
+"""The cluster as all its nodes tell it: `/status` of each, asked at once, put side by side.
+
+Admin addresses come from `--admin`, from brokers' configurations, and from the registrations that
+any `/status` lists, fenced brokers included. A node that does not answer is part of the picture,
+with the reason; nothing here raises for it. Against brokers that have no admin port the picture is
+what the Kafka protocol tells.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+from attrs import define, field
+
+from raftmq.types import METADATA_TOPIC
+from raftmq_client.blocking.admin import Admin
+from raftmq_client.core.admin import ResourceType
+from raftmq_client.errors import ClientError
+
+ADMIN_KEY: Final = "raftmq.admin.listener"
+ASKED_AT_ONCE_MAX: Final = 32
+
+NODE_COLUMNS: Final = (
+    "NodeId",
+    "Admin",
+    "State",
+    "Metadata",
+    "MetadataLag",
+    "Led",
+    "Replicas",
+    "FreeBytes",
+    "Remarks",
+)
+CATCH_UP_COLUMNS: Final = ("Topic", "Partition", "Replica", "BytesLeft", "EndOffset")
+STUCK_COLUMNS: Final = ("Topic", "Partition", "Leader", "LeaderEpoch", "Why")
+
+
+@define(slots=True)
+class NodeReport:
+    """One node's answer, or why there is none."""
+
+    address: str
+    node_id: int = -1
+    status: dict[str, Any] | None = None
+    failure: str = ""
+
+
+@define(slots=True)
+class Picture:
+    """All answers."""
+
+    reports: list[NodeReport] = field(factory=list)
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """The `/status` of those that answered."""
+        return [report.status for report in self.reports if report.status is not None]
+
+    # ---- tables ----
+
+    def nodes(self) -> list[tuple[object, ...]]:
+        """A row per node."""
+        return [self._node_row(report) for report in self.reports]
+
+    def _node_row(self, report: NodeReport) -> tuple[object, ...]:
+        known = {
+            broker["node_id"]: broker for answer in self.answers for broker in answer["brokers"]
+        }
+        node_id = None if report.node_id < 0 else report.node_id
+        is_fenced = known.get(report.node_id, {}).get("is_fenced", False)
+        status = report.status
+        if status is None:
+            state = "fenced" if is_fenced else "no answer"
+            return node_id, report.address, state, None, None, None, None, None, report.failure
+        role, lag = self._metadata_of(report.node_id)
+        health = status["health"]
+        state = "ok" if health["status"] == "ok" else "unavailable"
+        partitions = status["partitions"]
+        return (
+            node_id,
+            report.address,
+            state,
+            role,
+            lag,
+            sum(row["is_leader"] for row in partitions),
+            len(partitions),
+            status["disk"]["free_bytes"],
+            "; ".join(remarks(status)) or None,
+        )
+
+    def _metadata_of(self, node_id: int) -> tuple[str | None, int | None]:
+        """(role in the metadata group, entries behind), as its leader tells it or else itself."""
+        told = [answer["metadata"] for answer in self.answers]
+        leading = [m for m in told if m.get("leader") is not None]
+        best = max(leading, key=lambda m: int(m["leader_epoch"]), default=None)
+        if best is None:
+            return None, None
+        role = "leader" if best["leader"] == node_id else None
+        if role is None:
+            role = "voter" if node_id in best["voters"] else "learner"
+        members = (row for m in told for row in m.get("members", ()))
+        lags = [r["lag_entries"] for r in members if r["node_id"] == node_id]
+        return role, next((lag for lag in lags if lag is not None), None)
+
+    def catching_up(self) -> list[tuple[object, ...]]:
+        """A row per replica that is behind, as leaders tell it."""
+        return [
+            (row["topic"], row["partition"], one["node_id"], one["bytes_left"], one["end_offset"])
+            for row in self._leader_rows()
+            for one in row["catching_up"]
+        ]
+
+    def _leader_rows(self) -> list[dict[str, Any]]:
+        return [row for answer in self.answers for row in answer["partitions"] if row["is_leader"]]
+
+    def stuck(self) -> list[tuple[object, ...]]:
+        """A row per partition in trouble: why, from every node that knows something."""
+        by_name: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for answer in self.answers:
+            for row in answer["partitions"]:
+                by_name.setdefault((row["topic"], row["partition"]), []).append(row)
+        rows: list[tuple[object, ...]] = []
+        for (topic, partition), told in sorted(by_name.items()):
+            newest = max(told, key=lambda row: (row["is_leader"], row["leader_epoch"]))
+            why: dict[str, None] = {}
+            for row in told:
+                why.update(dict.fromkeys(row["troubles"]))
+            if why:
+                leader, epoch = newest["leader"], newest["leader_epoch"]
+                rows.append((topic, partition, leader, epoch, list(why)))
+        return rows
+
+    def metadata(self) -> dict[str, Any] | None:
+        """The metadata group as its leader tells it, or else whoever knows most."""
+        told = [answer["metadata"] for answer in self.answers if "voters" in answer["metadata"]]
+        if not told:
+            return None
+        best: dict[str, Any] = max(told, key=_how_much)
+        return best
+
+    @property
+    def is_complete(self) -> bool:
+        """True when every node answered and is well."""
+        return all(
+            report.status is not None and report.status["health"]["status"] == "ok"
+            for report in self.reports
+        )
+
+
+def _how_much(metadata: dict[str, Any]) -> tuple[bool, int, int]:
+    """Who leads the newest term knows most; a member that knows its leader knows more than others."""
+    known = sum(row["lag_entries"] is not None for row in metadata["members"])
+    return metadata["leader"] is not None, int(metadata["leader_epoch"]), known
+
+
+def remarks(status: dict[str, Any]) -> list[str]:
+    """What an operator should know of a node, beyond its row."""
+    found = []
+    if status["health"].get("reason"):
+        found.append(status["health"]["reason"])
+    isolation = status["isolation"]
+    if isolation["is_isolated"]:
+        seconds = isolation["isolated_ms"] // 1000
+        found.append(f"cut off from the metadata majority for {seconds} s")
+    if status["disk"]["is_full"]:
+        found.append("disk full")
+    if status["journal_is_damaged"]:
+        found.append("journal was damaged")
+    if status["metadata"].get("failure"):
+        found.append(f"{METADATA_TOPIC}: {status['metadata']['failure']}")
+    if status["quarantined"]:
+        found.append(f"{len(status['quarantined'])} folders in quarantine")
+    if status["not_running"]:
+        found.append(f"{len(status['not_running'])} replicas not running yet")
+    faults = status["faults"]
+    if faults is not None:
+        on = {key: value for key, value in faults.items() if value}
+        found.append(f"faults on: {on}" if on else "faults armed")
+    return found
+
+
+def take_picture(admin: Admin | None, addresses: Iterable[str], timeout_s: float) -> Picture:
+    """Ask every node that can be found, all at once."""
+    reports: dict[str, NodeReport] = {}
+    wanted = list(dict.fromkeys([*addresses, *([] if admin is None else find_addresses(admin))]))
+    while wanted:
+        for report in _ask_all(wanted, timeout_s):
+            reports[report.address] = report
+        known = _registered(reports.values())
+        for address, node_id in known.items():
+            if address in reports and reports[address].node_id < 0:
+                reports[address].node_id = node_id
+        answered = {r.node_id for r in reports.values() if r.status is not None}
+        wanted = [a for a, n in known.items() if a not in reports and n not in answered]
+    return Picture(sorted(reports.values(), key=lambda r: (r.node_id < 0, r.node_id, r.address)))
+
+
+def find_addresses(admin: Admin) -> list[str]:
+    """Admin ports as brokers' configurations name them; empty where there are none."""
+    addresses = []
+    for broker in admin.brokers():
+        try:
+            entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
+        except ClientError:
+            continue  # gone meanwhile, or no raftmq: another one knows its registration
+        addresses += [e.value for e in entries if e.name == ADMIN_KEY and e.value]
+    return addresses
+
+
+def _registered(reports: Iterable[NodeReport]) -> dict[str, int]:
+    """Admin address to node, as the answers so far list them."""
+    return {
+        broker["addresses"]["admin"]: broker["node_id"]
+        for report in reports
+        if report.status is not None
+        for broker in report.status["brokers"]
+        if "admin" in broker["addresses"]
+    }
+
+
+def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
+    with ThreadPoolExecutor(min(len(addresses), ASKED_AT_ONCE_MAX)) as pool:
+        return list(pool.map(lambda address: _ask(address, timeout_s), addresses))
+
+
+def _ask(address: str, timeout_s: float) -> NodeReport:
+    try:
+        with urllib.request.urlopen(f"http://{address}/status", timeout=timeout_s) as answer:
+            body = answer.read()
+        status = msgspec.json.decode(body, type=dict[str, Any])
+        return NodeReport(address, status["node_id"], status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return NodeReport(address, failure=f"answers HTTP {error.code}")
+    except urllib.error.URLError as error:
+        return NodeReport(address, failure=_reason(error.reason))
+    except OSError as error:
+        return NodeReport(address, failure=_reason(error))
+    except (ValueError, KeyError, msgspec.MsgspecError):
+        return NodeReport(address, failure="answers something else than raftmq's /status")
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()

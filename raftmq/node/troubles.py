@@ -1,0 +1,101 @@
+"""Why a partition is stuck, in words for an operator: the questions one would ask by hand.
+
+Reads one replica of this node and what the node sees of the others; changes nothing. A partition
+without trouble has none. What only the leader can know comes from the leader's node; where nobody
+leads, each replica tells its own side, and `raftmq cluster status` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from raftmq.types import NodeId
+
+if TYPE_CHECKING:
+    from raftmq.cluster.partition import Partition
+    from raftmq.cluster.replica import Replica
+    from raftmq.node.node import Node
+
+
+def troubles(node: Node, partition: Partition, replica: Replica) -> list[str]:
+    """What keeps this partition from being led, written, or fully replicated."""
+    if replica.failure is not None:
+        return [f"replica on node {node.node_id} stopped: {replica.failure}"]
+    found = [*_of_replica(node, replica)]
+    if replica.is_leader:
+        found += _of_leader(node, partition, replica)
+    elif replica.leader is None:
+        found.append(_no_leader(node, replica))
+    return found
+
+
+def _of_replica(node: Node, replica: Replica) -> Iterator[str]:
+    own, core = node.node_id, replica.core
+    for start, end in replica.damaged():
+        yield f"offsets [{start}, {end}) are damaged on node {own}: waits for repair from peers"
+    if core.on_probation:
+        yield f"node {own} is on probation after losing its journal: waits to be admitted anew"
+    elif replica.self_id not in replica.configuration.members:
+        yield f"node {own} is no member under its present storage: waits to be admitted"
+    elif replica.self_id not in replica.voters:
+        yield f"node {own} is a learner: it votes once it has caught up"
+    if core.claimed_end_floor:
+        yield (
+            f"node {own} lost or damaged bytes that it had promised: it votes for longer logs only"
+        )
+    if node.events.is_disk_full:
+        yield f"the disk of node {own} is full: produces are refused"
+
+
+def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[str]:
+    if not replica.is_writable:
+        yield f"leader {node.node_id} waits for a majority to flush the entry of its election"
+    in_sync = sorted(r.node_id for r in replica.in_sync_replicas())
+    wanted = partition.settings.min_insync_replicas
+    if len(in_sync) < wanted:
+        yield f"acks=all is refused: in sync are {in_sync}, min.insync.replicas is {wanted}"
+    short = sorted(v.node_id for v in replica.voters if v not in replica.in_sync_replicas())
+    if short and replica.is_writable:
+        gone = missing(node, [NodeId(n) for n in short])
+        if gone:
+            yield f"out of sync: nodes {gone} do not answer"
+
+
+def _no_leader(node: Node, replica: Replica) -> str:
+    voters = [voter.node_id for voter in replica.voters]
+    gone = missing(node, voters)
+    reached = len(voters) - len(gone)
+    if reached <= len(voters) // 2:
+        return (
+            f"no quorum: {reached} of voters {voters} are there, node {node.node_id} misses {gone}"
+        )
+    return f"no leader: an election is under way among voters {voters}"
+
+
+def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
+    """Those of these nodes that this one does not reach, by nature or by the fault switch."""
+    links = node.plane.links
+    return [
+        int(node_id)
+        for node_id in node_ids
+        if node_id != node.node_id
+        and (
+            not links.is_connected(node_id)
+            or node_id in links.block_to
+            or node_id in links.block_from
+        )
+    ]
+
+
+def not_running(node: Node) -> list[dict[str, object]]:
+    """Partitions that this node should hold and does not run (yet)."""
+    found: list[dict[str, object]] = []
+    image = node.engine.image
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            if node.node_id not in partition.replicas:
+                continue
+            if node.partitions.registry.by_id(topic.topic_id, partition.index) is None:
+                found.append({"topic": topic.name, "partition": partition.index})
+    return found
