@@ -422,8 +422,10 @@ def assemble_batch(
     control: bool = False,
     base_offset: int = 0,
     leader_epoch: int = 0,
+    offset_count: int | None = None,
 ) -> bytearray:
-    """Join records encoded with offset deltas 0, 1, 2, ... into a batch."""
+    """Join records encoded with offset deltas 0, 1, 2, ... into a batch, which takes as many
+    offsets as it has records, or `offset_count`."""
     attributes = int(codec) | timestamp_type << 3
     attributes |= _TRANSACTIONAL if transactional else 0
     attributes |= _CONTROL if control else 0
@@ -438,7 +440,7 @@ def assemble_batch(
         batch,
         _CHECKED_POSITION,
         attributes,
-        count - 1,
+        (count if offset_count is None else offset_count) - 1,
         base_timestamp,
         max_timestamp,
         producer_id,
@@ -452,6 +454,19 @@ def assemble_batch(
     with memoryview(batch) as view, view[_CHECKED_POSITION:] as checked:
         _CRC.pack_into(batch, _CRC_POSITION, crc32c(checked))
     return batch
+
+
+def empty_batch(start: int, end: int, leader_epoch: int) -> bytes:
+    """A batch without records that takes the offsets `[start, end)`."""
+    batch = assemble_batch(
+        (),
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=NO_TIMESTAMP,
+        base_offset=start,
+        leader_epoch=leader_epoch,
+        offset_count=end - start,
+    )
+    return bytes(batch)
 
 
 def read_records(batch: Buffer, *, output_max: int = OUTPUT_MAX) -> Iterator[Record]:

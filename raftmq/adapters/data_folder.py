@@ -96,6 +96,19 @@ class DataFolder:
             raise
         return cls(disk, root, node, lock_fd, is_new=is_new)
 
+    @classmethod
+    def open_known(cls, disk: Disk, data: Path) -> DataFolder:
+        """Open a folder that a node has used before, whoever that was.
+
+        Raises:
+            DataFolderError: it is none, is damaged, or its node runs.
+        """
+        path = f"{data.absolute()}/node.json"
+        if not disk.exists(path):
+            raise DataFolderError(f"{data} is no node's data folder: it has no node.json")
+        node = _read(disk, path, NodeFile)
+        return cls.open(disk, data, cluster_id=node.cluster_id, node_id=NodeId(node.node_id))
+
     def take(self) -> None:
         """Make a new folder this node's own, durably; the journal of hard states is durable."""
         if self.is_new:
@@ -107,6 +120,19 @@ class DataFolder:
         if not self._disk.exists(path):
             return FormationState()
         return _read(self._disk, path, FormationState)
+
+    def check_recovered(self) -> None:
+        """Refuse to go on where a recovery was begun and not finished.
+
+        Raises:
+            DataFolderError: it was; says what to do.
+        """
+        survivors = self.load_formation().recovering
+        if survivors:
+            raise DataFolderError(
+                f"a recovery of {self.path} was begun and not finished: run `raftmq recover "
+                f"--unsafe --data {self.path} --survivors {survivors}` again"
+            )
 
     def save_formation(self, state: FormationState) -> None:
         """Replace what `load_formation` gives; durable on return."""

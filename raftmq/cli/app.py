@@ -15,9 +15,11 @@ from raftmq.cli.cluster import cluster_app
 from raftmq.cli.config_check import config_app
 from raftmq.cli.consume import consume
 from raftmq.cli.groups import group_app
+from raftmq.cli.leaders import leader_app
 from raftmq.cli.log import log_app
 from raftmq.cli.nodes import node_app
 from raftmq.cli.produce import produce
+from raftmq.cli.recover import recover
 from raftmq.cli.topics import topic_app
 
 app = typer.Typer(
@@ -79,6 +81,8 @@ app.command(rich_help_panel="Records")(bench)
 app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Administration")
+app.add_typer(leader_app, name="leader", rich_help_panel="Administration")
 app.add_typer(node_app, name="node", rich_help_panel="Administration")
 app.add_typer(config_app, name="config", rich_help_panel="Files")
 app.add_typer(log_app, name="log", rich_help_panel="Files")
+app.command(rich_help_panel="Files")(recover)

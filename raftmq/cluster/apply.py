@@ -137,8 +137,13 @@ def _register_broker(image: MetadataImage, envelope: Envelope, offset: Offset) -
     replaced = replacements.get(command.node_id)
     if replaced is not None and replaced.is_done:
         replacements = replacements.delete(command.node_id)  # it begins anew, with nothing
+    next_producer_id = image.next_producer_id
+    if command.recoveries > image.recoveries:
+        next_producer_id = min(next_producer_id + PRODUCER_ID_BLOCK_MAX, PRODUCER_ID_END)
     after = evolve(
         image,
+        recoveries=max(image.recoveries, command.recoveries),
+        next_producer_id=next_producer_id,
         cluster_id=image.cluster_id or command.cluster_id,
         brokers=image.brokers.set(command.node_id, broker),
         removals=removals,

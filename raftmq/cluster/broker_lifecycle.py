@@ -36,13 +36,14 @@ ISOLATED_MS: Final = 10_000.0
 
 @frozen(slots=True)
 class BrokerInfo:
-    """What this node registers as."""
+    """What this node registers as; `recoveries`: how often it gave up a lost majority."""
 
     replica_id: ReplicaId
     cluster_id: str
     rack: str | None
     endpoints: tuple[Endpoint, ...]
     features: tuple[str, ...] = ()
+    recoveries: int = 0
 
 
 class BrokerLifecycle:
@@ -203,6 +204,7 @@ class BrokerLifecycle:
             rack=info.rack,
             endpoints=info.endpoints,
             features=info.features,
+            recoveries=info.recoveries,
         )
 
         def done(promise: Promise[Any]) -> None:

@@ -46,7 +46,8 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
     """A broker's process has started: it gets a broker epoch and stays fenced until it is current.
 
     `storage_id` is hexadecimal, since JSON readers round 64-bit numbers. `cluster_id` is what this
-    node calls the cluster; the first registration names it.
+    node calls the cluster; the first registration names it. `recoveries` above what is known: the
+    end of this log was lost, so whatever it had given away must not be given away again.
     """
 
     node_id: NodeId
@@ -55,6 +56,7 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
     rack: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
     features: tuple[str, ...] = ()
+    recoveries: int = 0
 
     @property
     def storage(self) -> StorageId:

@@ -590,6 +590,7 @@ def _settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
         )
     return Outcome(
         name=outcome.name,
+        message=outcome.message,
         resource_type=outcome.resource_type,
         topic_id=outcome.topic_id,
         partitions=outcome.partitions,

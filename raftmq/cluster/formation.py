@@ -33,13 +33,19 @@ NO_BALLOT: Final[Ballot] = (0, 0)
 Value: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class FormationState(msgspec.Struct, frozen=True):
-    """What an acceptor must not forget."""
+class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an acceptor must not forget.
+
+    `recoveries` are the lists of survivors with which an operator gave up a lost majority, one
+    after the other; `recovering` is one that is not finished, and keeps the node from starting.
+    """
 
     promised: Ballot = NO_BALLOT
     accepted: Ballot = NO_BALLOT
     accepted_value: Value = ()
     chosen: Value = ()
+    recoveries: tuple[str, ...] = ()
+    recovering: str = ""
 
 
 class Prepare(msgspec.Struct, tag="prepare", frozen=True):
@@ -86,10 +92,11 @@ class Ask(msgspec.Struct, tag="ask", frozen=True):
     """Is the cluster formed? Asked by nodes that are no first voters."""
 
 
-class Chosen(msgspec.Struct, tag="chosen", frozen=True):
-    """The decision."""
+class Chosen(msgspec.Struct, tag="chosen", frozen=True, omit_defaults=True):
+    """The decision, and what became of it since."""
 
     value: Value
+    recoveries: tuple[str, ...] = ()
 
 
 FormationMessage: TypeAlias = (
@@ -99,9 +106,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FormationMessage)
 
 
-def formation_id_of(value: Value) -> str:
-    """Name a formation: two clusters of the same name but other first disks differ in it."""
-    return f"{crc32(_encoder.encode(value)):08x}"
+def formation_id_of(value: Value, recoveries: Sequence[str] = ()) -> str:
+    """Name a formation: two clusters of the same name but other first disks differ in it, and so
+    does a recovered one from those of its nodes that were given up."""
+    checksum = crc32(_encoder.encode(value))
+    for survivors in recoveries:
+        checksum = crc32(f"{checksum:08x} recovered {survivors}".encode())
+    return f"{checksum:08x}"
 
 
 class Formation:
@@ -149,7 +160,8 @@ class Formation:
     @property
     def formation_id(self) -> str:
         """Name of the decided formation, "" before."""
-        return formation_id_of(self._state.chosen) if self._state.chosen else ""
+        state = self._state
+        return formation_id_of(state.chosen, state.recoveries) if state.chosen else ""
 
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
@@ -195,9 +207,9 @@ class Formation:
         except msgspec.DecodeError as error:
             raise RemoteProtocolError(f"formation message: {error}") from error
         if isinstance(message, Chosen):
-            self._decide(message.value)
+            self._decide(message.value, message.recoveries)
         elif self._state.chosen:
-            self._tell(sender, Chosen(self._state.chosen))
+            self._tell(sender, Chosen(self._state.chosen, self._state.recoveries))
         elif isinstance(message, Prepare):
             self._on_prepare(sender, message)
         elif isinstance(message, Accept):
@@ -262,12 +274,12 @@ class Formation:
             for node_id in self.voters:
                 self._tell(node_id, Chosen(self._proposed))
 
-    def _decide(self, value: Value) -> None:
+    def _decide(self, value: Value, recoveries: tuple[str, ...] = ()) -> None:
         if self._state.chosen:
             if self._state.chosen != value:
                 raise RemoteProtocolError(f"another formation of this cluster chose {value}")
             return
-        self._store(msgspec.structs.replace(self._state, chosen=value))
+        self._store(msgspec.structs.replace(self._state, chosen=value, recoveries=recoveries))
 
     def _store(self, state: FormationState) -> None:
         self._save(state)

@@ -132,6 +132,7 @@ class MetadataImage:
     removals: Map[tuple[TopicId, int], RemovalImage] = field(factory=Map)
     replacements: Map[NodeId, ReplacementImage] = field(factory=Map)
     next_producer_id: int = FIRST_PRODUCER_ID
+    recoveries: int = 0
     submitters: Map[NodeId, tuple[int, int]] = field(factory=Map)
     groups: GroupsImage = field(factory=GroupsImage)
 

@@ -78,6 +78,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     topics: list[_TopicRow]
     groups: list[GroupRecord]
     replacements: list[tuple[int, int, bool]] = []
+    recoveries: int = 0
 
 
 class _Parts(msgspec.Struct, array_like=True):
@@ -95,6 +96,7 @@ class _Parts(msgspec.Struct, array_like=True):
     topics: list[msgspec.Raw]
     groups: list[msgspec.Raw]
     replacements: list[tuple[int, int, bool]]
+    recoveries: int
 
 
 class SnapshotEncoder:
@@ -138,6 +140,7 @@ class SnapshotEncoder:
                     (row.old_id, row.new_id, row.is_done)
                     for _, row in sorted(image.replacements.items())
                 ],
+                recoveries=image.recoveries,
             )
         )
         self._warming = None
@@ -219,6 +222,7 @@ def decode_image(data: Buffer) -> MetadataImage:
             (NodeId(old), ReplacementImage(NodeId(old), NodeId(new), is_done))
             for old, new, is_done in snapshot.replacements
         ),
+        recoveries=snapshot.recoveries,
         next_producer_id=snapshot.next_producer_id,
         submitters=Map((NodeId(n), (inc, seq)) for n, inc, seq in snapshot.submitters),
         groups=from_record(

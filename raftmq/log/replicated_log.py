@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from raftmq.errors import CorruptBatchError
 from raftmq.log.checker import Checker
+from raftmq.log.filler import fillers
 from raftmq.log.flush import FlushJob
 from raftmq.log.log_start import LocalStart, LogStart, Pending, no_way_back
 from raftmq.log.model import (
@@ -34,7 +36,7 @@ from raftmq.log.readable_log import ReadableLog
 from raftmq.log.reader import LogReader, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches
 from raftmq.log.recovery import Recovered, recover
-from raftmq.log.repair import RepairJob, check_repair
+from raftmq.log.repair import Fill, RepairJob
 from raftmq.log.retention import retention_target
 from raftmq.log.shared import Shared
 from raftmq.ports import Clock, Disk, DiskFullError
@@ -503,8 +505,33 @@ class ReplicatedLog(ReadableLog):
             DiskFullError: nothing changed.
             DiskError: fatal.
         """
+        fill = self.begin_repair(start)
+        try:
+            for batch in batches:
+                fill.add(batch)
+            return self.filled_job(fill)
+        except (CorruptBatchError, DiskFullError):
+            fill.drop()
+            raise
+
+    def begin_repair(self, start: Offset) -> Fill:
+        """Gather batches for the damaged range that begins at `start`."""
+        _, damage = self._segments.damage_at(start, self.log_start.base_offset)
+        path = f"{self.folder}/{start:020d}.fill.tmp"
+        return Fill(self._disk, path, start, damage.end, self._bare.epochs(), next_offset=start)
+
+    def filled_job(self, fill: Fill) -> RepairJob:
+        """Mend with what was gathered: `run` it in a worker thread, then hand it to `repaired`.
+
+        Raises:
+            CorruptBatchError: the range is not full, or not the same any more.
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
+        start = Offset(fill.start)
+        if (start, fill.end) not in self.damaged or not fill.is_full:
+            raise CorruptBatchError(f"repair up to {fill.next_offset} of a range up to {fill.end}")
         segment, damage = self._segments.damage_at(start, self.log_start.base_offset)
-        check_repair(batches, start, damage.end, self._bare.epochs())
         if segment.is_active:
             self._segments.roll(self._clock.wall_ms())  # only closed segments are replaced
         return RepairJob(
@@ -512,10 +539,21 @@ class ReplicatedLog(ReadableLog):
             old=segment,
             new=self._segments.new(start if damage.start < start else segment.base_offset),
             damage=damage,
-            batches=batches,
+            fill=fill,
             source=None if segment.is_missing else segment.file,
             version=segment.version,
         )
+
+    def accept_loss(self, start: Offset) -> None:
+        """Fill the damaged range that begins at `start` with batches without records; durable on
+        return. For ranges that nobody can repair, at an operator's word alone.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal.
+        """
+        _, damage = self._segments.damage_at(start, self.log_start.base_offset)
+        self.repair(start, fillers(start, damage.end, self._bare.epochs()))
 
     def repaired(self, job: RepairJob) -> bool:
         """Put a mended segment in place, durably; False when the log was cut meanwhile.
@@ -527,6 +565,7 @@ class ReplicatedLog(ReadableLog):
         if job.version != job.old.version or job.old not in self._segments.all:
             job.drop()
             return False
+        job.fill.drop()
         self._disk.rename(job.temporary, job.new.path)
         if job.new.path == job.old.path:
             job.old.release()

@@ -1,4 +1,4 @@
-"""A node that is gone for good is replaced under load; a lost majority is given up by an operator."""
+"""A node gone for good is replaced under load; a lost majority is given up by an operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.harness import Cluster, wait_until
+from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic
 
 
@@ -55,3 +55,56 @@ def test_a_node_gone_for_good_is_replaced_under_load(tmp_path: Path) -> None:
 def _state(cluster: Cluster, asked: int, node_id: int) -> str:
     nodes = cluster[asked].get("/nodes")["nodes"]
     return str(next(node["state"] for node in nodes if node["node_id"] == node_id))
+
+
+@pytest.mark.slow
+def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_topic(cluster.bootstrap, "t", partitions=3)
+        create_topic(cluster.bootstrap, "single", partitions=3, replicas=1)
+        with Load(cluster.bootstrap, "t", 3, rate=1000) as load:
+            load.wait_for(1500)
+        survivor = cluster[1]
+        running = cluster.run("recover", "--unsafe", "--data", str(survivor.data), "--yes")
+        assert running.returncode == 1
+        assert "in use by another process" in running.stderr
+        for node_id in (2, 3):
+            cluster[node_id].kill()
+            cluster[node_id].wipe()
+        survivor.terminate()
+        words = ("recover", "--unsafe", "--data", str(survivor.data))
+        majority = cluster.run(*words, "--survivors", "1,2", "--yes")
+        assert majority.returncode == 1
+        assert "start them instead" in majority.stderr
+        unsaid = cluster.run(*words)
+        assert unsaid.returncode == 1
+        assert "nothing was changed" in unsaid.stderr
+        told = cluster.run(*words, "--yes")
+        assert told.returncode == 0, told.stderr
+        assert "__cluster_metadata: voters 1,2,3 -> 1" in told.stdout
+        ends = {
+            partition: f"has offsets [0, {len(load.acknowledged[partition])})"
+            for partition in range(3)
+        }
+        for partition, end in ends.items():
+            lines = told.stdout.splitlines()
+            at = next(i for i, line in enumerate(lines) if f" t-{partition}: voters" in line)
+            assert end in lines[at + 1], told.stdout
+        assert "2 partitions had no replica on a survivor" in told.stdout
+        survivor.start()
+        survivor.wait_ready()
+        load.reckon(f"127.0.0.1:{survivor.client_port}").check()
+        added = cluster.add_node()
+        done = cluster.run("node", "replace", "2", str(added.node_id), "--wait", "5")
+        assert done.returncode == 3, "a partition has no leader: it cannot end"
+        assert "let 4 vote once it has caught up" in done.stdout
+        assert "1 have no leader (single-" in done.stdout
+        wait_until(lambda: _voters(cluster, 1) == [1, 4], 30, "the new node votes")
+        wait_until(lambda: _holders(survivor, "t") == {(1, 4)}, 60, "it holds the partitions")
+        with Load(f"127.0.0.1:{survivor.client_port}", "t", 3, rate=1000) as more:
+            more.wait_for(500)
+
+
+def _holders(node: Node, topic: str) -> set[tuple[int, ...]]:
+    partitions = node.get("/status")["partitions"]
+    return {tuple(p["voters"]) for p in partitions if p["topic"] == topic}
