@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from attrs import frozen
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.errors import BenchmarkError, UnsupportedError
 from benchmarks.plan import Metrics, Plan
+from benchmarks.table import ROWS
 from benchmarks.targets import Target
-from benchmarks.workloads import bulk, failover
+from benchmarks.workloads import batches, bulk, crowd, failover, latency, resting
 
 Measure: TypeAlias = Callable[[Target, Plan], Metrics]
 
@@ -23,8 +25,8 @@ class Ground(enum.Enum):
     """The warmed pair that most workloads share."""
     OWN = "own"
     """A fresh cluster for all runs of the workload."""
-    LAUNCH = "launch"
-    """It starts clusters itself."""
+    NONE = "none"
+    """Its start is what is measured: see workloads/start.py."""
 
 
 @frozen
@@ -42,11 +44,48 @@ class Workload:
     """The same for Kafka, whose slow failures would take the evening."""
     faults: bool = False
     """Nodes are started with their fault switch."""
+    is_warm: bool = False
+    """The cluster has taken bulk records before: Kafka's JIT needs them."""
+
+
+def _launch(_target: Target, _plan: Plan) -> Metrics:
+    raise UnsupportedError("needs --engine: a running cluster has started already")
 
 
 WORKLOADS: Final = (
-    Workload("bulk", "1 KiB records: produce, then consume", bulk.bulk),
-    Workload("small", "100-byte records: produce", bulk.small),
+    Workload("bulk", "1 KiB records: produce, then consume", bulk.bulk, is_warm=True),
+    Workload("small", "100-byte records: produce", bulk.small, is_warm=True),
+    Workload(
+        "batches", "100-byte records in prebuilt 1 MiB batches", batches.batches, is_warm=True
+    ),
+    Workload("single", "one record in flight", latency.one_in_flight, is_warm=True),
+    Workload("endtoend", "end to end at 300 records a second", latency.end_to_end, is_warm=True),
+    Workload(
+        "memory",
+        "memory of the servers after the runs",
+        resting.memory,
+        runs=1,
+        kafka_runs=1,
+        is_warm=True,
+    ),
+    Workload(
+        "stopped",
+        "a follower stopped",
+        latency.follower_stopped,
+        Ground.OWN,
+        kafka_runs=2,
+        is_warm=True,
+    ),
+    Workload(
+        "slow",
+        "a follower's fsync slowed to 50 ms",
+        latency.follower_slow,
+        Ground.OWN,
+        engines=("raftmq",),
+        faults=True,
+        is_warm=True,
+    ),
+    Workload("start", "three nodes from nothing to the first ack", _launch, Ground.NONE),
     Workload(
         "failover",
         "kill -9 of the leader, default timeouts",
@@ -70,18 +109,41 @@ WORKLOADS: Final = (
         Ground.OWN,
         kafka_runs=2,
     ),
+    Workload(
+        "partitions",
+        "1,000 idle partitions x 3",
+        resting.idle_partitions,
+        Ground.OWN,
+        runs=1,
+        kafka_runs=1,
+    ),
+    Workload(
+        "consumers",
+        "1,000 idle long-polling consumers",
+        resting.idle_consumers,
+        Ground.OWN,
+        runs=1,
+        kafka_runs=1,
+    ),
+    Workload("crowd", "2,000 connections", crowd.crowd, Ground.OWN, runs=3, kafka_runs=1),
 )
 
-_BY_NAME: Final = {workload.name: workload for workload in WORKLOADS}
+NAMES: Final = {workload.name: workload.name for workload in WORKLOADS} | {
+    row.key: row.workload for row in ROWS
+}
+"""Workload by what it may be called: its own name, or a line of the table that it decides."""
 
 
 def workloads_named(names: Sequence[str]) -> list[Workload]:
-    """The workloads of these names, in the order of the catalog; all without a name.
+    """The workloads of these names or lines, in the order of the catalog; all without a name.
 
     Raises:
         BenchmarkError: an unknown name.
     """
     for name in names:
-        if name not in _BY_NAME:
-            raise BenchmarkError(f"no workload {name!r}; there are {', '.join(_BY_NAME)}")
-    return [workload for workload in WORKLOADS if not names or workload.name in names]
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BenchmarkError(f"no workload {name!r}{hint}; there are {', '.join(NAMES)}")
+    wanted = {NAMES[name] for name in names}
+    return [workload for workload in WORKLOADS if not names or workload.name in wanted]

@@ -11,8 +11,12 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import catalog, peers
+from benchmarks.compare import RESULT, Comparer, Options
 from benchmarks.errors import BenchmarkError
+from benchmarks.machine import environment
 from benchmarks.plan import TINY, Plan
+from benchmarks.report import insert, markdown, show
+from benchmarks.results import merge
 from benchmarks.stats import rounded
 from benchmarks.targets import Target, parse_pids, read_cluster_file
 from benchmarks.workloads.bulk import warm_up
@@ -50,7 +54,32 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--runs", type=int, default=1, help="how often each [1]")
     run.add_argument("--warm", type=int, default=0, metavar="MIB", help="produce so much before")
     run.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
+    _add_compare(commands)
+    report = commands.add_parser("report", help="the table of results, as markdown")
+    report.set_defaults(command=_report)
+    report.add_argument("files", type=Path, nargs="+", help="results, or folders of them")
+    report.add_argument("--write", type=Path, metavar="FILE", help="put it between FILE's marks")
     return parser
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser("compare", help="raftmq and Kafka in alternating runs")
+    compare.set_defaults(command=_compare)
+    what = compare.add_mutually_exclusive_group(required=True)
+    what.add_argument("--all", action="store_true", help="every workload, about 25 minutes")
+    what.add_argument("--only", metavar="NAME,...", help="these workloads, or lines of the table")
+    compare.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    compare.add_argument("--runs", type=int, default=5, help="of each, where not said else [5]")
+    compare.add_argument(
+        "--engines", default=",".join(peers.ENGINES), metavar="NAME,...", help="[raftmq,kafka]"
+    )
+    compare.add_argument("--warm", type=int, default=1024, metavar="MIB", help="before it [1024]")
+    compare.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="raftmq's")
+    compare.add_argument(
+        "--kafka-page-cache", action="store_true", help="let Kafka acknowledge without fsync"
+    )
+    compare.add_argument("--again", action="store_true", help="also what DIR holds already")
+    compare.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -58,9 +87,11 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _run(options: argparse.Namespace) -> int:
-    workloads = catalog.workloads_named([name for name in options.only.split(",") if name])
+    workloads = catalog.workloads_named(_words(options.only))
     if options.engine:
-        with peers.make(options.engine, settings=options.set) as cluster:
+        faults = {"RAFTMQ_FAULTS": "1"} if any(one.faults for one in workloads) else {}
+        cluster = peers.make(options.engine, settings=options.set, environment=faults)
+        with cluster:
             cluster.wait_ready()
             _run_all(options, workloads, cluster.target)
             return 0
@@ -91,3 +122,49 @@ def _run_all(
             line = {"cluster": target.name, "workload": workload.name}
             figures = {name: rounded(value) for name, value in metrics.items()}
             console.print(msgspec.json.encode(line | figures).decode(), markup=False)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    workloads = catalog.workloads_named([] if options.all else _words(options.only))
+    engines = tuple(_words(options.engines))
+    for engine in engines:
+        if engine not in peers.ENGINES:
+            raise BenchmarkError(f"no engine {engine!r}; one of {', '.join(peers.ENGINES)}")
+    if options.runs < 1:
+        raise BenchmarkError("--runs must be at least 1")
+    console = Console(highlight=False, soft_wrap=True)
+    comparer = Comparer(
+        Options(
+            out=options.out,
+            runs=options.runs,
+            engines=engines,
+            plan=_plan(options),
+            warm_mib=0 if options.tiny else options.warm,
+            settings=tuple(options.set),
+            kafka_fsync=not options.kafka_page_cache,
+            again=options.again,
+        ),
+        environment(sys.argv),
+        console,
+    )
+    comparison = comparer.run(workloads)
+    show(console, comparison.rows)
+    console.print(f"results in {options.out}; `python -m benchmarks report {options.out}`")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    files: list[Path] = []
+    for path in options.files:
+        files += [path / RESULT] if path.is_dir() else [path]
+    workloads = merge(files)
+    text = markdown(workloads)
+    if options.write is not None:
+        insert(options.write, text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]

@@ -129,9 +129,14 @@ class LocalCluster(ABC):
         self.launched_at = 0.0
         """When the first process was started, by the performance counter."""
 
-    def __enter__(self) -> LocalCluster:
+    def open(self) -> None:
+        """Make the folder and what must stand in it before the processes start."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"bench-{self.name}-", dir=self._base))
+        self.prepare()
+
+    def __enter__(self) -> LocalCluster:
         try:
+            self.open()
             self.launch()
         except BaseException:
             self.stop()
@@ -142,8 +147,16 @@ class LocalCluster(ABC):
         self.stop()
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Configurations and formatted folders; sets `target` as far as it is known."""
+
+    @abstractmethod
+    def launch_only(self) -> None:
+        """Start the processes and wait for nothing."""
+
     def launch(self) -> None:
-        """Start the processes and set `target`; they may not serve yet."""
+        """Start the processes; clients may still have to wait for them."""
+        self.launch_only()
 
     @abstractmethod
     def restart(self, node_id: int) -> int:
@@ -189,6 +202,7 @@ class RaftmqCluster(LocalCluster):
         self._settings = settings
         self._environment = {**(environment or {})}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._port = 0
         self._command = str(Path(sys.executable).parent / "raftmq")
 
     def launch(self) -> None:
@@ -203,16 +217,19 @@ class RaftmqCluster(LocalCluster):
         wait_until("cluster.json of raftmq dev", _READY_S, is_written)
         self._adopt(read_cluster_file(file))
 
+    def prepare(self) -> None:
+        """Choose the ports; `raftmq dev` makes the rest."""
+        self._port = free_base(4)
+        ports = range(self._port, self._port + NODES)
+        self._adopt(Target(self.name, ",".join(f"{HOST}:{port}" for port in ports)))
+
     def launch_only(self) -> None:
-        """Start it and wait for nothing."""
-        port = free_base(4)
+        """Start `raftmq dev`."""
         words = [word for setting in self._settings for word in ("--set", setting)]
-        command = [self._command, "dev", "--nodes", str(NODES), "--port", str(port)]
+        command = [self._command, "dev", "--nodes", str(NODES), "--port", str(self._port)]
         command += ["--data", str(self.folder), *words]
         self.launched_at = time.perf_counter()
         self._processes.append(_spawn(command, self.folder / "dev.log", self._environment))
-        ports = range(port, port + NODES)
-        self._adopt(Target(self.name, ",".join(f"{HOST}:{port}" for port in ports)))
 
     def restart(self, node_id: int) -> int:
         """Run a node again in a process of its own."""
@@ -249,11 +266,6 @@ class KafkaCluster(LocalCluster):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: list[subprocess.Popen[bytes]] = []
 
-    def launch(self) -> None:
-        """Format three folders and start three processes."""
-        self.prepare()
-        self.launch_only()
-
     def prepare(self) -> None:
         """Write configurations and format the data folders: Kafka wants that before its start."""
         base = free_base(2 * NODES)
@@ -280,7 +292,7 @@ class KafkaCluster(LocalCluster):
         )
 
     def launch_only(self) -> None:
-        """Start the prepared nodes and wait for nothing."""
+        """Start three processes."""
         self.launched_at = time.perf_counter()
         for node in range(1, NODES + 1):
             self.target.pids[node] = self.restart(node)

@@ -20,7 +20,7 @@ class Plan:
     small_count: int = 400_000
     batch_count: int = 768
     """Prebuilt batches of a mebibyte."""
-    batch_records: int = 9_600
+    batch_records: int = 9_500
     batches_in_flight: int = 4
     """Per connection."""
     latency_s: float = 5.0

@@ -1,29 +1,23 @@
-"""What scripted runs share: a `raftmq dev` cluster of their own, and a blocking Kafka connection.
+"""Raw Kafka frames, for loads where a client library would be what is measured.
 
-The connection is one socket, one request at a time, no back-off and no retries: what a run measures
-is then the broker's doing. Never used where a stock client is what is to be measured.
+Blocking questions (`Wire`), frames made once and sent many times, and `Loop`: many connections on
+one epoll, each with one small request in flight. Codecs are raftmq's own; the versions are ones
+that both raftmq and Apache Kafka 4.1 speak.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
+import heapq
+import selectors
 import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from attrs import define, field
 
+from benchmarks.errors import BenchmarkError
 from raftmq.protocol import (
     ApiKey,
     Struct,
@@ -32,234 +26,282 @@ from raftmq.protocol import (
     encode_request,
     encode_request_header,
 )
+from raftmq.protocol.fetch import encode_fetch_request
+from raftmq.protocol.fetch_messages import FetchPartition, FetchRequest, FetchTopic
 from raftmq.protocol.produce import (
     ProducePartition,
     ProduceRequest,
-    ProduceResponse,
     ProduceTopic,
-    decode_produce_response,
     encode_produce_request,
 )
+from raftmq.records import NewRecord, build_batch
+from raftmq.types import Buffer
 
-RAFTMQ: Final = str(Path(sys.executable).parent / "raftmq")
-PRODUCE_VERSION: Final = 11
+PRODUCE_VERSION: Final = 9
+FETCH_VERSION: Final = 12
 METADATA_VERSION: Final = 9
-TIMEOUT_S: Final = 10.0
+CREATE_VERSION: Final = 5
+_SIZE: Final = struct.Struct(">i")
+_CLIENT: Final = "bench"
+_READ: Final = 1 << 16
+_SETTLE_S: Final = 20.0
+
+
+class AnswerError(BenchmarkError):
+    """The cluster answered with an error code."""
+
+    def __init__(self, what: str, code: int) -> None:
+        super().__init__(f"{what}: error {code}")
+        self.code = code
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """`host:port` as a pair."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 class Wire:
-    """One connection to one broker."""
+    """One blocking connection, one question at a time."""
 
-    def __init__(self, host: str, port: int, client_id: str = "bench") -> None:
-        """Raises:
-        OSError: nobody listens there.
-        """
-        self._sock = socket.create_connection((host, port), timeout=TIMEOUT_S)
+    def __init__(self, address: tuple[str, int], timeout_s: float = 30.0) -> None:
+        self._sock = socket.create_connection(address, timeout=timeout_s)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._client_id = client_id
-        self._correlation = 0
 
-    def close(self) -> None:
-        """Hang up."""
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._sock.close()
 
+    def exchange(self, frame: Buffer) -> memoryview:
+        """Send a whole frame and receive the answer, without its size.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        self._sock.sendall(frame)
+        (size,) = _SIZE.unpack(self._receive(4))
+        return memoryview(self._receive(size))
+
     def ask(self, api: ApiKey, version: int, request: Struct) -> Struct:
-        """One request and its answer.
-
-        Raises:
-            OSError: the connection ended.
-        """
-        frame = self._round_trip(api, version, [encode_request(api, version, request)])
-        return decode_response(api, version, frame)
-
-    def produce(self, topic: str, partition: int, batch: Any, acks: int = -1) -> ProduceResponse:
-        """Append one batch.
-
-        Raises:
-            OSError: the connection ended.
-        """
-        request = ProduceRequest(
-            None, acks, 30_000, [ProduceTopic(topic, None, [ProducePartition(partition, batch)])]
-        )
-        pieces = encode_produce_request(PRODUCE_VERSION, request)
-        frame = self._round_trip(ApiKey.PRODUCE, PRODUCE_VERSION, pieces)
-        return decode_produce_response(PRODUCE_VERSION, frame)
-
-    def _round_trip(self, api: ApiKey, version: int, pieces: list[Any]) -> memoryview:
-        self._correlation += 1
-        head = encode_request_header(api, version, self._correlation, self._client_id)
-        size = len(head) + sum(len(piece) for piece in pieces)
-        self._sock.sendall(b"".join([struct.pack(">i", size), head, *pieces]))
-        (size,) = struct.unpack(">i", self._receive(4))
-        frame = memoryview(self._receive(size))
-        _, position = decode_response_header(api, version, frame)
-        return frame[position:]
+        """One request of a compiled API."""
+        answer = self.exchange(_framed(api, version, [encode_request(api, version, request)]))
+        _, position = decode_response_header(api, version, answer)
+        return decode_response(api, version, answer[position:])
 
     def _receive(self, size: int) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
-        while view:
-            count = self._sock.recv_into(view)
+        got = 0
+        while got < size:
+            count = self._sock.recv_into(view[got:])
             if not count:
-                raise ConnectionResetError("the broker hung up")
-            view = view[count:]
+                raise ConnectionResetError("closed in the middle of an answer")
+            got += count
         return data
 
-    def metadata(self, topic: str | None) -> Struct:
-        """Brokers, and the leaders of one topic."""
-        names = [] if topic is None else [Struct(name=topic)]
-        return self.ask(
-            ApiKey.METADATA,
-            METADATA_VERSION,
+
+def _framed(api: ApiKey, version: int, body: Sequence[Buffer]) -> bytes:
+    head = encode_request_header(api, version, 1, _CLIENT)
+    size = len(head) + sum(len(piece) for piece in body)
+    return b"".join([_SIZE.pack(size), head, *body])
+
+
+def create_frame(topic: str, partitions: int, replicas: int, config: dict[str, str]) -> Struct:
+    """The body of a CreateTopics request."""
+    return Struct(
+        topics=[
             Struct(
-                topics=names,
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            ),
-        )
-
-
-@define
-class DevRun:
-    """A cluster of `raftmq dev` in a temporary folder, ended with the run."""
-
-    nodes: int = 3
-    settings: Mapping[str, str] = field(factory=dict)
-    folder: Path = field(factory=lambda: Path(tempfile.mkdtemp(prefix="raftmq-run-")))
-    _supervisor: subprocess.Popen[str] | None = None
-    _singles: dict[int, subprocess.Popen[bytes]] = field(factory=dict)
-
-    def __enter__(self) -> Self:
-        words = [f"--set={key}={value}" for key, value in self.settings.items()]
-        self._supervisor = subprocess.Popen(
-            [RAFTMQ, "dev", f"--nodes={self.nodes}", f"--data={self.folder}", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._supervisor.stdout is not None
-        line = self._supervisor.stdout.readline()
-        if not line.startswith("ready"):
-            raise RuntimeError(f"the cluster did not come up: {line!r}; see {self.folder}")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in [*self._singles.values(), self._supervisor]:
-            if process is not None and process.poll() is None:
-                process.terminate()
-        for process in [*self._singles.values(), self._supervisor]:
-            if process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The nodes as `cluster.json` tells of them."""
-        content = json.loads((self.folder / "cluster.json").read_text())
-        return list(content["nodes"])
-
-    @property
-    def bootstrap(self) -> str:
-        """For stock clients."""
-        return ",".join(f"{row['host']}:{row['port']}" for row in self.rows)
-
-    def node(self, node_id: int) -> dict[str, Any]:
-        """One node's row."""
-        return next(row for row in self.rows if row["id"] == node_id)
-
-    def terminate(self, node_id: int, timeout_s: float = 30.0) -> float:
-        """SIGTERM, and wait for its end; how long that took, in seconds."""
-        pid = self.node(node_id)["pid"]
-        started = time.monotonic()
-        os.kill(pid, signal.SIGTERM)
-        single = self._singles.pop(node_id, None)
-        while time.monotonic() - started < timeout_s:
-            if (single is not None and single.poll() is not None) or not _is_alive(pid):
-                return time.monotonic() - started
-            time.sleep(0.005)
-        raise TimeoutError(f"node {node_id} did not end within {timeout_s} s")
-
-    def start(self, node_id: int) -> None:
-        """Run a node again; use `wait_ready`."""
-        log = (self.folder / f"again-{node_id}.log").open("ab")
-        with log:
-            self._singles[node_id] = subprocess.Popen(
-                [RAFTMQ, "dev", "--node", str(node_id), "--data", str(self.folder)],
-                stdout=log,
-                stderr=log,
+                name=topic,
+                num_partitions=partitions,
+                replication_factor=replicas,
+                assignments=[],
+                configs=[Struct(name=name, value=value) for name, value in config.items()],
             )
-
-    def status(self, node_id: int, path: str = "/status") -> dict[str, Any]:
-        """A JSON page of a node's admin port.
-
-        Raises:
-            OSError: it is not served.
-        """
-        row = self.node(node_id)
-        url = f"http://{row['host']}:{row['admin_port']}{path}"
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            page: dict[str, Any] = json.loads(answer.read())
-        return page
-
-    def wait_ready(self, node_id: int, timeout_s: float = 30.0) -> None:
-        """Return once a node's health is good."""
-        for _ in polling(timeout_s, f"node {node_id} ready"):
-            with contextlib.suppress(OSError):
-                if self.status(node_id, "/health")["status"] == "ok":
-                    return
-
-    def rss_bytes(self) -> dict[int, int]:
-        """Resident memory of every node that runs."""
-        sizes = {}
-        for row in self.rows:
-            with contextlib.suppress(OSError):
-                pages = int(Path(f"/proc/{row['pid']}/statm").read_text().split()[1])
-                sizes[row["id"]] = pages * os.sysconf("SC_PAGE_SIZE")
-        return sizes
-
-    def cpu_s(self) -> dict[int, float]:
-        """CPU seconds that every running node has used."""
-        used = {}
-        for row in self.rows:
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{row['pid']}/stat").read_text().rpartition(")")[2].split()
-                used[row["id"]] = (int(text[11]) + int(text[12])) / os.sysconf("SC_CLK_TCK")
-        return used
+        ],
+        timeout=5_000,
+        validate_only=False,
+    )
 
 
-def polling(timeout_s: float, what: str, every_s: float = 0.02) -> Iterator[None]:
-    """Turns of a loop that waits for something.
+def produce_frame(topic: str, partition: int, batch: Buffer, acks: int = -1) -> bytes:
+    """A whole Produce request; the same bytes may be sent again and again."""
+    part = ProducePartition(partition, memoryview(batch))
+    request = ProduceRequest(None, acks, 30_000, [ProduceTopic(topic, None, [part])])
+    body = encode_produce_request(PRODUCE_VERSION, request)
+    return _framed(ApiKey.PRODUCE, PRODUCE_VERSION, body)
+
+
+def fetch_frame(topic: str, partition: int, offset: int, wait_ms: int) -> bytes:
+    """A whole Fetch request of one partition, without a session."""
+    part = FetchPartition(partition, fetch_offset=offset)
+    request = FetchRequest(max_wait_ms=wait_ms, topics=[FetchTopic(topic, None, [part])])
+    body = encode_fetch_request(FETCH_VERSION, request)
+    return _framed(ApiKey.FETCH, FETCH_VERSION, [body])
+
+
+def batch_of(count: int, size: int, payload: bytes) -> bytes:
+    """One batch of so many records, their values cut from the payload in turn."""
+    steps = len(payload) - size
+    records = [
+        NewRecord(None, payload[(i * 37) % steps : (i * 37) % steps + size]) for i in range(count)
+    ]
+    return bytes(build_batch(records, timestamp=int(time.time() * 1000)))
+
+
+def check_produced(answer: Buffer) -> int:
+    """The base offset of a Produce's only partition.
 
     Raises:
-        TimeoutError: it did not come.
+        AnswerError: it was refused.
     """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(every_s)
-    raise TimeoutError(f"not within {timeout_s} s: {what}")
+    _, position = decode_response_header(ApiKey.PRODUCE, PRODUCE_VERSION, answer)
+    body = decode_response(ApiKey.PRODUCE, PRODUCE_VERSION, memoryview(answer)[position:])
+    (part,) = body.responses[0].partition_responses
+    if part.error_code:
+        raise AnswerError("Produce", part.error_code)
+    return int(part.base_offset)
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of them lie; 0 of none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def check_fetched(answer: Buffer) -> int:
+    """How many bytes of records a Fetch's only partition gave.
+
+    Raises:
+        AnswerError: it was refused.
+    """
+    _, position = decode_response_header(ApiKey.FETCH, FETCH_VERSION, answer)
+    body = decode_response(ApiKey.FETCH, FETCH_VERSION, memoryview(answer)[position:])
+    (part,) = body.responses[0].partitions
+    if part.error_code:
+        raise AnswerError("Fetch", part.error_code)
+    return len(part.records or b"")
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+def leader_addresses(
+    bootstrap: str, topic: str, *, preferred: bool = False
+) -> dict[int, tuple[str, int]]:
+    """The address of each partition's leader.
+
+    Raises:
+        AnswerError: the topic is not known, or a partition has no leader, or (where that is asked
+            for) not its preferred one.
+    """
+    with Wire(address_of(bootstrap.split(",")[0])) as wire:
+        request = Struct(
+            topics=[Struct(name=topic)],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        told = wire.ask(ApiKey.METADATA, METADATA_VERSION, request)
+    brokers = {broker.node_id: (broker.host, broker.port) for broker in told.brokers}
+    found: dict[int, tuple[str, int]] = {}
+    for part in told.topics[0].partitions:
+        if part.leader_id not in brokers:
+            raise AnswerError(f"{topic}-{part.partition_index} has no leader", part.error_code)
+        if preferred and part.leader_id != part.replica_nodes[0]:
+            raise AnswerError(f"{topic}-{part.partition_index} is led by a stand-in", 0)
+        found[part.partition_index] = brokers[part.leader_id]
+    if not found:
+        raise AnswerError(f"topic {topic}", told.topics[0].error_code)
+    return found
+
+
+def settled_leaders(bootstrap: str, topic: str) -> dict[int, tuple[str, int]]:
+    """The address of each partition's leader, once each is the preferred one and knows it.
+
+    A cluster moves leaderships to the preferred leaders a while after a topic was made; a client
+    library follows, raw frames do not.
+
+    Raises:
+        BenchmarkError: it does not come to that in time.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        try:
+            leaders = leader_addresses(bootstrap, topic, preferred=True)
+            for part, address in leaders.items():
+                with Wire(address) as wire:
+                    check_fetched(wire.exchange(fetch_frame(topic, part, 0, 0)))
+            return leaders
+        except AnswerError as error:
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"leaders of {topic} do not settle: {error}") from error
+            time.sleep(0.1)
+
+
+@define(eq=False)
+class Line:
+    """One connection of a `Loop`: at most one request in flight."""
+
+    sock: socket.socket
+    on_answer: Callable[[Line, bytes], None]
+    sent_at: float = 0.0
+    pending: bytearray = field(factory=bytearray)
+
+    def send(self, frame: bytes) -> None:
+        """Send a small request; the socket's buffer is empty, so it takes it whole."""
+        self.sent_at = time.perf_counter()
+        sent = self.sock.send(frame)
+        if sent != len(frame):
+            raise BenchmarkError(f"a socket took {sent} of {len(frame)} bytes")
+
+
+class Loop:
+    """Many lines and timers on one epoll."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.data.sock.close()
+        self._selector.close()
+
+    def connect(self, address: tuple[str, int], on_answer: Callable[[Line, bytes], None]) -> Line:
+        """Open a line."""
+        sock = socket.create_connection(address, timeout=30)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        line = Line(sock, on_answer)
+        self._selector.register(sock, selectors.EVENT_READ, line)
+        return line
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call at a time of the performance counter."""
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, call))
+
+    def run_until(self, end: float) -> None:
+        """Serve lines and timers.
+
+        Raises:
+            BenchmarkError: the other side closed a line.
+        """
+        timers = self._timers
+        while (now := time.perf_counter()) < end:
+            while timers and timers[0][0] <= now:
+                heapq.heappop(timers)[2]()
+            next_at = min(end, timers[0][0]) if timers else end
+            for key, _ in self._selector.select(max(0.0, next_at - time.perf_counter())):
+                self._read(key.data)
+
+    def _read(self, line: Line) -> None:
+        data = line.sock.recv(_READ)
+        if not data:
+            raise BenchmarkError("the server closed a connection")
+        pending = line.pending
+        pending += data
+        while len(pending) >= 4:
+            end = 4 + _SIZE.unpack_from(pending)[0]
+            if len(pending) < end:
+                return
+            answer = bytes(pending[4:end])
+            del pending[:end]
+            line.on_answer(line, answer)
