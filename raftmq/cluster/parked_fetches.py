@@ -25,12 +25,14 @@ class FetchWaiter(Protocol):
 class ParkedFetches:
     """The fetches that wait at one partition."""
 
-    __slots__ = ("_deadlines", "_soon", "_waiters")
+    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._waiters: dict[int, FetchWaiter] = {}  # by id(); in order of arrival
         self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
+        self.is_over = False
+        """Nobody shall wait here any more."""
 
     def __len__(self) -> int:
         return len(self._waiters)

@@ -123,6 +123,11 @@ class Partition:
         return self.replica.is_writable
 
     @property
+    def takes_records(self) -> bool:
+        """True while this node leads the partition and does not hand it over."""
+        return self.replica.is_writable and not self.replica.is_handing_over
+
+    @property
     def leader_epoch(self) -> LeaderEpoch:
         """The current leader epoch, as far as known here."""
         return self.replica.leader_epoch
@@ -156,6 +161,11 @@ class Partition:
         """Answer everything parked; the partition is going away."""
         self._is_closed = True
         self._fail_parked(code)
+        self.fetches.wake_all()
+
+    def stop_waiting(self) -> None:
+        """Answer parked fetches with what there is; the node is about to hang up."""
+        self.fetches.is_over = True
         self.fetches.wake_all()
 
     # ---- produce ----

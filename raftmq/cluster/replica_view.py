@@ -54,6 +54,11 @@ class ReplicaView:
         return self.failure is None and self.core.role is Role.LEADER
 
     @property
+    def is_candidate(self) -> bool:
+        """True while this replica asks for votes in earnest."""
+        return self.failure is None and self.core.role is Role.CANDIDATE
+
+    @property
     def is_writable(self) -> bool:
         """True for a leader whose own term has a committed entry: its high watermark is known."""
         return self.is_leader and self.core.has_committed_own_term

@@ -423,11 +423,16 @@ class Partitions:
         return [(partition, self._replicas[partition.group]) for partition in partitions]
 
     def transfer_all(self) -> int:
-        """Hand over every leadership that an in-sync voter can take; how many there still were."""
+        """Hand over every leadership that an in-sync voter can take; how many there still were.
+
+        One that is about to be won counts, too: its leader was asked to hand it over here before
+        it could know that this node leaves.
+        """
         live = {broker.node_id for broker in self._engine.image.live_brokers()}
         load: dict[NodeId, int] = dict.fromkeys(sorted(live), 0)
         remaining = 0
         for replica in self._replicas.values():
+            remaining += replica.is_candidate
             if not replica.is_leader:
                 continue
             others = [
@@ -439,7 +444,8 @@ class Partitions:
                 remaining += 1
                 if replica.is_handing_over:
                     continue  # asking somebody else now would make two stand against each other
-                chosen = min(others, key=lambda node_id: (load[node_id], node_id))
+                close = [node_id for node_id in others if replica.is_close_behind(node_id)]
+                chosen = min(close or others, key=lambda node_id: (load[node_id], node_id))
                 load[chosen] += 1
                 replica.transfer_leadership(chosen)
         return remaining

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_registry import PartitionRegistry
@@ -102,6 +103,8 @@ class Broker:
         self.workers = workers or Workers()
         self.on_broken_invariant: Callable[[str], None] = _ignore
         """Called with a reason when this node must not go on."""
+        self.is_cut_off: Callable[[], bool] = _no
+        """True while others, but not this node, may see the majority of the metadata group."""
         self.drains: Drains | None = None
         """The engine of this node's replicas, where there is one."""
         self._hand_over = hand_over
@@ -109,7 +112,11 @@ class Broker:
         self.sessions = FetchSessions(clock, random)
         self.metadata_cache = MetadataCache()
         self.elections = Elections(
-            leader_table, deadlines, clock, has_ended=has_ended or _never_ended
+            leader_table,
+            deadlines,
+            clock,
+            has_ended=has_ended or _never_ended,
+            has_left=self._has_left,
         )
         self.producer_ids = ProducerIdBlocks(self)
         self._creating: dict[str, Promise[ErrorCode]] = {}
@@ -161,6 +168,34 @@ class Broker:
         clients that are told "nobody" may not ask again."""
         found = self.leader_table.get(topic_id, index)
         return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
+
+    def _has_left(self, row: LeaderRow) -> bool:
+        """True when a row names this node, which does not lead there or is handing over."""
+        if row.leader_id != self.node_id:
+            return False
+        partition = self.partitions.by_id(row.topic_id, row.partition)
+        return partition is None or not partition.takes_records
+
+    def misses_leaders(self, topics: Iterable[TopicImage]) -> bool:
+        """True when this node has a replica of a partition of these topics and knows no leader."""
+        for topic in topics:
+            for image in topic.partitions:
+                partition = self.partitions.by_id(topic.topic_id, image.index)
+                if partition is not None and partition.replica.leader is None:
+                    return True
+        return False
+
+    def next_leaders(
+        self, wanted: Iterable[tuple[str | None, UUID | None, int]]
+    ) -> Promise[None] | None:
+        """Kept when partitions of which this node has just ceased to be the leader have another
+        one; None when that is known, or not to be expected soon."""
+        keys = []
+        for name, topic_id, index in wanted:
+            topic = self.find_topic(name, topic_id)
+            if topic is not None:
+                keys.append((topic.topic_id, index))
+        return self.elections.next_leaders_of(keys)
 
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""
@@ -396,6 +431,10 @@ class Broker:
 
 
 def _never_ended(_node_id: NodeId) -> bool:
+    return False
+
+
+def _no() -> bool:
     return False
 
 

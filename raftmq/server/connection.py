@@ -28,6 +28,8 @@ from raftmq.server.turns import RECEIVE_COST, Turns
 SCRATCH_BYTES: Final = 32 << 10
 TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
+PART_S: Final = 0.1
+"""How long a client is given to hang up after it was told that we do."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -66,7 +68,9 @@ class Connection:
 
     __slots__ = (
         "_cancel",
+        "_is_finishing",
         "_large",
+        "_reading",
         "_shared",
         "_sock",
         "_turn_bytes",
@@ -83,6 +87,8 @@ class Connection:
         self._shared = shared
         self._cancel = trio.CancelScope()
         self._large = False  # part of a large frame is here and holds node memory
+        self._reading = trio.CancelScope()
+        self._is_finishing = False
         self._turn_bytes = 0
         self._turn_frames = 0
         self.peer = peer
@@ -99,7 +105,10 @@ class Connection:
             with self._cancel:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.replies.drain)
-                    await self._read_requests()
+                    with self._reading:
+                        await self._read_requests()
+                    if self._is_finishing:
+                        await self._part()
                     nursery.cancel_scope.cancel()
         except* RemoteProtocolError as group:
             self._shared.metrics.protocol_errors += 1
@@ -119,6 +128,22 @@ class Connection:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+    def finish(self) -> None:
+        """Begin no more requests; answer those in hand, then hang up."""
+        self._is_finishing = True
+        self._reading.cancel()
+
+    async def _part(self) -> None:
+        """Answer what was begun; then let the client hang up first, lest unread requests turn our
+        end into a reset that takes answers on their way along."""
+        await self.replies.idle()
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(PART_S):
+            while True:
+                await trio.lowlevel.wait_readable(self._sock)
+                if not self._sock.recv(SCRATCH_BYTES):
+                    return
 
     def hang_up_if_stalled(self, now: float) -> bool:
         """Close when idle, or stuck in the middle of a frame or of an answer, for too long."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -69,6 +70,8 @@ class ClientPort:
         self.shared = Shared(begin, limits, metrics, Cork(drains))
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
+        self._accepting = trio.CancelScope()
+        self._emptied = trio.Event()
 
     async def serve(
         self,
@@ -83,10 +86,25 @@ class ClientPort:
                 nursery.start_soon(self._sweep)
                 nursery.start_soon(self.shared.turns.run)
                 task_status.started()
-                await self._accept_forever(listen_sock, nursery)
+                with self._accepting:
+                    await self._accept_forever(listen_sock, nursery)
+                _close_listener(listen_sock)
+                await trio.sleep_forever()
         finally:
-            trio.lowlevel.notify_closing(listen_sock)
-            listen_sock.close()
+            _close_listener(listen_sock)
+
+    async def drain(self, answer_parked: Callable[[], None]) -> None:
+        """Accept nobody, begin no request, answer those in hand, and hang up.
+
+        `answer_parked` lets go what only waits for something to happen.
+        """
+        self._accepting.cancel()
+        for connection in list(self.connections.values()):
+            connection.finish()
+        answer_parked()
+        self._emptied = trio.Event()
+        if self.connections:
+            await self._emptied.wait()
 
     def hang_up_all(self) -> None:
         """End every connection (the node stops)."""
@@ -140,6 +158,8 @@ class ClientPort:
         finally:
             del self.connections[connection_id]
             self.metrics.connections -= 1
+            if not self.connections:
+                self._emptied.set()
 
     async def _sweep(self) -> None:
         while True:
@@ -147,6 +167,12 @@ class ClientPort:
             now = trio.current_time()
             for connection in list(self.connections.values()):
                 connection.hang_up_if_stalled(now)
+
+
+def _close_listener(listen_sock: socket.socket) -> None:
+    if listen_sock.fileno() >= 0:
+        trio.lowlevel.notify_closing(listen_sock)
+        listen_sock.close()
 
 
 def _peer_name(address: object) -> str:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from enum import Enum
+from typing import Final, Generic, TypeVar
 
 from raftmq.promise import Promise
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class HangUp(Enum):
+    """What a handler returns instead of an answer where the client should ask another node: its
+    connection ends, the one thing after which every client looks elsewhere."""
+
+    HANG_UP = "ask another node"
+
+
+HANG_UP: Final = HangUp.HANG_UP
 
 
 class Abandonable(Promise[T], Generic[T]):
@@ -56,6 +67,32 @@ def gather(results: Sequence[T | Promise[T]], finish: Callable[[list[T]], R]) ->
 
     for i, pending in waiting:
         pending.when_done(settled_at(i))
+    return promise
+
+
+def chain(result: T | Promise[T], after: Callable[[T], R | Promise[R]]) -> R | Promise[R]:
+    """`after` of one value, now or later, and what that promises in turn."""
+    if not isinstance(result, Promise):
+        return after(result)
+    promise: Promise[R] = Promise()
+
+    def settled(done: Promise[T]) -> None:
+        if done.error is not None:
+            promise.fail(done.error)
+            return
+        last = after(done.result())
+        if isinstance(last, Promise):
+            last.when_done(passed)
+        else:
+            promise.resolve(last)
+
+    def passed(done: Promise[R]) -> None:
+        if done.error is not None:
+            promise.fail(done.error)
+        else:
+            promise.resolve(done.result())
+
+    result.when_done(settled)
     return promise
 
 

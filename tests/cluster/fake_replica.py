@@ -163,6 +163,7 @@ class FakeReplica:
         )
         self.is_leader = True
         self.is_writable = True
+        self.is_handing_over = False
         self.leader: ReplicaId | None = REPLICAS[0]
         self.leader_epoch = LeaderEpoch(5)
         self.high_watermark = Offset(0)

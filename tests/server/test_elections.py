@@ -9,13 +9,15 @@ from immutables import Map
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.metadata_image import PartitionImage, TopicImage
-from raftmq.server.elections import WAIT_MS, Elections
+from raftmq.server.elections import LOOK_MS, WAIT_MS, Elections
 from raftmq.types import LeaderEpoch, NodeId, TopicId
 
 TOPIC = TopicId(UUID(int=7))
 IMAGE = TopicImage(
     "t", TOPIC, tuple(PartitionImage(i, 1, (NodeId(1),), (), (NodeId(1),)) for i in (0, 1)), Map()
 )
+
+SELF = NodeId(1)
 
 
 class FakeClock:
@@ -34,8 +36,13 @@ class World:
         self.deadlines = Deadlines(self.clock)
         self.leaders = LeaderTable()
         self.ended: set[NodeId] = set()
+        self.left: set[int] = set()
         self.elections = Elections(
-            self.leaders, self.deadlines, self.clock, has_ended=self.ended.__contains__
+            self.leaders,
+            self.deadlines,
+            self.clock,
+            has_ended=self.ended.__contains__,
+            has_left=lambda row: row.leader_id == SELF and row.partition in self.left,
         )
         self.lead(0, 1, 1)
         self.lead(1, 2, 1)
@@ -104,3 +111,42 @@ def test_a_partition_that_nobody_can_lead_delays_answers_only_at_first() -> None
     assert world.elections.next_leaders([image]) is not None
     world.clock.now_ms += WAIT_MS
     assert world.elections.next_leaders([image]) is None
+
+
+def test_who_hands_over_says_so_together_with_who_leads_now() -> None:
+    world = World()
+    assert world.elections.next_leaders_of([(TOPIC, 0)]) is None, "it leads"
+    world.left.add(0)
+    promise = world.elections.next_leaders_of([(TOPIC, 0), (TOPIC, 1)])
+    assert promise is not None
+    world.lead(0, 1, 1)
+    assert not promise.is_done
+    world.lead(0, 3, 2)
+    assert promise.is_done
+    assert world.elections.next_leaders_of([(TOPIC, 0)]) is None
+
+
+def test_a_leadership_that_stays_after_all_keeps_nobody_waiting() -> None:
+    world = World()
+    world.left.add(0)
+    promise = world.elections.next_leaders_of([(TOPIC, 0)])
+    assert promise is not None
+    world.clock.now_ms += LOOK_MS
+    world.deadlines.expire(world.clock.now_ms)
+    assert not promise.is_done
+    world.left.clear()
+    world.clock.now_ms += LOOK_MS
+    world.deadlines.expire(world.clock.now_ms)
+    assert promise.is_done
+
+
+def test_a_deposed_leader_without_a_successor_answers_after_a_while_and_then_at_once() -> None:
+    world = World()
+    world.left.add(0)
+    promise = world.elections.next_leaders_of([(TOPIC, 0)])
+    assert promise is not None
+    for _ in range(int(WAIT_MS / LOOK_MS) + 1):
+        world.clock.now_ms += LOOK_MS
+        world.deadlines.expire(world.clock.now_ms)
+    assert promise.is_done
+    assert world.elections.next_leaders_of([(TOPIC, 0)]) is None

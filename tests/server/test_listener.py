@@ -270,3 +270,54 @@ def test_answers_gather_while_replicas_drain() -> None:
             cork.hold(queue)
         assert queue.flushes == 0
     assert queue.flushes == 1
+
+
+async def test_a_port_that_drains_answers_what_it_began_and_hangs_up_cleanly() -> None:
+    held: list[Slot] = []
+
+    def hold(_frame: memoryview, slot: Slot, _connection: Connection) -> None:
+        held.append(slot)
+
+    port = ClientPort(hold, Limits(pipeline_depth_max=2), ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+    request = struct.pack(">ihhi", 8, 3, 0, 7)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        idle = await trio.open_tcp_stream("127.0.0.1", number)
+        busy = await trio.open_tcp_stream("127.0.0.1", number)
+        await busy.send_all(request * 3)  # the third is not begun: the pipeline is full
+        with trio.fail_after(5):
+            while len(held) < 2 or len(port.connections) < 2:
+                await trio.lowlevel.checkpoint()
+        is_drained = trio.Event()
+        told: list[int] = []
+
+        async def drain() -> None:
+            await port.drain(lambda: told.append(len(held)))
+            is_drained.set()
+
+        nursery.start_soon(drain)
+        assert await idle.receive_some() == b"", "nothing is owed to it"
+        await idle.aclose()
+        assert told == [2], "what only waits is let go"
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await trio.open_tcp_stream("127.0.0.1", number)
+        assert not is_drained.is_set()
+        for slot in held:
+            slot.answer((b"answer",))
+        data = b""
+        while piece := await busy.receive_some():
+            data += piece
+        assert data == b"answer" * 2, "no reset took the answers along"
+        assert len(held) == 2, "no request is begun any more"
+        await busy.aclose()
+        await is_drained.wait()
+        assert port.connections == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_draining_an_empty_port_is_quick() -> None:
+    async with listening() as (port, _number):
+        with trio.fail_after(1):
+            await port.drain(lambda: None)

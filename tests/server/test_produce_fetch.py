@@ -120,6 +120,23 @@ def test_a_moved_leader_is_named() -> None:
     assert [(node.node_id, node.host) for node in response.node_endpoints] == [(2, "host2")]
 
 
+def test_a_producer_learns_who_leads_as_soon_as_that_is_known() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    before = world.produce(10, [("t", 0, batch())])
+    world.replica("t").is_handing_over = True
+    world.replica("t").follow(None)
+    after = world.produce(10, [("t", 0, batch())])
+    assert before.pieces is None, "told the old leader once more it would wait for its own timer"
+    assert after.pieces is None
+    world.lead(topic_id, 0, 2, 6)
+    for slot in (before, after):
+        row = world.produced(10, slot).topics[0].partitions[0]
+        assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert row.current_leader is not None
+        assert row.current_leader.leader_id == 2
+
+
 @pytest.mark.parametrize(
     ("version", "key", "index", "error"),
     [
@@ -225,10 +242,45 @@ def test_lost_leadership_ends_the_wait() -> None:
     ("version", "error"), [(10, ErrorCode.NOT_LEADER_OR_FOLLOWER), (11, ErrorCode.NONE)]
 )
 def test_followers_serve_clients_that_know_of_it(version: int, error: ErrorCode) -> None:
-    world, _ = filled()
+    world, topic_id = filled()
     world.replica("t").follow()
+    world.lead(topic_id, 0, 2, 6)
     row = fetched(world, version, world.fetch(version, [("t", 0, 0)]))
     assert row.error_code == error
+
+
+def test_a_fetch_learns_who_leads_as_soon_as_that_is_known() -> None:
+    world, topic_id = filled()
+    parked = world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    world.replica("t").follow(None)
+    late = world.fetch(10, [("t", 0, 0)])
+    assert parked.pieces is None, "nobody leads yet: a client would back off"
+    assert late.pieces is None
+    world.lead(topic_id, 0, 3, 6)
+    row = fetched(world, 12, parked)
+    assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert row.current_leader is not None
+    assert row.current_leader.leader_id == 3
+    assert fetched(world, 10, late).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_client_that_hangs_up_waits_for_no_leader() -> None:
+    world, topic_id = filled()
+    world.replica("t").follow(None)
+    world.fetch(10, [("t", 0, 0)])
+    (abandon,) = world.connection.on_close.values()
+    abandon()
+    world.lead(topic_id, 0, 3, 6)
+    assert world.broker.metrics.parked_fetches == 0
+
+
+def test_a_node_that_leaves_answers_parked_fetches() -> None:
+    world, _ = filled()
+    parked = world.fetch(12, [("t", 0, 3)], max_wait_ms=500)
+    world.partition("t").stop_waiting()
+    row = fetched(world, 12, parked)
+    assert row.error_code == ErrorCode.NONE
+    assert not row.records
 
 
 def test_the_closest_replica_is_named() -> None:

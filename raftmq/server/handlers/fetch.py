@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+from uuid import UUID
 
 from raftmq.cluster.deadlines import Deadline
 from raftmq.cluster.partition import Partition
@@ -57,6 +58,11 @@ def handle(
     if reading.jobs:
         parked = ParkedFetch(reading, min_bytes)
         parked.check(wait_ms)
+        return parked
+    waits = reading.next_leaders()
+    if waits is not None:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.await_leaders(waits)
         return parked
     if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
         return reading.respond()
@@ -152,9 +158,24 @@ class _Reading:
             response.node_endpoints = self._broker.endpoints(hinted)
         return response
 
+    def next_leaders(self) -> Promise[None] | None:
+        """Kept when it is known who leads what this node has just ceased to lead; None when that is
+        so already: a client that is told "not here" alone backs off before it asks again."""
+        if not self.is_urgent:
+            return None
+        moved = [
+            (*_named(wanted), wanted.request.partition)
+            for wanted, answer in self.answers
+            if answer.error_code in _MOVED
+        ]
+        return self._broker.next_leaders(moved) if moved else None
+
     def has_news(self, min_bytes: int) -> bool:
         """After a wake: read again only where that can change the answer."""
         for partition, offset in self.partitions:
+            if partition.fetches.is_over:
+                self.read(may_check=True)
+                return True
             if partition.readable_end > offset or not partition.serves_fetches:
                 break
         else:
@@ -217,10 +238,14 @@ class _Reading:
         request = wanted.request
         answer = FetchPartitionResponse(request.partition, code, records=())
         if code in _MOVED and self._version >= LEADER_HINTS_FROM:
-            key = wanted.topic
-            name, topic_id = (key, None) if isinstance(key, str) else (None, key)
+            name, topic_id = _named(wanted)
             answer.current_leader = self._broker.current_leader(name, topic_id, request.partition)
         return answer
+
+
+def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
+    key = wanted.topic
+    return (key, None) if isinstance(key, str) else (None, key)
 
 
 class ParkedFetch(Abandonable[FetchResponse]):
@@ -260,7 +285,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         reading = self._reading
         reading.read(may_check=True)
         if reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
-            self.resolve(reading.respond())
+            self._answer()
         else:
             self.park(wait_ms)
 
@@ -278,7 +303,24 @@ class ParkedFetch(Abandonable[FetchResponse]):
         """A partition moved: answer if that is enough."""
         if not self.is_done and self._reading.has_news(self._min_bytes):
             self._unpark()
+            self._answer()
+
+    def await_leaders(self, waits: Promise[None]) -> None:
+        """Answer when it is known who leads what this node does not lead any more."""
+
+        def known(_done: Promise[None]) -> None:
+            if not self.is_done:
+                self._reading.read(may_check=True)
+                self.resolve(self._reading.respond())
+
+        waits.when_done(known)
+
+    def _answer(self) -> None:
+        waits = self._reading.next_leaders()
+        if waits is None:
             self.resolve(self._reading.respond())
+        else:
+            self.await_leaders(waits)
 
     def abandon(self) -> None:
         """The client is gone."""

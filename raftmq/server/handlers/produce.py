@@ -6,7 +6,7 @@ the partition stamps and the log keeps.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.errors import ErrorCode
@@ -19,7 +19,7 @@ from raftmq.protocol.produce import (
     ProduceTopicResponse,
 )
 from raftmq.server.broker import Broker
-from raftmq.server.parked import gather
+from raftmq.server.parked import chain, gather, then
 
 SERVED_FROM: Final = 3
 _LEADER_HINTS_FROM: Final = 10
@@ -49,7 +49,34 @@ def handle(
     else:
         with broker.batch():
             results = _append(broker, request)
-    return gather(results, lambda values: _respond(broker, version, request, values))
+    return chain(
+        gather(results, _as_they_are), lambda values: _answer(broker, version, request, values)
+    )
+
+
+def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
+    return values
+
+
+def _answer(
+    broker: Broker, version: int, request: ProduceRequest, results: list[AppendResult]
+) -> ProduceResponse | Promise[ProduceResponse]:
+    """Answer; where this node no longer leads, once it is known who does, or soon anyway."""
+    for result in results:
+        if result.code in _MOVED:
+            break
+    else:
+        return _respond(broker, version, request, results)
+    parts = [(topic, part.index) for topic in request.topics for part in topic.partitions]
+    moved = [
+        (topic.name, topic.topic_id, index)
+        for (topic, index), result in zip(parts, results, strict=True)
+        if result.code in _MOVED
+    ]
+    waits: Any = broker.next_leaders(moved)
+    if waits is None:
+        return _respond(broker, version, request, results)
+    return then(waits, lambda _: _respond(broker, version, request, results))
 
 
 def _append(broker: Broker, request: ProduceRequest) -> list[AppendResult | Promise[AppendResult]]:
