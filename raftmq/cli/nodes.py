@@ -62,7 +62,7 @@ def list_nodes(
     Examples: raftmq node list --json
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
-        found = _AdminPort.find(admin, timeout)
+        found = AdminPort.find(admin, timeout)
         told = None if found is None else found.get("/nodes")
         rows = _rows_of_cluster(admin) if told is None else [*map(_row, _nodes(told))]
         show(NODE_COLUMNS, rows, as_json=as_json)
@@ -94,7 +94,7 @@ def replace_node(
     """
     with reported():
         with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
-            port = _AdminPort.find(admin, timeout)
+            port = AdminPort.find(admin, timeout)
         if port is None:
             raise CommandError("no node of this cluster tells of an admin port")
         answer = port.post(
@@ -124,7 +124,7 @@ def replace_node(
             _watch(port, old, wait, as_json)
 
 
-def _watch(port: _AdminPort, old: int, wait: float, as_json: bool) -> None:
+def _watch(port: AdminPort, old: int, wait: float, as_json: bool) -> None:
     """Show how far a replacement is until it is done."""
     deadline = time.monotonic() + wait
     heard = seen = time.monotonic()
@@ -218,7 +218,7 @@ def _rows_of_cluster(admin: Admin) -> list[tuple[object, ...]]:
     ]
 
 
-class _AdminPort:
+class AdminPort:
     """The admin ports of live nodes: the first that answers is asked."""
 
     def __init__(self, addresses: list[str], timeout_s: float) -> None:
@@ -226,7 +226,7 @@ class _AdminPort:
         self._timeout_s = timeout_s
 
     @classmethod
-    def find(cls, admin: Admin, timeout_s: float) -> _AdminPort | None:
+    def find(cls, admin: Admin, timeout_s: float) -> AdminPort | None:
         """Ask brokers for the addresses; None where nobody has such a port."""
         addresses = []
         for broker in admin.brokers():

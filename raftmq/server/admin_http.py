@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from raftmq.server.admin_leaders import LeadersPort, leaders_routes
 from raftmq.server.admin_nodes import NodesPort, nodes_routes
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -84,6 +85,7 @@ def make_app(
     metrics: Metrics,
     faults: FaultPort | None = None,
     nodes: NodesPort | None = None,
+    leaders: LeadersPort | None = None,
 ) -> Starlette:
     """All pages; without `faults` they are refused."""
 
@@ -115,6 +117,7 @@ def make_app(
             Route("/status", status_page),
             Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
             *([] if nodes is None else nodes_routes(nodes)),
+            *([] if leaders is None else leaders_routes(leaders)),
         ]
     )
 
@@ -127,6 +130,7 @@ async def serve_admin(
     metrics: Metrics,
     faults: FaultPort | None = None,
     nodes: NodesPort | None = None,
+    leaders: LeadersPort | None = None,
 ) -> None:
     """Serve the admin port on a bound socket until cancelled."""
     config = Config()
@@ -142,5 +146,6 @@ async def serve_admin(
         metrics=metrics,
         faults=faults,
         nodes=nodes,
+        leaders=leaders,
     )
     await serve(app, config, mode="asgi")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
@@ -123,6 +124,13 @@ class Admin:
     def create_partitions(self, name: str, count: int) -> None:
         """Raise a topic's partitions to `count` in all."""
         self._run(operations.create_partitions(name, count, timeout_ms=self._server_timeout))
+
+    def elect_leaders(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Hand partitions to their preferred leaders; what became of each."""
+        operation = operations.elect_leaders(partitions, timeout_ms=self._server_timeout)
+        return self._run(operation)
 
     def describe_configs(
         self, resource: ResourceType, name: str, *, documentation: bool = False

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from attrs import field, frozen
 
+from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
@@ -240,6 +241,34 @@ def create_partitions(name: str, count: int, *, timeout_ms: int) -> Operation[No
         validate_only=False,
     )
     return Operation(ApiKey.CREATE_PARTITIONS, lambda _: request, read, is_repeatable=False)
+
+
+def elect_leaders(
+    partitions: Sequence[TopicPartition], *, timeout_ms: int
+) -> Operation[dict[TopicPartition, ErrorCode]]:
+    """Hand partitions to their preferred leaders; what became of each."""
+
+    def read(response: Struct) -> dict[TopicPartition, ErrorCode]:
+        check_code(response.error_code, about="electing leaders")
+        return {
+            TopicPartition(topic.topic, row.partition_id): ErrorCode(row.error_code)
+            for topic in response.replica_election_results
+            for row in topic.partition_result
+        }
+
+    def request(_version: int) -> Struct:
+        topics: dict[str, list[int]] = {}
+        for name in partitions:
+            topics.setdefault(name.topic, []).append(name.partition)
+        return Struct(
+            election_type=0,
+            topic_partitions=[
+                Struct(topic=topic, partitions=indexes) for topic, indexes in topics.items()
+            ],
+            timeout=timeout_ms,
+        )
+
+    return Operation(ApiKey.ELECT_LEADERS, request, read, min_version=1)
 
 
 def describe_configs(
