@@ -25,11 +25,16 @@ class NodeCatchUp:
     def __init__(self, links: PeerLinks, rate: CatchUpRate) -> None:
         self._links = links
         self._workers = Flusher(READERS, "reader")
+        self._menders = Flusher(1, "mender")
         self.rate = rate
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         """Run it in a worker thread."""
         self._workers.submit(job, done)
+
+    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it in the thread for long work."""
+        self._menders.submit(job, done)
 
     def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
         """True when a chunk may leave now."""
@@ -40,3 +45,4 @@ class NodeCatchUp:
     def close(self) -> None:
         """End the threads after what they have."""
         self._workers.close()
+        self._menders.close()

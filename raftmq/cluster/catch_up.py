@@ -39,6 +39,10 @@ class CatchUp(Protocol):
         """Run `job.run()` in a worker, then call `done` on the loop."""
         ...
 
+    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """As `run`, for what may take seconds: nothing short waits behind it."""
+        ...
+
     def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
         """True when a chunk of this size may leave for a node now; it is charged then."""
         ...
@@ -55,6 +59,10 @@ class InlineCatchUp:
         except DiskError as failure:
             error = failure
         done(error)
+
+    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Here and now, too."""
+        self.run(job, done)
 
     def admit(self, _to: NodeId, _size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
         """Yes."""

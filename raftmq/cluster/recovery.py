@@ -42,6 +42,15 @@ class Opening:
     buggify: Buggify = field(default=never)
 
 
+def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empty: bool) -> bool:
+    """True when something may have been promised under this identity that is not known any more."""
+    if state is None or state.bootstrapped is None:
+        # Nothing was promised before the journal knew it, unless the journal was lost. Then an
+        # empty folder may be a lost one, too: until the node has opened all that it had.
+        return journal.damaged
+    return is_empty
+
+
 class ReplicaOpener:
     """Opens one replica of `group` in `folder`, in turns of a worker thread and of the loop.
 
@@ -63,7 +72,6 @@ class ReplicaOpener:
         self._initial = initial
         self._log_config = log_config
         self._state = opening.journal.get(group)
-        self._journal_is_damaged = opening.journal.damaged
         self._identity: ReplicaId | None = None
         self._kept_floor = RaftIndex(0)
         self._floor = RaftIndex(0)
@@ -80,9 +88,7 @@ class ReplicaOpener:
         """
         if not self._is_lost:
             is_empty = not self._opening.disk.list(self._folder)
-            self._is_lost = _is_forgotten(
-                self._state, is_empty=is_empty, journal_is_damaged=self._journal_is_damaged
-            )
+            self._is_lost = is_forgotten(self._opening.journal, self._state, is_empty=is_empty)
         if self._is_lost and self._identity is None:
             return False
         claimed = self._state.flushed_end if self._state is not None and not self._is_lost else 0
@@ -196,15 +202,6 @@ def open_replica(
     while not opener.attempt():
         opener.settle()
     return opener.replica(machine, config)
-
-
-def _is_forgotten(state: GroupState | None, *, is_empty: bool, journal_is_damaged: bool) -> bool:
-    """True when something may have been promised under this identity that is not known any more."""
-    if state is None or state.bootstrapped is None:
-        # Nothing was promised before the journal knew it, unless the journal was lost. Then an
-        # empty folder may be a lost one, too: until the node has opened all that it had.
-        return journal_is_damaged
-    return is_empty
 
 
 def _begin_at(initial: Configuration) -> LogStart:

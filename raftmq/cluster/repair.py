@@ -11,36 +11,50 @@ it agrees with a leader's log again. What it promised and a majority may count o
 other voter, too: once all of them said where their logs end, a log as up to date as the best of
 those that are longer than its own is good enough; if none is, there is nothing to wait for.
 
+Ranges are read for peers, gathered, copied and synced by workers and in files, never in memory or
+on the loop: one may be a whole segment. Damage at every replica, in different places, heals too:
+who is damaged answers for what it holds, and nobody has to lead for that.
+
 Invariants: nothing is installed unchecked; at most one request for damage is under way.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final
 
+from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
 from raftmq.errors import CorruptBatchError, StorageError
 from raftmq.log.filler import cut_filler, is_filler
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
+from raftmq.log.repair import Fill, RepairJob
+from raftmq.log.stored import StoredJob
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.ready import Role
-from raftmq.records import check_batch, parse_header
-from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
+from raftmq.records import parse_header
+from raftmq.types import Offset, RaftIndex, ReplicaId, Term
 
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
 
+ANSWERS_MAX: Final = 4
+"""Ranges read for peers at once, per replica: each has a megabyte of memory until it left."""
+
+
 class Repairer:
     """The part of a replica that mends its log."""
 
-    def __init__(self, replica: Replica, bytes_max: int) -> None:
+    def __init__(self, replica: Replica, bytes_max: int, port: CatchUp) -> None:
         self._replica = replica
         self._bytes_max = bytes_max
+        self._port = port
         self._asked = 0
-        self._gathered: list[Buffer] = []
-        self._range: tuple[Offset, Offset] | None = None
+        self._answering = 0
+        self._fill: Fill | None = None
+        self._job: RepairJob | None = None
         self._cut_floor = RaftIndex(0)
         self._tails: dict[ReplicaId, tuple[Term, RaftIndex]] = {}
         self._best_tail: tuple[Term, RaftIndex] | None = None  # once all other voters answered
@@ -84,29 +98,31 @@ class Repairer:
 
     def _ask(self) -> None:
         replica = self._replica
-        wanted = replica.log.damaged[0]
-        if wanted != self._range:
-            self._range = wanted
-            self._gathered.clear()
+        if self._job is not None:
+            return  # one range after the other
         peers = [r for r in replica.voters if r != replica.self_id]
         if not peers:
             return
-        start = self._next_offset()
+        start, end = replica.log.damaged[0]
+        fill = self._fill
+        if fill is None or (fill.start, fill.end) != (start, end):
+            self._drop_fill()
+            fill = self._fill = replica.log.begin_repair(start)
         to = peers[self._asked % len(peers)]
         self._asked += 1
-        replica.send(RepairRequest(replica.core.term, replica.self_id, to, start, wanted[1]))
+        replica.send(
+            RepairRequest(replica.core.term, replica.self_id, to, Offset(fill.next_offset), end)
+        )
 
-    def _next_offset(self) -> Offset:
-        assert self._range is not None, "no repair is under way"
-        if not self._gathered:
-            return self._range[0]
-        return Offset(parse_header(self._gathered[-1]).next_offset)
+    def _drop_fill(self) -> None:
+        if self._fill is not None:
+            self._fill.drop()
+            self._fill = None
 
     def answer(self, request: RepairRequest) -> None:
         """Send a peer what this replica holds, verified, of a range."""
         replica = self._replica
         log = replica.log
-        end = min(request.end, log.log_end_offset)
         if request.start < log.log_start_offset:
             term, start = replica.core.term, request.start
             replica.send(
@@ -115,67 +131,108 @@ class Repairer:
                 )
             )
             return
-        if request.start >= end:
+        if request.start >= log.log_end_offset or self._answering >= ANSWERS_MAX:
             return
         try:
-            spans = log.locate(request.start, self._bytes_max, end)
-            data = b"".join(span.file.pread(span.size, span.position) for span in spans)
-            batches = _split(memoryview(data))
+            job = log.stored_job_at(request.start, self._bytes_max)
         except DamagedError:
             self.look()
             return
-        except (DiskError, StorageError, CorruptBatchError):
+        except (DiskError, StorageError):
             return  # another peer will be asked
-        if batches:
-            replica.send(
-                RepairReply(
-                    replica.core.term, replica.self_id, request.sender, request.start, batches
-                )
-            )
+        if job is None:
+            return
+        job.end_offset = min(job.end_offset, request.end)
+        self._answering += 1
+        self._port.run(job, lambda error: self._answer_read(request, job, error))
+
+    def _answer_read(self, request: RepairRequest, job: StoredJob, error: DiskError | None) -> None:
+        self._answering -= 1
+        replica = self._replica
+        if error is not None or replica.failure is not None:
+            return  # another peer will be asked
+        if replica.log.checked(job):
+            self.look()
+        if not job.batches:
+            return
+        span = job.span
+        try:
+            data = memoryview(span.file.pread(span.size, span.position))
+        except DiskError:
+            return
+        ends = list(accumulate(size for *_, size in job.batches))
+        batches = tuple(data[a:b] for a, b in pairwise([0, *ends]))
+        replica.send(
+            RepairReply(replica.core.term, replica.self_id, request.sender, request.start, batches)
+        )
 
     def take(self, reply: RepairReply) -> None:
         """Check a peer's batches; once the whole range is there, repair it durably."""
         replica = self._replica
-        if self._range is None or self._range not in replica.log.damaged:
+        fill = self._fill
+        if fill is None or self._job is not None:
+            return
+        if (fill.start, fill.end) not in replica.log.damaged:
+            self._drop_fill()
             return
         if len(reply.log_start):
             self._adopt(LogStart.decode(reply.log_start))
             return
-        expected = self._next_offset()
-        for batch in reply.batches:
-            try:
-                header = check_batch(batch)
-            except CorruptBatchError:
-                return
-            if header.next_offset <= expected:
-                continue
-            if header.base_offset >= self._range[1]:
-                break
-            epoch = replica.log.epoch_at(Offset(header.base_offset))
-            if is_filler(header):
-                batch = cut_filler(batch, header, expected, self._range[1])
-                header = parse_header(batch)
-            if header.base_offset < expected or header.leader_epoch != epoch:
-                return  # another history than ours: Raft will truncate it, or the peer's
-            self._gathered.append(batch)
-            expected = Offset(header.next_offset)
-        if expected < self._range[1]:
-            if reply.batches:
-                self._ask()
-            return
+        before = fill.next_offset
         try:
-            replica.log.repair(self._range[0], self._gathered)
+            for batch in reply.batches:
+                header = parse_header(batch)
+                if header.next_offset <= fill.next_offset:
+                    continue
+                if header.base_offset >= fill.end:
+                    break
+                if is_filler(header):
+                    batch = cut_filler(batch, header, fill.next_offset, fill.end)
+                fill.add(batch)
+        except CorruptBatchError:
+            return  # another history than ours: Raft will truncate it, or the peer's
+        except DiskFullError:
+            return  # asked for again later
+        except DiskError as error:
+            replica.fail(f"repair failed: {error}")
+            return
+        if fill.is_full:
+            self._mend(fill)
+        elif fill.next_offset > before:
+            self._ask()
+
+    def _mend(self, fill: Fill) -> None:
+        replica = self._replica
+        try:
+            job = replica.log.filled_job(fill)
         except (DiskFullError, CorruptBatchError):
-            self._gathered.clear()  # what was gathered does not fill the range: begin again
+            self._drop_fill()  # begin again
             return
         except DiskError as error:
             replica.fail(f"repair failed: {error}")
             return
-        self._range = None
-        self._gathered = []
+        self._job = job
+        self._port.run_long(job, lambda error: self._mended(job, error))
+
+    def _mended(self, job: RepairJob, error: DiskError | None) -> None:
+        replica = self._replica
+        self._job = None
+        self._fill = None
+        if replica.failure is not None:
+            return
+        try:
+            if error is not None:
+                raise error
+            replica.log.repaired(job)
+        except DiskFullError:
+            return  # begin again
+        except DiskError as failure:
+            replica.fail(f"repair failed: {failure}")
+            return
         self.look()
         if replica.log.damaged:
             self._ask()
+        replica.on_touched(replica)
 
     def _adopt(self, log_start: LogStart) -> None:
         """A peer dropped the damaged range by a committed order: do so too, with its tuple.
@@ -251,14 +308,3 @@ class Repairer:
         self._tails.clear()
         self._replica.set_cut_floor(RaftIndex(0))
         self.look()
-
-
-def _split(data: memoryview) -> tuple[Buffer, ...]:
-    """Whole batches at the front of `data`."""
-    batches: list[Buffer] = []
-    position = 0
-    while position < len(data):
-        size = parse_header(data, position).size
-        batches.append(data[position : position + size])
-        position += size
-    return tuple(batches)

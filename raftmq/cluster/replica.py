@@ -113,7 +113,7 @@ class Replica(ReplicaView):
         self._outbox = Outbox()
         self._in_sync = InSyncTracker()
         self._retention = Retention(self, clock)
-        self._repairer = Repairer(self, config.repair_bytes_max)
+        self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
         self._readmission = Readmission()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raftmq.log.checker import Checker
+from raftmq.log.cold import WarmJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import FileSpan, LogEntry
 from raftmq.log.reader import LogReader
@@ -62,6 +63,21 @@ class ReadableLog:
             DamagedError: the first of them is known to be damaged.
         """
         return self._reader.stored_job(start, bytes_max)
+
+    def stored_job_at(self, offset: Offset, bytes_max: int) -> StoredJob | None:
+        """As `stored_job`, from the batch on that contains `offset`.
+
+        Raises:
+            DamagedError: what is there is damaged.
+        """
+        return self._reader.stored_job_at(offset, bytes_max)
+
+    def read_ahead(self, offset: Offset, bytes_max: int) -> WarmJob | None:
+        """What `locate` would wait for the disk for; None when it is in memory.
+
+        Run it in a worker thread and ask again: an index that was cold knows more now.
+        """
+        return self._reader.read_ahead(offset, bytes_max)
 
     def locate(
         self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True

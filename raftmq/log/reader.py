@@ -16,6 +16,7 @@ from typing import Final
 from attrs import Factory, define
 
 from raftmq.log.bare_entries import BareEntries
+from raftmq.log.cold import WarmJob, cold_job
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
 from raftmq.log.recent import RecentBatches
@@ -202,7 +203,24 @@ class LogReader:
         at, offset = self._place_of(start)
         if offset >= self.segments.end_offset:
             return None
-        segment, position = self._position_of(offset)
+        return self._stored_job(*self._position_of(offset), offset, at, bytes_max)
+
+    def stored_job_at(self, offset: int, bytes_max: int) -> StoredJob | None:
+        """As `stored_job`, from the batch on that contains `offset`, behind all bare entries there.
+
+        Raises:
+            DamagedError: what is there is damaged.
+        """
+        if offset >= self.segments.end_offset:
+            return None
+        segment = self.segments.holding(offset)
+        position, header = next(segment.headers_from(offset))
+        offset = header.base_offset
+        return self._stored_job(segment, position, offset, self.bare.count_up_to(offset), bytes_max)
+
+    def _stored_job(
+        self, segment: Segment, position: int, offset: int, at: int, bytes_max: int
+    ) -> StoredJob:
         bare = self.bare
         limit = bare.offsets[at] if at < len(bare.entries) else self.segments.end_offset
         damage = next((d for d in segment.damages if d.position >= position), None)
@@ -226,6 +244,15 @@ class LogReader:
             self._remember(job.offset, job.segment, job.position)
 
     # --- spans ------------------------------------------------------------------------------
+
+    def read_ahead(self, offset: int, bytes_max: int) -> WarmJob | None:
+        """What `locate` would wait for the disk for; None when it is in memory."""
+        if offset >= self.segments.end_offset or self.recent.find(offset) is not None:
+            return None
+        cursor = self._cursors.get(offset)
+        if cursor is not None and cursor[1] < cursor[0].size:
+            return cold_job(cursor[0], offset, cursor[1], bytes_max)
+        return cold_job(self.segments.holding(offset), offset, None, bytes_max)
 
     def locate(
         self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True

@@ -1,14 +1,14 @@
 """Mend a damaged segment: a new file beside it, synced, then renamed over it.
 
 Never in place: spans of the old file may be on their way to a consumer, and they keep it alive.
-The new file holds the sound batches around the damage and a peer's batches for the damage itself,
-every one of them checked. Other damage of the segment stays damage. Copying and checking a whole
-segment may take seconds, so that part is a job for a worker thread; it touches only what it holds.
+A peer's batches are gathered in a file first; the new segment holds the sound ones around the
+damage and those, every one of them checked. Other damage of the segment stays damage. Copying and
+checking a whole segment may take seconds, so that part is a job for a worker thread; it touches
+only what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from attrs import define
@@ -21,22 +21,62 @@ from raftmq.records import check_batch
 from raftmq.types import Buffer
 
 _COPY_BYTES: Final = 4 << 20
+_SYNC_BYTES: Final = 32 << 20
+"""Synced so often while copying: all at once would make every other flush wait."""
 
 
-def check_repair(batches: Sequence[Buffer], start: int, end: int, epochs: Epochs) -> None:
-    """Check that batches are sound and fill `[start, end)`.
+@define(slots=True, eq=False)
+class Fill:
+    """Batches for one damaged range, gathered in a file until they fill it: a range may be a whole
+    segment, and memory is not for that. A crash leaves a file that the next opening removes.
 
-    Raises:
-        CorruptBatchError: they do not.
+    Attributes:
+        next_offset: where the next batch must begin.
+        size: bytes gathered.
     """
-    offset = start
-    for batch in batches:
+
+    disk: Disk
+    path: str
+    start: int
+    end: int
+    epochs: Epochs
+    next_offset: int = 0
+    size: int = 0
+    file: File | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """True when the whole range is there."""
+        return self.next_offset == self.end
+
+    def add(self, batch: Buffer) -> None:
+        """Check and keep the batch that comes next.
+
+        Raises:
+            CorruptBatchError: it is damaged, or does not belong there.
+            DiskFullError: it was not kept.
+            DiskError: fatal.
+        """
         header = check_batch(batch)
-        if header.base_offset != offset or not epochs.allows(offset, header.leader_epoch):
-            raise CorruptBatchError(f"repair with a batch that does not belong at {offset}")
-        offset = header.next_offset
-    if offset != end:
-        raise CorruptBatchError(f"repair up to {offset} of a range up to {end}")
+        at = self.next_offset
+        if (
+            header.base_offset != at
+            or header.next_offset > self.end
+            or not self.epochs.allows(at, header.leader_epoch)
+        ):
+            raise CorruptBatchError(f"repair with a batch that does not belong at {at}")
+        if self.file is None:
+            self.file = self.disk.open(self.path, create=True)
+            self.file.truncate(0)
+        self.file.pwrite(batch, self.size)
+        self.size += len(batch)
+        self.next_offset = header.next_offset
+
+    def drop(self) -> None:
+        """Forget what was gathered."""
+        if self.file is not None:
+            self.file = None
+            self.disk.remove(self.path)
 
 
 @define(slots=True, eq=False)
@@ -55,7 +95,7 @@ class RepairJob:
     old: Segment
     new: Segment
     damage: Damage
-    batches: Sequence[Buffer]
+    fill: Fill
     source: File | None
     version: int
     is_done: bool = False
@@ -79,9 +119,8 @@ class RepairJob:
             at = 0
             if source is not None and self.new.base_offset == old.base_offset:
                 at = _copy(source, 0, damage.position, file, 0)
-            for batch in self.batches:
-                file.pwrite(batch, at)
-                at += len(batch)
+            if self.fill.file is not None:
+                at = _copy(self.fill.file, 0, self.fill.size, file, at)
             if source is not None:
                 at = _copy(source, damage.position_end, old.size, file, at)
             file.fdatasync()
@@ -92,8 +131,9 @@ class RepairJob:
         self.is_done = True
 
     def drop(self) -> None:
-        """Forget the mended file."""
+        """Forget the mended file, and what it was made of."""
         self.disk.remove(self.temporary)
+        self.fill.drop()
 
 
 def _copy(source: File, position: int, end: int, target: File, at: int) -> int:
@@ -103,6 +143,8 @@ def _copy(source: File, position: int, end: int, target: File, at: int) -> int:
         if not data:
             break  # the file is shorter than the log's extent; that part is damage too
         target.pwrite(data, at)
+        if at // _SYNC_BYTES != (at + len(data)) // _SYNC_BYTES:
+            target.fdatasync()
         at += len(data)
         position += len(data)
     return at

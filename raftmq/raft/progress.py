@@ -15,8 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import Final
 
 from raftmq.types import RaftIndex, ReplicaId
+
+
+FAR_PATIENCE: Final = 8
+"""So much longer the leader waits before it takes entries for lost that come from the disk."""
 
 
 class ProgressState(Enum):
@@ -174,6 +179,10 @@ class Progress:
         if self._inflight and max(self.heard_end, self.match_end) < matched_end < self.next_end:
             self.last_ack_tick = now
         self.heard_end = matched_end
+        if self.is_far_behind and self.match_end <= matched_end:
+            # It has all that it promised, so it did not restart. Streams lose nothing but with
+            # their connection; what is late is far more often in a queue than lost.
+            patience_ticks *= FAR_PATIENCE
         if now - self.last_ack_tick < patience_ticks:
             return
         if self.state is not ProgressState.REPLICATE:

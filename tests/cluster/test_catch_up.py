@@ -26,6 +26,8 @@ class Port:
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         self.jobs.append((job, done))
 
+    run_long = run
+
     def admit(self, _to: NodeId, size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
         if self.may_leave:
             self.admitted.append(size_bytes)

@@ -95,6 +95,43 @@ def check_flipped_byte(cluster: Cluster, role: str, when: str) -> None:
     load.reckon().check()
 
 
+def test_damage_at_every_replica_in_other_places_heals(tmp_path: Path) -> None:
+    """Each batch is whole on one node at least; nobody is whole, and no operator comes."""
+    with Cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, "t", 1, segment_bytes="1048576")
+        small_batches = {"batch.size": 20_000, "queue.buffering.max.messages": 1_000}
+        with Load(cluster.bootstrap, "t", 1, rate=5_000, size=1000, **small_batches) as load:
+            load.wait_for(4_000)
+        good = log_bytes(cluster[leaders(cluster.bootstrap, "t")[0]], "t")
+        for node in cluster.nodes.values():
+            wait_until(lambda node=node: log_bytes(node, "t") == good, 10, "all have it all")
+        for node in cluster.nodes.values():
+            node.terminate()
+        for number, node in enumerate(cluster.nodes.values()):
+            for segment in sorted(node.partition_folder("t").glob("*.log"))[:-1]:
+                # Every third of a segment goes bad on another node, in several batches.
+                third = segment.stat().st_size // 3
+                for step in range(3):
+                    flip_byte(segment, number * third + 25_000 + step * 80_000)
+        for node in cluster.nodes.values():
+            node.start()
+        for node in cluster.nodes.values():
+            node.wait_ready()
+        with Load(cluster.bootstrap, "t", 1, rate=500) as more:
+            more.wait_for(200)
+
+        def is_healed(node: Node) -> bool:
+            rows = [row for row in node.get("/status")["partitions"] if row["topic"] == "t"]
+            return (
+                all(not row["damaged"] for row in rows)
+                and log_bytes(node, "t")[: len(good)] == good
+            )
+
+        for node in cluster.nodes.values():
+            wait_until(lambda node=node: is_healed(node), 60, f"node {node.node_id} is healed")
+        assert served(cluster[leaders(cluster.bootstrap, "t")[0]], "t")[1][: len(good)] == good
+
+
 def voting(node: Node) -> int:
     """In how many partitions this node's present storage has a vote."""
     return sum(row["is_voter"] for row in node.get("/status")["partitions"])

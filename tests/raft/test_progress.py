@@ -150,7 +150,7 @@ def test_silence(matched_end: int, state: ProgressState, next_end: int, must_ask
     it.sent_entries(RaftIndex(12), 1, 1)
     it.heard_matched_end(RaftIndex(matched_end), 4, 5)
     assert (it.state, it.next_end, it.must_ask) == (ProgressState.REPLICATE, 12, False)
-    it.heard_matched_end(RaftIndex(matched_end), 9, 5)
+    it.heard_matched_end(RaftIndex(matched_end), 14, 5)
     assert (it.state, it.next_end, it.must_ask) == (state, next_end, must_ask)
 
 
@@ -164,6 +164,25 @@ def test_no_silence_while_more_arrives() -> None:
         assert (it.state, it.next_end) == (ProgressState.REPLICATE, 14)
     it.heard_matched_end(RaftIndex(13), 21, 5)
     assert (it.state, it.next_end) == (ProgressState.PROBE, 13)
+
+
+def test_more_patience_with_one_that_is_far_behind() -> None:
+    """Megabytes may wait before what it lacks."""
+    it = replicating()
+    assert it.may_go_by(is_far_behind=True)
+    it.sent_entries(RaftIndex(11), 1, 1)
+    it.heard_matched_end(RaftIndex(10), 40, 5)
+    assert it.state is ProgressState.REPLICATE
+    it.heard_matched_end(RaftIndex(10), 41, 5)
+    assert it.state is ProgressState.PROBE
+
+
+def test_a_restart_is_noticed_soon() -> None:
+    """It knows less than it had promised: nothing is on its way."""
+    it = replicating()
+    it.sent_entries(RaftIndex(11), 1, 1)
+    it.heard_matched_end(RaftIndex(3), 6, 5)
+    assert (it.state, it.next_end) == (ProgressState.PROBE, 10)
 
 
 def test_the_way_changes_with_an_empty_window() -> None:
