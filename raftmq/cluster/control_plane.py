@@ -215,6 +215,10 @@ class ControlPlane:
         if rows and node_id != self.node_id:
             self._push(node_id, encode(LeaderUpdate(encode_rows(rows))))
 
+    def peer_lost(self, node_id: NodeId) -> None:
+        """The connection to a node ended."""
+        self.controller.peer_lost(node_id)
+
     # ---- for handlers ----
 
     def call(self, request: AdminRequest) -> Promise[Outcomes]:

@@ -76,6 +76,7 @@ class ControllerConfig:
 
     Attributes:
         session_ms: a broker silent for so long is fenced.
+        lost_session_ms: the same for one whose connection has ended meanwhile.
         balance_ms: how often preferred leaders are given their partitions back.
         create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
         static: Kafka settings of this node's file.
@@ -84,6 +85,7 @@ class ControllerConfig:
     """
 
     session_ms: float = 2_000
+    lost_session_ms: float = 2_000
     create_wait_ms: float = 1_000
     balance_ms: float = 1_000
     static: Mapping[str, str] = field(factory=dict)
@@ -137,7 +139,7 @@ class Controller:
         self._random = random
         self.config = config or ControllerConfig()
         self._settings = Settings(node_id, self.config.static, self.config.voters_count)
-        self._liveness = Liveness(self.config.session_ms)
+        self._liveness = Liveness(self.config.session_ms, self.config.lost_session_ms)
         self._epoch = -1  # of the office held, -1: none
         self._calls: deque[_Call] = deque()
         self._is_planning = False
@@ -169,6 +171,10 @@ class Controller:
         self._plan_next()
         self._replacing.tick(now_ms)
         self._balance_leaders(now_ms)
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """The connection to a node ended: unless it is heard again soon, it is gone."""
+        self._liveness.lost(node_id, self._clock.monotonic_ms())
 
     def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
         """A broker is alive."""

@@ -2,6 +2,8 @@
 
 Owns last-heard times and what each broker said it has applied. Never decides by wall clocks. A new
 controller knows nobody's past, so it gives every live broker a full session before it fences one.
+A broker whose connection ended is given less time: a process that died closes its sockets at once,
+and one that lives is heard again as soon as it is reached anew.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ class Heard:
     broker_epoch: int
     heard_ms: float
     applied_version: int = -1
+    lost_ms: float | None = None
+    """When its connection ended, unless it was heard since."""
 
 
 class Liveness:
     """Sessions of brokers, kept by the controller alone."""
 
-    def __init__(self, session_ms: float) -> None:
+    def __init__(self, session_ms: float, lost_session_ms: float | None = None) -> None:
+        """`lost_session_ms` is what is left of a session when the connection has ended."""
         self._session_ms = session_ms
+        self._lost_session_ms = session_ms if lost_session_ms is None else lost_session_ms
         self._heard: dict[NodeId, Heard] = {}
 
     def take_office(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
@@ -41,16 +47,25 @@ class Liveness:
         if known is None or known.broker_epoch != broker_epoch:
             known = self._heard[node_id] = Heard(broker_epoch, now_ms)
         known.heard_ms = now_ms
+        known.lost_ms = None
         known.applied_version = max(known.applied_version, applied_version)
 
+    def lost(self, node_id: NodeId, now_ms: float) -> None:
+        """The connection to a broker's node ended."""
+        known = self._heard.get(node_id)
+        if known is not None and known.lost_ms is None:
+            known.lost_ms = now_ms
+
     def expired(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> list[NodeId]:
-        """Of the live brokers, those silent for a whole session."""
+        """Of the live brokers, those silent for a whole session, or for some time since a loss."""
         late = []
         for node_id, epoch in live:
             known = self._heard.get(node_id)
             if known is None or known.broker_epoch != epoch:
                 self._heard[node_id] = Heard(epoch, now_ms)
-            elif now_ms - known.heard_ms >= self._session_ms:
+            elif now_ms - known.heard_ms >= self._session_ms or (
+                known.lost_ms is not None and now_ms - known.lost_ms >= self._lost_session_ms
+            ):
                 late.append(node_id)
         return late
 

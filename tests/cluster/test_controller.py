@@ -492,7 +492,7 @@ def test_preferred_leaders_get_their_partitions_back_when_things_are_quiet() -> 
     assert cluster.nodes[2].moves == []  # too fresh
     cluster.run(2_500)
     assert cluster.nodes[2].moves == [(outcome.topic_id, 0, 3)]
-    cluster.run(10_000)
+    cluster.run(5_000)
     assert len(cluster.nodes[2].moves) == 1  # not again at once
     _call(cluster, _alter(4, "", ("auto.leader.rebalance.enable", 0, "false")))
     cluster.run(40_000)
