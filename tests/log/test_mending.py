@@ -231,3 +231,40 @@ def test_the_start_in_damage() -> None:
     assert log.damaged == [(2, 6)]
     found = log.start_at(Offset(5))
     assert (found.base_offset, found.index) == (2, 3)
+
+
+def test_batches_are_gathered_in_a_file() -> None:
+    """A range may be a whole segment, and memory is not for that; a crash leaves nothing behind."""
+    disk = sim_disk()
+    log = filled(disk, 30, count=1)
+    end = log.end_index
+    good = [bytes(e.payload) for e in log.entries(RaftIndex(1), 1 << 30)]
+    [first, *_] = sorted(n for n in disk.list("data/a-0") if n.endswith(".log"))
+    log.close()
+    disk.remove(f"data/a-0/{first}")
+    log = open_log(disk, claimed=end)
+    [(start, stop)] = log.damaged
+    fill = log.begin_repair(start)
+    for offset in range(start, stop - 1):
+        fill.add(good[offset])
+    assert fill.file is not None
+    assert fill.file.size() == fill.size == sum(len(each) for each in good[start : stop - 1])
+    last = good[stop - 1]
+    for wrong in (good[stop], last[:-1] + bytes([last[-1] ^ 1])):
+        with pytest.raises(CorruptBatchError):
+            fill.add(wrong)
+    with pytest.raises(CorruptBatchError):
+        log.filled_job(fill)
+    log.close()
+    log = open_log(disk, claimed=end)
+    assert not any(name.endswith(".tmp") for name in disk.list("data/a-0"))
+    fill = log.begin_repair(start)
+    for offset in range(start, stop):
+        fill.add(good[offset])
+    job = log.filled_job(fill)
+    job.run()
+    assert log.repaired(job)
+    assert log.damaged == []
+    assert [bytes(e.payload) for e in log.entries(RaftIndex(1), 1 << 30)] == good
+    assert not any(name.endswith(".tmp") for name in disk.list("data/a-0"))
+    log.close()
