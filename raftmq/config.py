@@ -25,7 +25,7 @@ LOG_FORMATS: Final = ("console", "json")
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
-    | {"RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
+    | {"RAFTMQ_ADMIN", "RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
 )
 """Variables of that prefix which speak to other commands, or to the tests."""
 
@@ -134,6 +134,11 @@ class NodeConfig:
     connections_max: int = _key("Most client connections.", default=10_000)
     pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
     pipeline_bytes_max: int = _key("Most unanswered bytes of a connection.", default=16 << 20)
+    socket_send_bytes: int = _key(
+        "The kernel's send buffer of a client connection; 0: small for clients of this machine, "
+        "the kernel's choice for others.",
+        default=0,
+    )
     connection_idle_ms: int = _key("A connection silent for so long is closed.", default=600_000)
     peer_queue_bytes_max: int = _key("Most bytes waiting for one other node.", default=64 << 20)
     open_files_max: int = _key("Most open segment files.", default=5_000)
@@ -342,6 +347,8 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"key 'log_format': one of {', '.join(LOG_FORMATS)}")
     if config.heartbeat_ticks >= config.election_ticks:
         raise ConfigError("key 'heartbeat_ticks': must be below election_ticks")
+    if config.socket_send_bytes < 0:
+        raise ConfigError("key 'socket_send_bytes': must not be negative")
     for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"key {name!r}: must be at least 1")

@@ -11,7 +11,11 @@ import pytest
 
 from tests.live.harness import free_ports
 
-HEAVY = {"typer", "rich", "click", "starlette", "hypercorn", "pyarrow", "pyspark", "hypothesis"}
+HEAVY = {"typer", "rich", "click", "starlette", "hypercorn", "prometheus_client"} | {
+    "pyarrow",
+    "pyspark",
+    "hypothesis",
+}
 BROKER = {"server", "groups", "cluster", "log", "raft", "cli", "node", "adapters"}
 
 AT_READY = """

@@ -367,6 +367,7 @@ def test_what_no_test_can_foretell_is_plausible(worked: dict[str, Any]) -> None:
         "raftmq_disk_free_bytes",
         "raftmq_loop_lag_seconds_count",
         "raftmq_loop_lag_max_seconds",
+        "raftmq_scrape_turn_max_seconds",
         "raftmq_peer_sent_bytes_total",
         "process_resident_memory_bytes",
         "process_cpu_seconds_total",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
-from raftmq.cluster.partition_registry import PartitionRegistry
 from raftmq.server.admin_http import serve_admin
 from raftmq.server.listener import open_listen_socket
-from raftmq.server.metrics import ServerMetrics
-from tests.cluster.fake_replica import Bench
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
@@ -36,42 +32,39 @@ async def ask(port: int, method: str, path: str, sent: bytes = b"") -> tuple[int
     return int(head.split()[1]), body
 
 
-@pytest.mark.parametrize("is_healthy", [True, False])
-async def test_pages(is_healthy: bool) -> None:
-    bench = Bench()
-    registry = PartitionRegistry()
-    registry.add(bench.partition)
-    metrics = ServerMetrics()
-    metrics.api("produce").observe(0.001)
-    broker: Any = SimpleNamespace(metrics=metrics, partitions=registry)
+async def metrics(accept: str) -> tuple[bytes, str]:
+    is_open = "openmetrics" in accept
+    return b"raftmq_up 1\n", "application/openmetrics-text" if is_open else "text/plain"
+
+
+async def status() -> dict[str, Any]:
+    return {"node_id": 1}
+
+
+@pytest.mark.parametrize(("is_healthy", "is_live"), [(True, True), (False, True), (False, False)])
+async def test_pages(is_healthy: bool, is_live: bool) -> None:
     sock: socket.socket = open_listen_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
+    told = {"status": "ok" if is_healthy else "unavailable", "is_live": is_live}
 
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
             await serve_admin(
-                sock,
-                broker,
-                health=lambda: (is_healthy, {"status": "ok" if is_healthy else "unavailable"}),
-                status=lambda: {"node_id": 1},
+                sock, health=lambda: (is_healthy, told), status=status, metrics=metrics
             )
 
         nursery.start_soon(serve)
         with trio.fail_after(10):
-            status, body = await get(port, "/health")
-            assert status == (200 if is_healthy else 503)
-            assert json.loads(body)["status"]
-            status, body = await get(port, "/status")
-            assert (status, json.loads(body)) == (200, {"node_id": 1})
-            status, body = await get(port, "/metrics")
-            assert status == 200
-            text = body.decode()
-            assert 'raftmq_requests_total{api="produce"} 1.0' in text
-            assert 'raftmq_request_seconds_bucket{api="produce",le="+Inf"} 1.0' in text
-            assert 'raftmq_partition_high_watermark{partition="0",topic="t"} 0.0' in text
-            assert "raftmq_node_node_id 1.0" in text
-            status, _ = await get(port, "/nothing")
-            assert status == 404
+            for path in ("/health", "/health/ready"):
+                code, body = await get(port, path)
+                assert (code, json.loads(body)) == (200 if is_healthy else 503, told)
+            code, body = await get(port, "/health/live")
+            assert (code, json.loads(body)) == (200 if is_live else 503, told)
+            code, body = await get(port, "/status")
+            assert (code, json.loads(body)) == (200, {"node_id": 1})
+            assert await get(port, "/metrics") == (200, b"raftmq_up 1\n")
+            code, _ = await get(port, "/nothing")
+            assert code == 404
         nursery.cancel_scope.cancel()
     sock.close()

@@ -29,7 +29,7 @@ from raftmq.node.metrics.groups import GROUPS
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.peers import PEERS
 from raftmq.node.metrics.server import SERVER
-from raftmq.node.metrics.whole import WHOLE
+from raftmq.node.metrics.whole import SCRAPE_TURN, WHOLE
 
 if TYPE_CHECKING:
     from raftmq.node.node import Node
@@ -71,6 +71,7 @@ class Exposition:
                 else:
                     continue
                 began = perf_counter()
+        scrape[SCRAPE_TURN].add((), self.turn_seconds_max)
         return list(scrape.families.values())
 
     def _write(self, families: list[Family], accept: str) -> tuple[bytes, str]:

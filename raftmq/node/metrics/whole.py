@@ -286,6 +286,11 @@ NODE: Final = Metric(
 LOOP_LAG: Final = Metric(
     "raftmq_loop_lag_seconds", "histogram", "How late ticks came because the loop was busy"
 )
+SCRAPE_TURN: Final = Metric(
+    "raftmq_scrape_turn_max_seconds",
+    "gauge",
+    "The longest that reading for a scrape kept the loop in one turn, since the start",
+)
 FSYNC: Final = Metric("raftmq_fsync_seconds", "histogram", "Time of one group commit's fdatasync")
 
 
@@ -308,4 +313,6 @@ def _version() -> str:
         return "unknown"
 
 
-WHOLE: Final = Area((*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, FSYNC), _collect)
+WHOLE: Final = Area(
+    (*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, SCRAPE_TURN, FSYNC), _collect
+)

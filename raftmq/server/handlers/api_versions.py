@@ -15,7 +15,7 @@ _SOFTWARE_FROM: Final = 3
 _encoded: dict[tuple[int, ErrorCode], bytes] = {}
 
 
-def handle(_broker: Broker, header: RequestHeader, request: Struct) -> bytes:
+def handle(broker: Broker, header: RequestHeader, request: Struct) -> bytes:
     """Answer the announced ranges; the same bytes for everybody."""
     version = header.api_version
     code = ErrorCode.NONE
@@ -24,6 +24,7 @@ def handle(_broker: Broker, header: RequestHeader, request: Struct) -> bytes:
         and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         code = ErrorCode.INVALID_REQUEST  # KIP-511
+        broker.metrics.api("api_versions").error(code)
     key = (version, code)
     if key not in _encoded:
         _encoded[key] = _encode(version, code)

@@ -14,7 +14,8 @@ from raftmq.cluster.metadata_image import PartitionImage, TopicImage
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, RequestHeader, Struct, encode_response
 from raftmq.server.broker import Broker
-from raftmq.server.parked import then
+from raftmq.server.metrics import EncodedAnswer
+from raftmq.server.parked import HANG_UP, HangUp, then
 from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
 
 NO_OPERATIONS: Final = -(1 << 31)
@@ -37,8 +38,8 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
         waits: Any = broker.elections.next_leaders(broker.image.topics_by_id())
         if waits is None:
-            return _encoded(broker, version, request, None, {})
-        return then(waits, lambda _: _encoded(broker, version, request, None, {}))
+            return _answer(broker, version, request, None)
+        return then(waits, lambda _: _answer(broker, version, request, None))
     missing = [
         topic.name
         for topic in wanted
@@ -54,8 +55,23 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     known = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
     waits = broker.elections.next_leaders(topic for topic in known if topic is not None)
     if waits is None:
-        return _encoded(broker, version, request, wanted, {})
-    return then(waits, lambda _: _encoded(broker, version, request, wanted, {}))
+        return _answer(broker, version, request, wanted)
+    return then(waits, lambda _: _answer(broker, version, request, wanted))
+
+
+def _answer(
+    broker: Broker, version: int, request: Struct, wanted: list[Struct] | None
+) -> bytes | HangUp:
+    """The answer, unless another node should be asked: a client with one connection would else
+    be told the same old leader for as long as this node is cut off."""
+    if broker.is_cut_off():
+        asked = broker.image.topics_by_id()
+        if wanted is not None:
+            found = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
+            asked = [topic for topic in found if topic is not None]
+        if broker.misses_leaders(asked):
+            return HANG_UP
+    return _encoded(broker, version, request, wanted, {})
 
 
 def _encoded(
@@ -95,7 +111,7 @@ def _encode(
         topics = []
         for one in wanted:
             topics.append(_wanted_topic(broker, version, one, operations, codes))
-    return encode_response(
+    body = encode_response(
         ApiKey.METADATA,
         version,
         {
@@ -110,6 +126,11 @@ def _encode(
             "error_code": 0,
         },
     )
+    answer = EncodedAnswer(body)
+    codes_found = [topic["error_code"] for topic in topics]
+    codes_found += [part["error_code"] for topic in topics for part in topic["partitions"]]
+    answer.errors = tuple(int(code) for code in codes_found if code)
+    return answer
 
 
 def _broker_row(endpoint: Any) -> dict[str, Any]:

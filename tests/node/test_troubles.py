@@ -1,0 +1,231 @@
+"""Why a partition is stuck, and how far groups lag: each from a replica in that state."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from raftmq.cluster.group_commands import CommittedOffset
+from raftmq.cluster.group_image import GroupsImage, GroupState
+from raftmq.config import NodeConfig
+from raftmq.node.metrics.ages import Ages
+from raftmq.node.metrics.families import OTHER, Scrape
+from raftmq.node.metrics.groups import GROUPS, LAG, LAG_SECONDS, LEFT_OUT
+from raftmq.node.troubles import not_running, troubles
+from raftmq.ports import DiskError
+from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
+
+NODES = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+
+
+def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
+    links = SimpleNamespace(
+        is_connected=lambda node_id: node_id in connected, block_to=set(), block_from=set()
+    )
+    return SimpleNamespace(
+        node_id=NodeId(1),
+        plane=SimpleNamespace(links=links),
+        events=SimpleNamespace(is_disk_full=False),
+        **more,
+    )
+
+
+def replica(**changes: Any) -> Any:
+    core = SimpleNamespace(on_probation=False, claimed_end_floor=0)
+    fields = {
+        "failure": None,
+        "self_id": NODES[0],
+        "core": core,
+        "voters": NODES,
+        "configuration": SimpleNamespace(members=NODES),
+        "is_leader": True,
+        "is_writable": True,
+        "leader": NODES[0],
+        "in_sync_replicas": lambda: NODES,
+        "damaged": list,
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def why(node: Any, found: Any, min_isr: int = 1) -> list[str]:
+    partition: Any = SimpleNamespace(settings=SimpleNamespace(min_insync_replicas=min_isr))
+    return troubles(node, partition, found)
+
+
+def test_a_healthy_partition_has_none() -> None:
+    assert why(fake_node(), replica()) == []
+    follower = replica(is_leader=False, is_writable=False, leader=NODES[1], self_id=NODES[0])
+    assert why(fake_node(), follower) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"failure": "fsync failed"}, "replica on node 1 stopped: fsync failed"),
+        ({"damaged": lambda: [(3, 9)]}, "offsets [3, 9) are damaged on node 1"),
+        (
+            {"core": SimpleNamespace(on_probation=True, claimed_end_floor=0)},
+            "node 1 is on probation after losing its journal",
+        ),
+        (
+            {"configuration": SimpleNamespace(members=NODES[1:])},
+            "node 1 is no member under its present storage: waits to be admitted",
+        ),
+        ({"voters": NODES[1:]}, "node 1 is a learner: it votes once it has caught up"),
+        (
+            {"core": SimpleNamespace(on_probation=False, claimed_end_floor=7)},
+            "node 1 lost or damaged bytes that it had promised",
+        ),
+        ({"is_writable": False}, "leader 1 waits for a majority to flush"),
+    ],
+)
+def test_each_reason_is_named(changes: dict[str, Any], text: str) -> None:
+    (told,) = why(fake_node(), replica(**changes))
+    assert told.startswith(text)
+
+
+def test_a_full_disk() -> None:
+    node = fake_node()
+    node.events.is_disk_full = True
+    assert why(node, replica()) == ["the disk of node 1 is full: produces are refused"]
+
+
+def test_without_a_leader_the_missing_nodes_are_named() -> None:
+    leaderless = replica(is_leader=False, leader=None)
+    assert why(fake_node((2,)), leaderless) == [
+        "no leader: an election is under way among voters [1, 2, 3]"
+    ]
+    assert why(fake_node(()), leaderless) == [
+        "no quorum: 1 of voters [1, 2, 3] are there, node 1 misses [2, 3]"
+    ]
+    cut_off = fake_node((2, 3))
+    cut_off.plane.links.block_to = {2}
+    cut_off.plane.links.block_from = {3}
+    assert why(cut_off, leaderless)[0].startswith("no quorum: 1 of voters")
+
+
+def test_a_leader_alone_says_who_is_missing_and_what_it_refuses() -> None:
+    alone = replica(in_sync_replicas=lambda: NODES[:1])
+    assert why(fake_node((2,)), alone, min_isr=2) == [
+        "acks=all is refused: in sync are [1], min.insync.replicas is 2",
+        "out of sync: nodes [3] do not answer",
+    ]
+
+
+def test_replicas_that_do_not_run_yet() -> None:
+    topic_id = TopicId(UUID(int=1))
+    topic = SimpleNamespace(
+        name="t",
+        topic_id=topic_id,
+        partitions=[
+            SimpleNamespace(index=0, replicas=(1, 2)),
+            SimpleNamespace(index=1, replicas=(1, 2)),
+            SimpleNamespace(index=2, replicas=(2, 3)),
+        ],
+    )
+    registry = SimpleNamespace(by_id=lambda _topic, index: index == 0 or None)
+    node = fake_node(
+        engine=SimpleNamespace(image=SimpleNamespace(topics_by_id=lambda: [topic])),
+        partitions=SimpleNamespace(registry=registry),
+    )
+    assert not_running(node) == [{"topic": "t", "partition": 1}]
+
+
+# ---- group lag ----
+
+NOW_MS = 1_000_000
+
+
+class Lagging:
+    """A partition that this node leads or not, with a log that knows timestamps."""
+
+    def __init__(self, index: int, *, is_leader: bool = True, high_watermark: int = 100) -> None:
+        self.group = RaftGroupId(TopicId(UUID(int=1)), index, 0)
+        self.is_leader = is_leader
+        self.looked_up: list[int] = []
+        self.is_broken = False
+        log = SimpleNamespace(timestamp_job=self.job)
+        self.replica = SimpleNamespace(log_start_offset=10, high_watermark=high_watermark, log=log)
+
+    def job(self, offset: int) -> Any:
+        self.looked_up.append(offset)
+        if self.is_broken:
+            raise DiskError("gone")
+        job = SimpleNamespace(timestamp=None)
+
+        def run() -> None:
+            job.timestamp = NOW_MS - 1000 * (100 - offset)
+
+        job.run = run
+        return job
+
+
+def group_node(partitions: list[Lagging], committed: dict[str, int], rows_max: int = 100) -> Any:
+    groups: Map[str, GroupState] = Map()
+    for name, offset in committed.items():
+        offsets = {
+            TopicPartition("t", i): CommittedOffset(
+                topic="t", partition=i, offset=offset, timestamp_ms=0
+            )
+            for i in range(len(partitions))
+        }
+        groups = groups.set(name, GroupState(name=name, offsets=Map(offsets)))
+    registry = SimpleNamespace(by_name=lambda _topic, index: partitions[index])
+    image = SimpleNamespace(groups=GroupsImage(groups=groups))
+    return SimpleNamespace(
+        engine=SimpleNamespace(image=image),
+        partitions=SimpleNamespace(registry=registry),
+        config=NodeConfig(node_id=1, data=".", metrics_groups_max=rows_max),
+        plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: NOW_MS)),
+    )
+
+
+def collect(node: Any, ages: Ages) -> Scrape:
+    scrape = Scrape(ages)
+    for work in GROUPS.collect(node, scrape):
+        if work is not None:
+            work()
+    return scrape
+
+
+def test_lag_in_messages_and_seconds() -> None:
+    partitions = [Lagging(0), Lagging(1, is_leader=False), Lagging(2)]
+    node = group_node(partitions, {"behind": 70, "done": 100, "gone": 3})
+    ages = Ages()
+    scrape = collect(node, ages)
+    lags = {(group, index): value for (group, _, index), value in scrape[LAG].rows}
+    assert lags == {
+        ("behind", "0"): 30,
+        ("behind", "2"): 30,
+        ("done", "0"): 0,
+        ("done", "2"): 0,
+        ("gone", "0"): 90,  # retention took what was below the log start
+        ("gone", "2"): 90,
+    }
+    seconds = {(group, index): value for (group, _, index), value in scrape[LAG_SECONDS].rows}
+    assert seconds == {key: float(lag) for key, lag in lags.items()}
+    assert partitions[1].looked_up == []
+    again = len(partitions[0].looked_up)
+    collect(node, ages)
+    assert len(partitions[0].looked_up) == again == 2, "what did not move is not read again"
+
+
+def test_a_log_that_cannot_be_read_costs_its_row_only() -> None:
+    partitions = [Lagging(0), Lagging(1)]
+    partitions[0].is_broken = True
+    scrape = collect(group_node(partitions, {"g": 70}), Ages())
+    assert [value for _, value in scrape[LAG].rows] == [30, 30]
+    assert [labels for labels, _ in scrape[LAG_SECONDS].rows] == [("g", "t", "1")]
+
+
+def test_too_many_lags_are_summed() -> None:
+    scrape = collect(group_node([Lagging(0)], {f"g{i}": 90 for i in range(9)}, rows_max=4), Ages())
+    rows = dict(scrape[LAG].rows)
+    assert len(rows) == 5
+    assert rows[OTHER, OTHER, "-1"] == 5 * 10
+    assert scrape[LEFT_OUT].rows == [((), 5)]
+    assert len(scrape[LAG_SECONDS].rows) == 4
