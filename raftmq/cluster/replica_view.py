@@ -120,7 +120,8 @@ class ReplicaView:
         if not self.is_leader:
             return ()
         if self.resting.is_resting:
-            return self.voters  # it began with all of them caught up, and ends with any silence
+            # It began with all of them caught up, but for the absent, and ends with any silence.
+            return tuple(voter for voter in self.voters if voter not in self.resting.absent)
         now_ms = self._clock.monotonic_ms()
         lag_ms = self.config.replica_lag_time_max_ms
         return tuple(

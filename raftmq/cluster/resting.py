@@ -6,9 +6,13 @@ share such groups exchange one beat, which proves that the other is the same pro
 Whatever touches a replica wakes it, and it wakes the others; so does the silence of a member's
 node, its restart, or a disagreement about which groups rest.
 
+A member that was silent for long (its node is down) keeps nobody awake, as long as a majority is
+there; it is served again as soon as it says anything.
+
 `Resting` is one replica's part, `Rests` a node's. Invariants: a group rests only when all members
-hold the same committed, flushed log and say so; a wake-up that is lost costs one election timeout,
-never an answer; nothing here decides about safety, since a woken replica goes on by Raft's rules.
+that are there, a majority, hold the same committed, flushed log and say so; a wake-up that is lost
+costs one election timeout, never an answer; nothing here decides about safety, since a woken
+replica goes on by Raft's rules.
 """
 
 from __future__ import annotations
@@ -21,13 +25,15 @@ from attrs import define, frozen
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
-from raftmq.types import NodeId, RaftGroupId, RaftIndex
+from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
 CONFUSED = -1
 """In place of an incarnation: wake all that we share, we do not agree on what rests."""
+ABSENT_AFTER_RESTS = 10
+"""A member silent for so many times the idle time before a rest is absent."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups rest: messages are on their way."""
 
@@ -35,7 +41,7 @@ MISMATCHES_MAX = 3
 class Resting:
     """One replica's share in its group's rest."""
 
-    __slots__ = ("_idle_end", "_idle_ticks", "_replica", "_round", "is_resting")
+    __slots__ = ("_idle_end", "_idle_ticks", "_replica", "_round", "absent", "is_resting")
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -43,6 +49,8 @@ class Resting:
         self._idle_ticks = 0
         self._round = 0
         self.is_resting = False
+        self.absent: tuple[ReplicaId, ...] = ()
+        """Members whose node was silent for long when this leader let the group rest."""
 
     def look(self, ticks: int) -> None:
         """So many ticks passed: a leader whose group has been idle for long lets it rest."""
@@ -53,16 +61,35 @@ class Resting:
             self._idle_end, self._idle_ticks = core.log_end, 0
             return
         self._idle_ticks += ticks
-        if self._idle_ticks < replica.config.rest_after_ticks or not self._all_have_all():
+        if self._idle_ticks < replica.config.rest_after_ticks:
             return
+        absent = self._absent()
+        if not self._all_have_all(absent):
+            return
+        self.absent = absent
         round_number = core.next_round()
         for member in core.progress:
+            if member in absent:
+                continue
             rest = Rest(core.term, core.self_id, member, core.log_end, round_number)
             replica.send(rest)
         self._round = round_number
         self.is_resting = True
 
-    def _all_have_all(self) -> bool:
+    def _absent(self) -> tuple[ReplicaId, ...]:
+        """Who was silent for long; nobody where what is left is no majority."""
+        core = self._replica.core
+        patience_ticks = ABSENT_AFTER_RESTS * self._replica.config.rest_after_ticks
+        absent = tuple(
+            member
+            for member, progress in core.progress.items()
+            if core.now - progress.last_heard_tick > patience_ticks
+        )
+        voters = core.configuration.voters
+        is_majority = 2 * sum(voter not in absent for voter in voters) > len(voters)
+        return absent if is_majority else ()
+
+    def _all_have_all(self, absent: tuple[ReplicaId, ...]) -> bool:
         replica = self._replica
         core = replica.core
         if not replica.is_writable or not replica.is_settled or core.transferee is not None:
@@ -75,7 +102,8 @@ class Resting:
             and progress.state is ProgressState.REPLICATE
             and progress.is_promising
             and core.now - progress.last_heard_tick <= core.config.heartbeat_ticks + 1
-            for progress in core.progress.values()
+            for member, progress in core.progress.items()
+            if member not in absent
         )
 
     def on_rest(self, rest: Rest) -> None:
@@ -94,6 +122,8 @@ class Resting:
     def is_late(self, message: PeerMessage) -> bool:
         """True for what was under way when the rest began, which must not end it."""
         core = self._replica.core
+        if message.sender in self.absent:
+            return False  # it is back, perhaps with a term of long ago
         if message.term != core.term:
             return message.term < core.term
         if isinstance(message, Heartbeat | Rest):
@@ -105,8 +135,9 @@ class Resting:
         replica = self._replica
         self.is_resting = False
         self._idle_ticks = 0
+        absent, self.absent = self.absent, ()
         for member in replica.core.progress:
-            if member.node_id != silent:
+            if member.node_id != silent and member not in absent:
                 replica.vouch(member)  # it kept up until now: so the rest began, and went on
 
     def announce(self) -> None:
@@ -168,7 +199,8 @@ class Rests:
         core = replica.core
         leader = None if core.leader is None else core.leader.node_id
         if leader == self._node_id:
-            nodes = tuple(member.node_id for member in core.progress)
+            absent = replica.resting.absent
+            nodes = tuple(member.node_id for member in core.progress if member not in absent)
         else:
             nodes = () if leader is None else (leader,)
         record = _Record(replica, leader, nodes, _digest(replica.group))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jepsen_like.network import Network
+from jepsen_like.node import SimNode
 from raftmq.types import Offset
 from tests.cluster.sim_cluster import SimCluster
 
@@ -152,3 +153,57 @@ def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_awake() -> 
     cluster.until(lambda: resting(cluster).count(4) == 3, 5_000)
     cluster.run(1_000)
     assert resting(cluster) == [4, 4, 4]
+
+
+def with_one_dead(**options: object) -> tuple[SimCluster, SimNode]:
+    cluster = at_rest(**options)
+    dead = cluster.followers()[0]
+    dead.crash()
+    cluster.until(lambda: resting(cluster) == [0, 0], 2_000)
+    cluster.until(lambda: resting(cluster) == [cluster.world.options.groups] * 2, 10_000)
+    return cluster, dead
+
+
+def test_a_member_that_is_dead_for_long_keeps_nobody_awake() -> None:
+    cluster, _ = with_one_dead(groups=5)
+    network: Network = cluster.world.network
+    before = network.sent
+    cluster.run(1_000)
+    assert resting(cluster) == [5, 5], "they do not wake and rest in turns"
+    assert network.sent - before <= 20 * 2 * 1.2
+    leader = cluster.replica(cluster.leader)
+    assert len(leader.in_sync_replicas()) == 2, "the dead one is not vouched for"
+    cluster.append()
+    assert len(leader.in_sync_replicas()) == 2
+
+
+def test_a_member_that_returns_to_a_group_at_rest_is_served() -> None:
+    cluster, dead = with_one_dead()
+    cluster.commit(2)
+    cluster.until(lambda: resting(cluster) == [1, 1], 10_000)
+    dead.start()
+    cluster.settle()
+    assert cluster.replica(dead).log_end_offset == 5
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_a_member_that_returns_with_an_old_term_is_served() -> None:
+    cluster, dead = with_one_dead()
+    old_leader = cluster.leader
+    term = cluster.replica(old_leader).core.term
+    old_leader.crash()
+    old_leader.start()
+    cluster.until(lambda: bool(cluster.leaders()), 5_000)
+    cluster.commit()
+    cluster.until(lambda: resting(cluster) == [1, 1], 20_000)
+    assert cluster.replica(cluster.leader).core.term > term
+    dead.start()
+    cluster.settle()
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
+def test_two_dead_of_three_keep_the_third_awake() -> None:
+    cluster, dead = with_one_dead()
+    next(node for node in cluster.followers() if node is not dead).crash()
+    cluster.run(20_000)
+    assert resting(cluster) == [0]
