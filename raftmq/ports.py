@@ -80,6 +80,10 @@ class File(Protocol):
         """Return once all written bytes and the size are on the device; may run in any thread."""
         ...
 
+    def is_cached(self, position: int, size: int) -> bool:
+        """True when reading these bytes would not wait for the device, as far as can be told."""
+        ...
+
     def fileno(self) -> int:
         """The descriptor for sendfile; the simulation gives -1."""
         ...

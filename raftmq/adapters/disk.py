@@ -19,6 +19,10 @@ from raftmq.types import Buffer
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PIECES_MAX: Final = 1024  # IOV_MAX of Linux
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+_CANNOT_TELL: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_PROBE: Final = (bytearray(1),)  # whoever reads into it looks at the outcome alone
+_PROBE_STRIDE: Final = 128 << 10  # what the kernel reads ahead by itself
 
 
 class RefusedWrites:
@@ -116,6 +120,26 @@ class RealFile:
             # Never a DiskFullError, and never retried: the kernel has dropped the dirty pages
             # (delayed allocation reports ENOSPC here too).
             raise DiskError(f"cannot sync {self.path}: {error.strerror}") from error
+
+    def is_cached(self, position: int, size: int) -> bool:
+        """True when these bytes are in the page cache: the last one, and one in each stretch before
+        it. Where the file system cannot tell, they count as cached."""
+        if not _NOWAIT:
+            return True
+        at = position + size - 1
+        try:
+            while at > position:
+                os.preadv(self._fd, _PROBE, at, _NOWAIT)
+                at -= _PROBE_STRIDE
+            if size:
+                os.preadv(self._fd, _PROBE, position, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _CANNOT_TELL:
+                return True
+            _refuse(error, self.path, "read")
+        return True
 
     def fileno(self) -> int:
         """The descriptor, for sendfile."""

@@ -33,7 +33,7 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
-from raftmq.ports import Clock, DiskError
+from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
@@ -282,7 +282,7 @@ class Partition:
         last_fetched_epoch: int = -1,
         may_follow: bool = False,
         at_least_one: bool = True,
-        may_check: bool = True,
+        may_wait: bool = True,
     ) -> ReadResult:
         """Find what a consumer may read from `offset` on, as spans of whole batches.
 
@@ -291,8 +291,9 @@ class Partition:
             last_fetched_epoch: that of the record before `offset`, -1 for unknown (KIP-595).
             may_follow: a follower may answer (KIP-392).
             at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
-            may_check: check bytes here and now that nobody has checked since they were last read
-                from the disk; else such bytes are a job for a worker, in the result.
+            may_wait: read here and now what is not in memory, and check what nobody has checked
+                since it was last read from the disk; else that is a job for a worker, in the
+                result. A few such rounds may be needed.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -320,11 +321,13 @@ class Partition:
         if offset == end or (bytes_max <= 0 and not at_least_one):
             return ReadResult(ErrorCode.NONE, end, start)
         try:
-            if not may_check and offset < self._opened_end:
-                job = replica.log.needs_verification(offset, max(bytes_max, CHECK_AHEAD_BYTES))
-                if job is not None:
-                    return ReadResult(ErrorCode.NONE, end, start, verify=job)
-            spans = tuple(replica.log.locate(offset, bytes_max, end, at_least_one=at_least_one))
+            job = None if may_wait else self._needed_first(offset, bytes_max)
+            if job is not None:
+                return ReadResult(ErrorCode.NONE, end, start, job=job)
+            found = replica.log.locate(
+                offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
+            )
+            spans = tuple(found)
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 replica.damage_found()
@@ -337,9 +340,16 @@ class Partition:
         next_offset = Offset(spans[-1].end_offset) if spans else offset
         return ReadResult(ErrorCode.NONE, end, start, spans, size, next_offset)
 
-    def verified(self, job: VerifyJob) -> None:
+    def _needed_first(self, offset: Offset, bytes_max: int) -> Runnable | None:
+        log = self.replica.log
+        job = log.read_ahead(offset, bytes_max)
+        if job is None and offset < self._opened_end:
+            return log.needs_verification(offset, max(2 * bytes_max, CHECK_AHEAD_BYTES), bytes_max)
+        return job
+
+    def prepared(self, job: Runnable) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
-        if self.replica.log.checked(job):
+        if isinstance(job, VerifyJob) and self.replica.log.checked(job):
             self.replica.damage_found()
 
     @property

@@ -7,8 +7,7 @@ from typing import Protocol
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.log.verify import VerifyJob
-from raftmq.ports import File
+from raftmq.ports import File, Runnable
 from raftmq.types import LeaderEpoch, Offset
 
 NO_OFFSET = Offset(-1)
@@ -41,8 +40,8 @@ class ReadResult:
     next_offset: Offset = NO_OFFSET
     """Of the last batch in `spans`."""
     diverging: tuple[LeaderEpoch, Offset] | None = None
-    verify: VerifyJob | None = None
-    """These bytes must be read and checked first, in a worker; then `Partition.verified`."""
+    job: Runnable | None = None
+    """Bytes must be read or checked first, in a worker; then `Partition.prepared`, and again."""
 
 
 @frozen(slots=True)

@@ -41,8 +41,9 @@ class Checker:
             for segment in self._segments.all:
                 segment.verified.rotate()
 
-    def needed(self, offset: int, bytes_max: int) -> VerifyJob | None:
-        """A check of the batch at `offset` and what follows; None when it is verified.
+    def needed(self, offset: int, bytes_max: int, wanted: int = 1) -> VerifyJob | None:
+        """A check of `bytes_max` from the batch at `offset` on; None when `wanted` of them are
+        verified.
 
         Raises:
             DamagedError: the batch is known to be damaged.
@@ -52,7 +53,10 @@ class Checker:
             return None
         segment = self._segments.holding(offset)
         position, header = next(segment.headers_from(offset))
-        if segment.verified.end_from(position) > position:
+        verified = segment.verified.end_from(position) - position
+        damage = segment.damage_from(position)
+        limit = segment.size if damage is None else damage.position
+        if verified and verified >= min(wanted, limit - position):
             return None
         return self._job(segment, position, header.base_offset, bytes_max)
 

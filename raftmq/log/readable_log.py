@@ -80,16 +80,26 @@ class ReadableLog:
         return self._reader.read_ahead(offset, bytes_max)
 
     def locate(
-        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+        self,
+        offset: Offset,
+        bytes_max: int,
+        end: Offset,
+        *,
+        at_least_one: bool = True,
+        may_check: bool = True,
     ) -> list[FileSpan]:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
+
+        What is not verified is checked here, or ends the spans where that may not be.
 
         Raises:
             DamagedError: the first of them is damaged.
         """
         assert self.log_start.offset <= offset
         self._checker.rotate_if_due()
-        return self._reader.locate(offset, bytes_max, end, at_least_one=at_least_one)
+        return self._reader.locate(
+            offset, bytes_max, end, at_least_one=at_least_one, may_check=may_check
+        )
 
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
         """Headers of the batches that overlap `[start, end)`.
@@ -136,15 +146,18 @@ class ReadableLog:
 
     # --- checking ---------------------------------------------------------------------------
 
-    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
-        """A check that `locate` would otherwise make inline; None when the bytes are verified.
+    def needs_verification(
+        self, offset: Offset, bytes_max: int, wanted: int = 1
+    ) -> VerifyJob | None:
+        """A check of `bytes_max` that `locate` would otherwise make inline; None when `wanted` of
+        them are verified.
 
         Run it in a worker thread, then hand it to `checked`.
 
         Raises:
             DamagedError: the batch is known to be damaged.
         """
-        return self._checker.needed(offset, bytes_max)
+        return self._checker.needed(offset, bytes_max, wanted)
 
     def scrub_job(self, bytes_max: int) -> VerifyJob | None:
         """Check the next stretch of the log, from the start again after the end; None if empty."""

@@ -28,6 +28,7 @@ from raftmq.records import HEADER_SIZE, BatchHeader, parse_header, read_records
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 _CURSORS_MAX: Final = 32
+_SEGMENTS_AHEAD: Final = 8
 _BARE_OVERHEAD: Final = 64
 
 
@@ -249,15 +250,25 @@ class LogReader:
         """What `locate` would wait for the disk for; None when it is in memory."""
         if offset >= self.segments.end_offset or self.recent.find(offset) is not None:
             return None
+        segments = self.segments
+        at = segments.at(offset)
         cursor = self._cursors.get(offset)
-        if cursor is not None and cursor[1] < cursor[0].size:
-            return cold_job(cursor[0], offset, cursor[1], bytes_max)
-        return cold_job(self.segments.holding(offset), offset, None, bytes_max)
+        is_known = cursor is not None and cursor[0] is segments.all[at]
+        position = cursor[1] if cursor is not None and is_known else None
+        return cold_job(segments.all[at : at + _SEGMENTS_AHEAD], offset, position, bytes_max)
 
     def locate(
-        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+        self,
+        offset: Offset,
+        bytes_max: int,
+        end: Offset,
+        *,
+        at_least_one: bool = True,
+        may_check: bool = True,
     ) -> list[FileSpan]:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
+
+        What is not verified is checked here, or ends the spans where that may not be.
 
         Raises:
             DamagedError: the first of them is damaged.
@@ -268,7 +279,8 @@ class LogReader:
         spans: list[FileSpan] = []
         while at < limit and (left > 0 or (at_least_one and not spans)):
             try:
-                span, after = self._span(at, left, limit, must=at_least_one and not spans)
+                must = at_least_one and not spans
+                span, after = self._span(at, left, limit, must=must, may_check=may_check)
             except DamagedError:
                 if spans:
                     break
@@ -289,7 +301,9 @@ class LogReader:
             at = after
         return spans
 
-    def _span(self, offset: int, left: int, end: int, *, must: bool) -> tuple[FileSpan | None, int]:
+    def _span(
+        self, offset: int, left: int, end: int, *, must: bool, may_check: bool
+    ) -> tuple[FileSpan | None, int]:
         slot = self.recent.find(offset)
         if slot is not None:
             found = self._recent_span(slot, left, end, must=must)
@@ -300,6 +314,8 @@ class LogReader:
             return None, offset
         verified_end = segment.verified.end_from(position)
         if verified_end < position + first.size:
+            if not may_check:
+                return None, offset  # a worker's to check, when they are asked for
             after, to = self._verify(segment, position, first, left, end)
         else:
             limit = min(verified_end, position + max(left, first.size))

@@ -315,6 +315,16 @@ class SparseIndex:
         self._pending_values.clear()
         self._cache.forget(self.path)
 
+    def unloaded_file(self) -> tuple[File, int] | None:
+        """The file and its size, as long as the next look-up must read it; None when its entries
+        are in memory, or there is no file to read."""
+        if not self._count or self._cache.get(self.path) is not None:
+            return None
+        try:
+            return self._files.get(self.path), HEADER_SIZE + self._count * self._entry_size
+        except FileNotFoundError:
+            return None
+
     def file(self) -> File:
         """The open file, for a flush job."""
         return self._files.get(self.path)

@@ -39,6 +39,9 @@ class Limits:
     connection_idle_ms: int = 600_000
     receive_stall_ms: int = 30_000
     """A frame of which no byte arrives for so long costs its connection: it holds node memory."""
+    socket_send_bytes: int = 0
+    """The kernel's send buffer of a connection; 0: `LOCAL_SEND_BYTES` for clients of this machine,
+    the kernel's own choice for others."""
     send_stall_ms: int = 60_000
     """An answer of which the client takes no byte for so long costs its connection."""
 

@@ -33,6 +33,8 @@ SENDFILE_TURN_BYTES_MAX: Final = 1 << 20
 SPAN_JOIN_BYTES_MAX: Final = 16 << 10
 """A smaller span is read and joined with the bytes before it: one call beats three."""
 JOIN_BYTES_MAX: Final = 64 << 10
+WARM_S: Final = 1.0
+"""What was found in memory is taken to be there still for so long."""
 
 
 class Span(Protocol):
@@ -103,6 +105,7 @@ class ReplyQueue:
         "_span_sent",
         "_stall",
         "_wants_idle",
+        "_warm_end",
         "_writer",
         "stalled_since",
     )
@@ -126,6 +129,7 @@ class ReplyQueue:
         self._outbox: deque[Piece] = deque()  # the answer under way, its front piece partly sent
         self._outbox_charge = 0
         self._span_sent = 0  # of the front span
+        self._warm_end = 0  # of the front span: up to there it was found in memory
         self._bytes = 0  # charged and not yet given back: requests unanswered, answers unsent
         self._stall: _Stall | None = None  # set: the writer task alone may send
         self._is_pumping = False
@@ -238,6 +242,8 @@ class ReplyQueue:
             if self._stall is _Stall.FULL:
                 self.stalled_since = trio.current_time()
                 await trio.lowlevel.wait_writable(self._sock)
+                if trio.current_time() - self.stalled_since > WARM_S:
+                    self._warm_end = 0
                 self.stalled_since = None
             elif self._stall is _Stall.COLD:
                 await self._read_ahead()
@@ -361,12 +367,14 @@ class ReplyQueue:
         left = span.size - self._span_sent
         if left == 0:
             self._outbox.popleft()
-            self._span_sent = 0
+            self._span_sent = self._warm_end = 0
             return 0
         size = min(left, bytes_max)
         position = span.position + self._span_sent
-        if not is_warm(span.file, position, size):
-            return _Stall.COLD
+        if self._span_sent + size > self._warm_end:
+            if not is_warm(span.file, position, size):
+                return _Stall.COLD
+            self._warm_end = self._span_sent + size
         try:
             descriptor = span.file.fileno()
             if descriptor >= 0:
@@ -382,7 +390,7 @@ class ReplyQueue:
         self._span_sent += sent
         if self._span_sent == span.size:
             self._outbox.popleft()
-            self._span_sent = 0
+            self._span_sent = self._warm_end = 0
         return sent
 
     async def _read_ahead(self) -> None:

@@ -15,7 +15,7 @@ from raftmq.errors import NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
-from raftmq.ports import File
+from raftmq.ports import File, Runnable
 from raftmq.raft.ready import Role, SoftState
 from raftmq.records import BatchHeader, parse_header, stamp
 from raftmq.types import (
@@ -76,6 +76,7 @@ class FakeLog:
     flushed_end_offset: Offset = Offset(0)
     damaged: bool = False
     job: Any = None  # the check that cold bytes need, once
+    cold_jobs: list[Runnable] = field(factory=list)
     checks: int = 0
 
     @property
@@ -87,7 +88,13 @@ class FakeLog:
         return Offset(self.batches[-1][0].next_offset) if self.batches else self.log_start.offset
 
     def locate(
-        self, offset: Offset, bytes_max: int, end: Offset, *, at_least_one: bool = True
+        self,
+        offset: Offset,
+        bytes_max: int,
+        end: Offset,
+        *,
+        at_least_one: bool = True,
+        may_check: bool = True,
     ) -> Sequence[FakeSpan]:
         if self.damaged:
             raise DamagedError(offset, end)
@@ -134,13 +141,19 @@ class FakeLog:
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
         return iter([h for h, _ in self.batches if start < h.next_offset <= end])
 
-    def needs_verification(self, offset: Offset, bytes_max: int) -> VerifyJob | None:
+    def read_ahead(self, offset: Offset, bytes_max: int) -> Runnable | None:
+        return self.cold_jobs.pop(0) if self.cold_jobs else None
+
+    def needs_verification(
+        self, offset: Offset, bytes_max: int, wanted: int = 1
+    ) -> VerifyJob | None:
         job: VerifyJob | None = self.job
         return job
 
     def checked(self, job: VerifyJob) -> object:
         assert job is self.job, "another job was to be run"
         self.checks += 1
+        self.job = None
         return []
 
     def index_of(self, offset: Offset) -> RaftIndex:

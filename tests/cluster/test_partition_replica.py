@@ -240,13 +240,13 @@ def test_cold_bytes_are_checked_before_they_are_served() -> None:
         node.produce(batch())
     node.flush()
     again = started(node.disk)
-    cold = again.partition.read(Offset(0), 1 << 20, may_check=False)
+    cold = again.partition.read(Offset(0), 1 << 20, may_wait=False)
     assert (cold.code, cold.spans) == (ErrorCode.NONE, ())
-    assert cold.verify is not None
-    cold.verify.run()
-    again.partition.verified(cold.verify)
-    warm = again.partition.read(Offset(0), 100, may_check=False)
-    assert (warm.verify, len(warm.spans)) == (None, 1)
+    assert cold.job is not None
+    cold.job.run()
+    again.partition.prepared(cold.job)
+    warm = again.partition.read(Offset(0), 100, may_wait=False)
+    assert (warm.job, len(warm.spans)) == (None, 1)
 
 
 def test_closing_fails_what_waits() -> None:

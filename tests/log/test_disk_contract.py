@@ -53,6 +53,14 @@ def test_write_and_read(place: Place) -> None:
     file.close()
 
 
+def test_what_was_just_written_is_in_memory(place: Place) -> None:
+    file = place.disk.open(f"{place.root}/a", create=True)
+    file.pwrite(bytes(300_000), 0)
+    assert file.is_cached(0, 300_000)
+    assert file.is_cached(299_999, 1)
+    assert file.is_cached(5, 0)
+
+
 def test_many_pieces(place: Place) -> None:
     file = place.disk.open(f"{place.root}/a", create=True)
     pieces = [bytes((n % 256,)) * (n % 5) for n in range(3000)]
@@ -136,6 +144,37 @@ def test_size_of_a_closed_file(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(DiskError):
         file.size()
+
+
+def test_bytes_that_left_memory_are_told(tmp_path: Path) -> None:
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "a"), create=True)
+    file.pwrite(os.urandom(4 << 20), 0)
+    file.fdatasync()
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if file.is_cached(0, 4 << 20):
+        pytest.skip("this file system cannot tell, or keeps everything")
+    file.pread(4096, 0)
+    assert file.is_cached(0, 4096)
+    assert not file.is_cached(0, 4 << 20)
+    file.pread(4 << 20, 0)
+    assert file.is_cached(0, 4 << 20)
+
+
+def test_a_file_system_that_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealDisk().open(str(tmp_path / "a"), create=True)
+    code = errno.EOPNOTSUPP
+
+    def preadv(*_args: object) -> int:
+        raise OSError(code, "as told")
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert file.is_cached(0, 10)
+    code = errno.EIO
+    with pytest.raises(DiskError):
+        file.is_cached(0, 10)
+    monkeypatch.setattr("raftmq.adapters.disk._NOWAIT", 0)
+    assert file.is_cached(0, 10)
 
 
 def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,15 @@ from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_results import DeleteResult
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.log.verify import VerifyJob
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse
 from raftmq.protocol.produce import ProducePartitionResponse
 from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.server.elections import WAIT_MS
+from raftmq.server.handlers.fetch import COLD_ROUNDS_MAX
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, METADATA_TOPIC_ID, Offset, TopicPartition
 from tests.cluster.fake_replica import FakeReplica
 from tests.server.world import FakeSlot, World
@@ -118,6 +121,23 @@ def test_a_moved_leader_is_named() -> None:
     assert row.current_leader is not None
     assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (2, 6)
     assert [(node.node_id, node.host) for node in response.node_endpoints] == [(2, "host2")]
+
+
+@pytest.mark.parametrize("api", ["produce", "fetch"])
+def test_a_node_that_does_not_lead_never_names_itself(api: str) -> None:
+    world = World()
+    world.add_topic("t")
+    world.replica("t").follow(None)
+    if api == "produce":
+        slot = world.produce(10, [("t", 0, batch())])
+        world.bench.sleep(WAIT_MS)
+        row: Any = world.produced(10, slot).topics[0].partitions[0]
+    else:
+        slot = world.fetch(12, [("t", 0, 0)])
+        world.bench.sleep(WAIT_MS)
+        row = world.fetched(12, slot).topics[0].partitions[0]
+    assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert row.current_leader is None
 
 
 def test_a_producer_learns_who_leads_as_soon_as_that_is_known() -> None:
@@ -335,9 +355,13 @@ class FakeJob:
         self.is_run = True
 
 
+class FakeCheck(FakeJob, VerifyJob):
+    """A check of bytes among these."""
+
+
 def cold(world: World) -> tuple[FakeJob, list[Promise[Any]]]:
     """The partition's bytes need a check; workers start when the test says so."""
-    job = FakeJob()
+    job = FakeCheck()
     started: list[Promise[Any]] = []
 
     def submit(work: Callable[[], Any]) -> Promise[Any]:
@@ -359,6 +383,33 @@ def test_cold_bytes_are_checked_by_a_worker_first() -> None:
     assert (job.is_run, slot.pieces, world.replica("t").log.checks) == (True, None, 0)
     started[0].resolve(None)
     assert world.replica("t").log.checks == 1
+    assert fetched(world, 12, slot).records
+
+
+def test_what_is_not_in_memory_is_read_by_a_worker_round_by_round() -> None:
+    world, _ = filled()
+    check, started = cold(world)
+    index, data = FakeJob(), FakeJob()
+    log = world.replica("t").log
+    log.cold_jobs = [index, data]
+    slot = world.fetch(12, [("t", 0, 0)], max_wait_ms=500)
+    for number, job in enumerate((index, data, check)):
+        assert job.is_run
+        assert slot.pieces is None
+        started[number].resolve(None)
+    assert fetched(world, 12, slot).records
+    assert (log.checks, len(started)) == (1, 3)
+
+
+def test_memory_so_short_that_bytes_leave_at_once_starves_nobody() -> None:
+    world, _ = filled()
+    _, started = cold(world)
+    log = world.replica("t").log
+    log.cold_jobs = [FakeJob() for _ in range(100)]
+    slot = world.fetch(12, [("t", 0, 0)], max_wait_ms=500)
+    for _ in range(COLD_ROUNDS_MAX):
+        assert slot.pieces is None
+        started[-1].resolve(None)
     assert fetched(world, 12, slot).records
 
 

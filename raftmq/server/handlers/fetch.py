@@ -14,7 +14,7 @@ from raftmq.cluster.deadlines import Deadline
 from raftmq.cluster.partition import Partition
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.log.verify import VerifyJob
+from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader
 from raftmq.protocol.fetch import (
@@ -36,6 +36,8 @@ ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
 BYTES_MAX: Final = 64 << 20
 """More than this in one answer serves nobody: the client asks again at once."""
+COLD_ROUNDS_MAX: Final = 4
+"""Index, bytes, their check, and once more where memory is so short that they left it again."""
 
 _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
@@ -83,7 +85,7 @@ class _Reading:
         "_broker",
         "_context",
         "_found",
-        "_may_check",
+        "_may_wait",
         "_request",
         "_version",
         "answers",
@@ -108,13 +110,13 @@ class _Reading:
         self.size = 0
         self.is_urgent = False
         """An error or a hint that the client must learn at once."""
-        self.jobs: list[tuple[Partition, VerifyJob]] = []
-        """Bytes that a worker must check before they can be served."""
+        self.jobs: list[tuple[Partition, Runnable]] = []
+        """What a worker must read or check before it can be served."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
 
-    def read(self, *, may_check: bool = False) -> None:
+    def read(self, *, may_wait: bool = False) -> None:
         """Look at every partition, within the request's limits."""
-        self._may_check = may_check
+        self._may_wait = may_wait
         self.answers = []
         self.partitions = []
         self.jobs = []
@@ -174,13 +176,13 @@ class _Reading:
         """After a wake: read again only where that can change the answer."""
         for partition, offset in self.partitions:
             if partition.fetches.is_over:
-                self.read(may_check=True)
+                self.read(may_wait=True)
                 return True
             if partition.readable_end > offset or not partition.serves_fetches:
                 break
         else:
             return False
-        self.read(may_check=True)
+        self.read(may_wait=True)
         return self.is_urgent or self.size >= min_bytes
 
     def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
@@ -200,10 +202,10 @@ class _Reading:
             last_fetched_epoch=request.last_fetched_epoch,
             may_follow=self._version >= FOLLOWERS_FROM,
             at_least_one=is_first,
-            may_check=self._may_check,
+            may_wait=self._may_wait,
         )
-        if result.verify is not None:
-            self.jobs.append((found, result.verify))
+        if result.job is not None:
+            self.jobs.append((found, result.job))
         if result.code is not ErrorCode.NONE:
             answer = self._refuse(wanted, result.code)
             answer.high_watermark = result.high_watermark
@@ -239,7 +241,7 @@ class _Reading:
         answer = FetchPartitionResponse(request.partition, code, records=())
         if code in _MOVED and self._version >= LEADER_HINTS_FROM:
             name, topic_id = _named(wanted)
-            answer.current_leader = self._broker.current_leader(name, topic_id, request.partition)
+            answer.current_leader = self._broker.leader_hint(name, topic_id, request.partition)
         return answer
 
 
@@ -251,7 +253,7 @@ def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
 class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
-    __slots__ = ("_deadline", "_is_parked", "_min_bytes", "_parked_at", "_reading")
+    __slots__ = ("_deadline", "_is_parked", "_min_bytes", "_parked_at", "_reading", "_rounds")
 
     def __init__(self, reading: _Reading, min_bytes: int) -> None:
         super().__init__()
@@ -260,17 +262,19 @@ class ParkedFetch(Abandonable[FetchResponse]):
         self._parked_at: list[Partition] = []
         self._deadline: Deadline | None = None
         self._is_parked = False
+        self._rounds = 0
 
     def check(self, wait_ms: int) -> None:
         """Let workers read and check what is cold, then look again."""
         left = len(self._reading.jobs)
+        self._rounds += 1
 
-        def settled_for(partition: Partition, job: VerifyJob) -> Callable[[Promise[None]], None]:
+        def settled_for(partition: Partition, job: Runnable) -> Callable[[Promise[None]], None]:
             def settled(done: Promise[None]) -> None:
                 nonlocal left
                 left -= 1
                 if done.error is None:
-                    partition.verified(job)
+                    partition.prepared(job)
                 # An error of the disk shows again when the partition is read.
                 if left == 0 and not self.is_done:
                     self._look(wait_ms)
@@ -283,8 +287,11 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
     def _look(self, wait_ms: int) -> None:
         reading = self._reading
-        reading.read(may_check=True)
-        if reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
+        # An index that was cold says now where the cold bytes are, and these may need a check.
+        reading.read(may_wait=self._rounds >= COLD_ROUNDS_MAX)
+        if reading.jobs:
+            self.check(wait_ms)
+        elif reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
             self._answer()
         else:
             self.park(wait_ms)
@@ -310,7 +317,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
         def known(_done: Promise[None]) -> None:
             if not self.is_done:
-                self._reading.read(may_check=True)
+                self._reading.read(may_wait=True)
                 self.resolve(self._reading.respond())
 
         waits.when_done(known)
@@ -329,7 +336,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.resolve(FetchResponse())
 
     def _expire(self) -> None:
-        self._reading.read(may_check=True)
+        self._reading.read(may_wait=True)
         self._unpark()
         self.resolve(self._reading.respond())
 
