@@ -69,6 +69,8 @@ from raftmq.types import (
 logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
+CUT_OFF_MS: Final = 1_000.0
+"""Without a word of the metadata majority for so long, and of its end neither."""
 METADATA_SEGMENT_BYTES: Final = 64 << 20
 METADATA_RESERVE_BYTES: Final = 1 << 20
 
@@ -252,7 +254,17 @@ class Node:
         self.events = Events(self)
         self.events.attach()
         self.broker.drains = plane.multiraft
+        self.broker.is_cut_off = self._is_cut_off
         self.broker.on_broken_invariant = plane.fail
+
+    def _is_cut_off(self) -> bool:
+        """True when metadata may well go on without this node: the majority is silent, and not
+        because its nodes are down."""
+        if self.metadata_replica is None or self.control.lifecycle.isolated_ms() <= CUT_OFF_MS:
+            return False
+        voters = [voter.node_id for voter in self.metadata_replica.voters]
+        up = sum(v == self.node_id or self.plane.links.is_connected(v) for v in voters)
+        return 2 * up > len(voters)
 
     def _first_voters(self) -> list[NodeId]:
         return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]

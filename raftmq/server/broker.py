@@ -202,6 +202,16 @@ class Broker:
         topic = self.find_topic(name, topic_id)
         return NO_LEADER if topic is None else self.leader_of(topic.topic_id, index)
 
+    def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
+        """As `current_leader`, for an answer that this node is not it: then it never names itself,
+        which would send the client round in circles."""
+        leader = self.current_leader(name, topic_id, index)
+        if leader.leader_id == self.node_id:
+            found = self.find_partition(name, topic_id, index)
+            if isinstance(found, ErrorCode) or not found.is_leader:
+                return NO_LEADER
+        return leader
+
     def endpoint(self, broker: BrokerImage) -> NodeEndpoint | None:
         """Where a broker listens for clients."""
         address = broker.endpoint("client")

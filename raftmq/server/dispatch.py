@@ -42,7 +42,7 @@ from raftmq.server.handlers import fetch, produce
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ApiMetrics, EncodedAnswer
-from raftmq.server.parked import Abandonable
+from raftmq.server.parked import HANG_UP, Abandonable
 from raftmq.server.replies import Pieces, Slot
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
@@ -200,6 +200,9 @@ class Dispatcher:
         started: float,
         metrics: ApiMetrics,
     ) -> None:
+        if result is HANG_UP:
+            self._hang_up(slot, metrics)
+            return
         if not isinstance(result, Promise):
             slot.answer(answer(result))
             metrics.observe(time.perf_counter() - started)
@@ -207,7 +210,11 @@ class Dispatcher:
 
         def settled(promise: Promise[Any]) -> None:
             try:
-                pieces = answer(promise.result())
+                value = promise.result()
+                if value is HANG_UP:
+                    self._hang_up(slot, metrics)
+                    return
+                pieces = answer(value)
             except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
                 self._failed(header, error, metrics)
                 slot.fail()
@@ -216,6 +223,11 @@ class Dispatcher:
             metrics.observe(time.perf_counter() - started)
 
         result.when_done(settled)
+
+    def _hang_up(self, slot: Slot, metrics: ApiMetrics) -> None:
+        metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)
+        _log.info("clients are sent to other nodes", why="no metadata majority is seen")
+        slot.fail()
 
     def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
         metrics.failures += 1

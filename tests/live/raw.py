@@ -58,6 +58,24 @@ def fetch(node: Node, topic: str, offset: int = 0, partition: int = 0) -> tuple[
     return answer.error_code, bytes(answer.records or b"")
 
 
+def produce(
+    node: Node,
+    topic: str,
+    batch: bytes,
+    *,
+    acks: int = -1,
+    timeout_ms: int = 10_000,
+    partition: int = 0,
+) -> tuple[int, int]:
+    """What this node makes of one batch: error code and base offset."""
+    part = Struct(index=partition, records=batch)
+    topics = [Struct(name=topic, partition_data=[part])]
+    request = Struct(transactional_id=None, acks=acks, timeout=timeout_ms, topic_data=topics)
+    produced = ask(node, ApiKey.PRODUCE, 9, request)
+    (answer,) = produced.responses[0].partition_responses
+    return answer.error_code, answer.base_offset
+
+
 def _receive(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:

@@ -201,6 +201,36 @@ def test_the_last_leader_is_named_while_the_next_is_elected() -> None:
     assert [broker.node_id for broker in answer.brokers] == [1, 2]
 
 
+@pytest.mark.parametrize("wanted", [{}, {"topics": None}])
+def test_a_node_that_is_cut_off_sends_its_clients_to_others(wanted: dict[str, Any]) -> None:
+    """It cannot hear who leads after it; told the old leader for ever, a client with no other
+    connection would never learn it."""
+    world = World()
+    world.add_topic("t")
+    world.replica("t").follow(None)
+    flags = {**named("t"), **wanted}
+    waiting = world.send(ApiKey.METADATA, 9, **flags)
+    assert waiting.pieces is None, "the next leader may be known in a moment"
+    world.broker.is_cut_off = lambda: True
+    world.bench.sleep(WAIT_MS)
+    later = world.send(ApiKey.METADATA, 9, **flags)
+    for slot in (waiting, later):
+        assert slot.is_failed
+        assert slot.pieces is None
+    world.broker.is_cut_off = lambda: False
+    assert world.ask(ApiKey.METADATA, 9, **flags).topics[0].partitions[0].leader_id == 1
+
+
+def test_a_node_that_is_cut_off_still_tells_what_it_knows() -> None:
+    world = World()
+    topic_id = world.add_topic("t")
+    world.broker.is_cut_off = lambda: True
+    assert world.ask(ApiKey.METADATA, 9, **named("t")).topics[0].partitions[0].leader_id == 1
+    world.replica("t").follow()
+    world.lead(topic_id, 0, 2, 6)
+    assert world.ask(ApiKey.METADATA, 9, **named("t")).topics[0].partitions[0].leader_id == 2
+
+
 def test_a_partition_that_never_had_a_leader() -> None:
     world = World()
     topic_id = world.add_topic("t")

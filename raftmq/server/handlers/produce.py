@@ -116,7 +116,7 @@ def _respond(
             )
             if result.code in _MOVED and version >= _LEADER_HINTS_FROM:
                 # KIP-951: the client need not ask for metadata first.
-                row.current_leader = broker.current_leader(topic.name, topic.topic_id, part.index)
+                row.current_leader = broker.leader_hint(topic.name, topic.topic_id, part.index)
                 hinted.append(row.current_leader.leader_id)
             rows.append(row)
         response.topics.append(ProduceTopicResponse(topic.name, topic.topic_id, rows))
