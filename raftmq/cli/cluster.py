@@ -130,8 +130,9 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
                 if not (offline or under) or time.monotonic() >= deadline:
                     break
                 time.sleep(0.1)
-            picture = take_picture(admin, addresses, patience_s)
-            return _Look(info, picture, "", offline, under)
+        with Admin(bootstrap, timeout_ms=patience_s * 1000) as finder:
+            picture = take_picture(finder, addresses, patience_s)
+        return _Look(info, picture, "", offline, under)
     except ClientError as error:
         if not addresses:
             raise

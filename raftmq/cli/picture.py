@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -24,6 +24,11 @@ from raftmq_client.errors import ClientError
 
 ADMIN_KEY: Final = "raftmq.admin.listener"
 ASKED_AT_ONCE_MAX: Final = 32
+NEEDED: Final = frozenset(
+    {"node_id", "health", "isolation", "metadata", "brokers", "partitions", "not_running"}
+    | {"quarantined", "journal_is_damaged", "faults", "disk"}
+)
+"""What the tables read of a `/status`."""
 
 NODE_COLUMNS: Final = (
     "NodeId",
@@ -153,7 +158,7 @@ class Picture:
 
 
 def _how_much(metadata: dict[str, Any]) -> tuple[bool, int, int]:
-    """Who leads the newest term knows most; a member that knows its leader knows more than others."""
+    """Who leads the newest term knows most, then whoever knows a leader at all."""
     known = sum(row["lag_entries"] is not None for row in metadata["members"])
     return metadata["leader"] is not None, int(metadata["leader_epoch"]), known
 
@@ -185,31 +190,43 @@ def remarks(status: dict[str, Any]) -> list[str]:
 
 
 def take_picture(admin: Admin | None, addresses: Iterable[str], timeout_s: float) -> Picture:
-    """Ask every node that can be found, all at once."""
-    reports: dict[str, NodeReport] = {}
-    wanted = list(dict.fromkeys([*addresses, *([] if admin is None else find_addresses(admin))]))
-    while wanted:
+    """Ask every node that can be found, all at once.
+
+    Args:
+        admin: to find the first admin port by; None: only `addresses` are there to begin with.
+        addresses: admin ports, as an operator named them.
+        timeout_s: for each node.
+    """
+    reports = {report.address: report for report in _ask_all(list(addresses), timeout_s)}
+    if admin is not None and not any(r.status for r in reports.values()):
+        for address in find_addresses(admin):
+            report = reports[address] = _ask(address, timeout_s)
+            if report.status is not None:
+                break  # it knows the others
+    while wanted := _others(reports):
         for report in _ask_all(wanted, timeout_s):
             reports[report.address] = report
-        known = _registered(reports.values())
-        for address, node_id in known.items():
-            if address in reports and reports[address].node_id < 0:
-                reports[address].node_id = node_id
-        answered = {r.node_id for r in reports.values() if r.status is not None}
-        wanted = [a for a, n in known.items() if a not in reports and n not in answered]
     return Picture(sorted(reports.values(), key=lambda r: (r.node_id < 0, r.node_id, r.address)))
 
 
-def find_addresses(admin: Admin) -> list[str]:
-    """Admin ports as brokers' configurations name them; empty where there are none."""
-    addresses = []
+def _others(reports: dict[str, NodeReport]) -> list[str]:
+    """Admin ports that the answers so far list and nobody asked yet; names known ones by node."""
+    known = _registered(reports.values())
+    for address, node_id in known.items():
+        if address in reports and reports[address].node_id < 0:
+            reports[address].node_id = node_id
+    answered = {r.node_id for r in reports.values() if r.status is not None}
+    return [a for a, n in known.items() if a not in reports and n not in answered]
+
+
+def find_addresses(admin: Admin) -> Iterator[str]:
+    """Admin ports as brokers' configurations name them, one broker asked after the other."""
     for broker in admin.brokers():
         try:
             entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
         except ClientError:
-            continue  # gone meanwhile, or no raftmq: another one knows its registration
-        addresses += [e.value for e in entries if e.name == ADMIN_KEY and e.value]
-    return addresses
+            continue  # gone or hanging, or no raftmq: another one knows its registration
+        yield from (e.value for e in entries if e.name == ADMIN_KEY and e.value)
 
 
 def _registered(reports: Iterable[NodeReport]) -> dict[str, int]:
@@ -224,6 +241,8 @@ def _registered(reports: Iterable[NodeReport]) -> dict[str, int]:
 
 
 def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
+    if not addresses:
+        return []
     with ThreadPoolExecutor(min(len(addresses), ASKED_AT_ONCE_MAX)) as pool:
         return list(pool.map(lambda address: _ask(address, timeout_s), addresses))
 
@@ -233,6 +252,8 @@ def _ask(address: str, timeout_s: float) -> NodeReport:
         with urllib.request.urlopen(f"http://{address}/status", timeout=timeout_s) as answer:
             body = answer.read()
         status = msgspec.json.decode(body, type=dict[str, Any])
+        if not status.keys() >= NEEDED:
+            return NodeReport(address, failure="its /status is of another version of raftmq")
         return NodeReport(address, status["node_id"], status)
     except urllib.error.HTTPError as error:
         with error:

@@ -70,7 +70,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "metadata": _metadata(node),
         "brokers": _brokers(node),
         "partitions": await _partitions(node),
-        "not_running": not_running(node),
+        "not_running": await _not_running(node),
         "groups": await _groups(node),
         "peers": {
             str(node_id): {
@@ -155,6 +155,15 @@ async def _partitions(node: Node) -> list[dict[str, Any]]:
         rows.append(_partition(node, partition, replica))
         if number % ROWS_PER_LOOK == ROWS_PER_LOOK - 1:
             await turns.pause()
+    return rows
+
+
+async def _not_running(node: Node) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    turns = _Turns()
+    for topic in node.control.engine.image.topics_by_id():
+        rows += not_running(node, topic)
+        await turns.pause()
     return rows
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
+    from raftmq.cluster.metadata_image import TopicImage
     from raftmq.cluster.partition import Partition
     from raftmq.cluster.replica import Replica
     from raftmq.node.node import Node
@@ -88,14 +89,11 @@ def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
     ]
 
 
-def not_running(node: Node) -> list[dict[str, object]]:
-    """Partitions that this node should hold and does not run (yet)."""
-    found: list[dict[str, object]] = []
-    image = node.engine.image
-    for topic in image.topics_by_id():
-        for partition in topic.partitions:
-            if node.node_id not in partition.replicas:
-                continue
-            if node.partitions.registry.by_id(topic.topic_id, partition.index) is None:
-                found.append({"topic": topic.name, "partition": partition.index})
-    return found
+def not_running(node: Node, topic: TopicImage) -> list[dict[str, object]]:
+    """Partitions of a topic that this node should hold and does not run (yet)."""
+    by_id = node.partitions.registry.by_id
+    return [
+        {"topic": topic.name, "partition": partition.index}
+        for partition in topic.partitions
+        if node.node_id in partition.replicas and by_id(topic.topic_id, partition.index) is None
+    ]

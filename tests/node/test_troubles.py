@@ -118,7 +118,7 @@ def test_a_leader_alone_says_who_is_missing_and_what_it_refuses() -> None:
 
 def test_replicas_that_do_not_run_yet() -> None:
     topic_id = TopicId(UUID(int=1))
-    topic = SimpleNamespace(
+    topic: Any = SimpleNamespace(
         name="t",
         topic_id=topic_id,
         partitions=[
@@ -128,11 +128,8 @@ def test_replicas_that_do_not_run_yet() -> None:
         ],
     )
     registry = SimpleNamespace(by_id=lambda _topic, index: index == 0 or None)
-    node = fake_node(
-        engine=SimpleNamespace(image=SimpleNamespace(topics_by_id=lambda: [topic])),
-        partitions=SimpleNamespace(registry=registry),
-    )
-    assert not_running(node) == [{"topic": "t", "partition": 1}]
+    node = fake_node(partitions=SimpleNamespace(registry=registry))
+    assert not_running(node, topic) == [{"topic": "t", "partition": 1}]
 
 
 # ---- group lag ----
@@ -229,3 +226,9 @@ def test_too_many_lags_are_summed() -> None:
     assert rows[OTHER, OTHER, "-1"] == 5 * 10
     assert scrape[LEFT_OUT].rows == [((), 5)]
     assert len(scrape[LAG_SECONDS].rows) == 4
+
+
+def test_offsets_in_partitions_that_others_lead_cost_turns_too() -> None:
+    others = [Lagging(i, is_leader=False) for i in range(500)]
+    turns = sum(1 for _ in GROUPS.collect(group_node(others, {"g": 1}), Scrape(Ages())))
+    assert turns >= 500 // 64

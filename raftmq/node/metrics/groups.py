@@ -41,14 +41,19 @@ LEFT_OUT: Final = Metric(
 SLICE: Final = 16
 
 
-def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int]]:
-    """(labels, partition, position, lag) of every committed offset in a partition led here."""
+def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int] | None]:
+    """(labels, partition, position, lag) of every committed offset in a partition led here; None
+    now and then where others lead."""
     groups = node.engine.image.groups
+    elsewhere = 0
     for name in groups.names():
         offsets = groups.groups[name].offsets
         for at in sorted(offsets):
             partition = node.partitions.registry.by_name(at.topic, at.partition)
             if partition is None or not partition.is_leader:
+                elsewhere += 1
+                if elsewhere % (4 * SLICE) == 0:
+                    yield None
                 continue
             replica = partition.replica
             position = Offset(max(offsets[at].offset, replica.log_start_offset))
@@ -57,11 +62,16 @@ def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset,
 
 
 def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
-    left_out = left_lag = 0
+    left_out = left_lag = number = 0
     behind: dict[tuple[str, str, str], tuple[RaftGroupId, int]] = {}
     ages = scrape.ages
-    for number, (labels, partition, position, lag) in enumerate(_lags(node)):
-        if number >= node.config.metrics_groups_max:
+    for found in _lags(node):
+        if found is None:
+            yield None
+            continue
+        labels, partition, position, lag = found
+        number += 1
+        if number > node.config.metrics_groups_max:
             left_out += 1
             left_lag += lag
         else:
@@ -71,7 +81,7 @@ def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
                 behind[labels] = (partition.group, position)
             else:
                 scrape[LAG_SECONDS].add(labels, 0)
-        if number % SLICE == SLICE - 1:
+        if number % SLICE == 0:
             yield None
     yield ages.run
     ages.take(behind.values())

@@ -1,0 +1,167 @@
+"""`raftmq cluster status` puts nodes' answers side by side, whatever they answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from raftmq.cli.picture import Picture, remarks, take_picture
+
+TROUBLE = "no quorum: 1 of voters [1, 2] are there, node 1 misses [2]"
+
+
+def answer(node_id: int, addresses: dict[int, str], **more: Any) -> dict[str, Any]:
+    """A small /status."""
+    return {
+        "node_id": node_id,
+        "health": {"status": "ok"},
+        "isolation": {"is_isolated": False, "isolated_ms": 0},
+        "metadata": {
+            "voters": [1, 2],
+            "leader": 1,
+            "leader_epoch": 4,
+            "members": [
+                {"node_id": 1, "flushed_index": 9, "lag_entries": 0},
+                {"node_id": 2, "flushed_index": 7, "lag_entries": 2 if node_id == 1 else None},
+            ],
+        },
+        "brokers": [
+            {"node_id": n, "is_fenced": False, "addresses": {"admin": address}}
+            for n, address in addresses.items()
+        ],
+        "partitions": [],
+        "not_running": [],
+        "quarantined": [],
+        "journal_is_damaged": False,
+        "faults": None,
+        "disk": {"free_bytes": 100, "is_full": False},
+        **more,
+    }
+
+
+def partition(leads: bool, *troubles: str, **more: Any) -> dict[str, Any]:
+    return {
+        "topic": "t",
+        "partition": 0,
+        "is_leader": leads,
+        "leader": 1 if leads else None,
+        "leader_epoch": 5 if leads else 4,
+        "catching_up": [],
+        "troubles": list(troubles),
+        **more,
+    }
+
+
+@contextmanager
+def serving(body: bytes, code: int = 200) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_other_nodes_are_found_through_the_first_and_may_be_dead() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"127.0.0.1:{closed.getsockname()[1]}"
+    with serving(msgspec.json.encode(answer(2, {}))) as second:
+        known = {2: second, 3: dead}
+        with serving(msgspec.json.encode(answer(1, known))) as first:
+            picture = take_picture(None, [first], 5.0)
+    assert [report.node_id for report in picture.reports] == [1, 2, 3]
+    assert not picture.is_complete
+    rows = {row[0]: row for row in picture.nodes()}
+    assert rows[1][2:5] == ("ok", "leader", 0)
+    assert rows[2][2:5] == ("ok", "voter", 2)
+    assert rows[3][2] == "no answer"
+    assert "refused" in str(rows[3][-1])
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        (b"oops", 200, "answers something else"),
+        (b"[]", 200, "answers something else"),
+        (b'{"node_id": 1}', 200, "another version of raftmq"),
+        (b"", 500, "answers HTTP 500"),
+    ],
+)
+def test_strange_answers_are_part_of_the_picture(body: bytes, code: int, text: str) -> None:
+    with serving(body, code) as address:
+        (row,) = take_picture(None, [address], 5.0).nodes()
+    assert row[0] is None
+    assert text in str(row[-1])
+
+
+def test_a_node_that_hangs_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        (row,) = take_picture(None, [address], 0.2).nodes()
+    assert "no answer in time" in str(row[-1])
+
+
+def pictured(*answers: dict[str, Any]) -> Picture:
+    from raftmq.cli.picture import NodeReport
+
+    return Picture([NodeReport("a", a["node_id"], a) for a in answers])
+
+
+def test_reasons_of_all_replicas_are_put_together() -> None:
+    one = answer(1, {}, partitions=[partition(False, TROUBLE)])
+    two = answer(2, {}, partitions=[partition(False, TROUBLE, "damaged")])
+    assert pictured(one, two).stuck() == [("t", 0, None, 4, [TROUBLE, "damaged"])]
+    assert pictured(answer(1, {}, partitions=[partition(True)])).stuck() == []
+
+
+def test_only_leaders_tell_what_catches_up() -> None:
+    behind = [{"node_id": 3, "bytes_left": 500, "end_offset": 7}]
+    leader = answer(1, {}, partitions=[partition(True, catching_up=behind)])
+    former = answer(2, {}, partitions=[partition(False, catching_up=behind)])
+    assert pictured(leader, former).catching_up() == [("t", 0, 3, 500, 7)]
+
+
+def test_the_metadata_group_is_told_by_who_knows_most() -> None:
+    told = pictured(answer(2, {}), answer(1, {})).metadata()
+    assert told is not None
+    assert told["members"][1]["lag_entries"] == 2
+    assert pictured(answer(1, {}, metadata={"engine": "pysyncobj"})).metadata() is None
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"health": {"status": "unavailable", "reason": "stopping"}}, "stopping"),
+        (
+            {"isolation": {"is_isolated": True, "isolated_ms": 12_345}},
+            "cut off from the metadata majority for 12 s",
+        ),
+        ({"disk": {"free_bytes": 0, "is_full": True}}, "disk full"),
+        ({"journal_is_damaged": True}, "journal was damaged"),
+        ({"metadata": {"failure": "fsync"}}, "__cluster_metadata: fsync"),
+        ({"quarantined": ["x", "y"]}, "2 folders in quarantine"),
+        ({"not_running": [{}]}, "1 replicas not running yet"),
+        ({"faults": {"block_to": [], "fsync_delay_ms": 0}}, "faults armed"),
+        ({"faults": {"block_to": [2], "fsync_delay_ms": 0}}, "faults on: {'block_to': [2]}"),
+    ],
+)
+def test_remarks(more: dict[str, Any], text: str) -> None:
+    assert remarks(answer(1, {}, **more)) == [text]
