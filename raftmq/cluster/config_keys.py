@@ -340,10 +340,19 @@ BROKER_KEYS: Final = check_all(
             boolean,
         ),
         ConfigKey(
+            "group.coordinator.append.linger.ms",
+            _I,
+            "5",
+            "Offset commits of a coordinator are written together, this far apart at least.",
+            integer(0),
+            is_read_only=True,
+        ),
+        ConfigKey(
             "group.initial.rebalance.delay.ms",
             _I,
-            "3000",
-            "How long an empty group waits for more members before its first rebalance.",
+            "500",
+            "How long an empty group waits for more members before its first rebalance. "
+            "(Kafka: 3000.)",
             integer(0),
             is_read_only=True,
         ),
@@ -366,8 +375,8 @@ BROKER_KEYS: Final = check_all(
         ConfigKey(
             "group.max.size",
             _I,
-            "2147483647",
-            "Most members of a group.",
+            "10000",
+            "Most members of a group. (Kafka: no limit.)",
             integer(1),
             is_read_only=True,
         ),

@@ -12,7 +12,7 @@ heartbeats), or at its timeout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,7 +22,6 @@ from raftmq.cluster.broker_messages import (
     AdminRequest,
     AlterConfigsCall,
     BrokerHeartbeat,
-    ConfigResource,
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
@@ -39,7 +38,6 @@ from raftmq.cluster.commands import (
     DeleteTopics,
     FenceBroker,
     ReportVoters,
-    TopicOutcomes,
     UnfenceBroker,
     VotersReport,
 )
@@ -48,6 +46,7 @@ from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.liveness import Liveness
 from raftmq.cluster.metadata_engine import MetadataEngine
 from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.outcomes import merged, refused, refused_resource, settled, unnamed
 from raftmq.cluster.replacement import plan_replacement
 from raftmq.cluster.replacing import Replacing
 from raftmq.cluster.topic_configs import broker_value
@@ -408,7 +407,7 @@ class Controller:
         def done(is_known: bool, is_led: bool) -> None:
             if not call.promise.is_done:
                 call.promise.resolve(
-                    tuple(_settled(outcome, is_known, is_led) for outcome in outcomes)
+                    tuple(settled(outcome, is_known, is_led) for outcome in outcomes)
                 )
 
         self._wait(self._engine.image.structure_version, created, call.deadline_ms, done)
@@ -447,7 +446,7 @@ class Controller:
                         code=ErrorCode.POLICY_VIOLATION,
                     )
             except KafkaError as error:
-                rows.append(_refused(wish.name, error))
+                rows.append(refused(wish.name, error))
                 continue
             taken[wish.name.replace(".", "_")] = wish.name
             others += creation.replicas
@@ -467,9 +466,9 @@ class Controller:
         if request.validate_only or not creations:
             kept = rows
             if request.validate_only:
-                kept = [_unnamed(row) for row in rows]
+                kept = [unnamed(row) for row in rows]
             return None, lambda _result: tuple(kept)
-        return CreateTopics(topics=tuple(creations)), lambda result: _merged(rows, result)
+        return CreateTopics(topics=tuple(creations)), lambda result: merged(rows, result)
 
     def _plan_deletion(self, image: MetadataImage, request: DeleteTopicsCall) -> Plan:
         enabled = broker_value(image, self._node_id, self.config.static, "delete.topic.enable")
@@ -492,7 +491,7 @@ class Controller:
         if not topic_ids:
             return None, lambda _result: tuple(rows)
         command = DeleteTopics(topic_ids=tuple(dict.fromkeys(topic_ids)))
-        return command, lambda result: _merged(rows, result)
+        return command, lambda result: merged(rows, result)
 
     def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
         additions = []
@@ -501,14 +500,14 @@ class Controller:
             try:
                 addition = plan_partitions(image, wish, self._settings)
             except KafkaError as error:
-                rows.append(_refused(wish.name, error))
+                rows.append(refused(wish.name, error))
                 continue
             additions.append(addition)
             rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
         if request.validate_only or not additions:
             return None, lambda _result: tuple(rows)
         command = CreatePartitions(additions=tuple(additions))
-        return command, lambda result: _merged(rows, result)
+        return command, lambda result: merged(rows, result)
 
     def _plan_configs(self, image: MetadataImage, request: AlterConfigsCall) -> Plan:
         changes = []
@@ -517,7 +516,7 @@ class Controller:
             try:
                 change = plan_configs(image, resource, self._settings)
             except KafkaError as error:
-                rows.append(_refused_resource(resource, error))
+                rows.append(refused_resource(resource, error))
                 continue
             rows.append(Outcome(name=resource.resource_name, resource_type=resource.resource_type))
             if change.set or change.delete:
@@ -544,62 +543,3 @@ def _settle_out_of_office(
         call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))  # the next one may try
     else:
         call.promise.fail(error)
-
-
-def _refused(name: str, error: KafkaError) -> Outcome:
-    return Outcome(name=name, code=error.code, message=error.message)
-
-
-def _refused_resource(resource: ConfigResource, error: KafkaError) -> Outcome:
-    return Outcome(
-        name=resource.resource_name,
-        resource_type=resource.resource_type,
-        code=error.code,
-        message=error.message,
-    )
-
-
-def _unnamed(row: Outcome) -> Outcome:
-    """A validated topic has no id: it was not created."""
-    return Outcome(
-        name=row.name,
-        code=row.code,
-        message=row.message,
-        topic_id=NO_ID,
-        partitions=row.partitions,
-        replication_factor=row.replication_factor,
-    )
-
-
-def _merged(rows: Sequence[Outcome], result: TopicOutcomes) -> Outcomes:
-    """What was planned, with what became of it at apply."""
-    by_id = {outcome.topic_id: outcome for outcome in result.topics}
-    merged = []
-    for row in rows:
-        applied = None if row.topic_id is None else by_id.get(row.topic_id)
-        if row.code is ErrorCode.NONE and applied is not None and applied.code is not row.code:
-            row = Outcome(name=row.name, code=applied.code, message=applied.message)
-        merged.append(row)
-    return tuple(merged)
-
-
-def _settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
-    if outcome.code is not ErrorCode.NONE:
-        return outcome
-    if not is_known:
-        return Outcome(
-            name=outcome.name,
-            resource_type=outcome.resource_type,
-            code=ErrorCode.REQUEST_TIMED_OUT,
-            message="done, but not every live broker has applied it yet",
-            topic_id=outcome.topic_id,
-        )
-    return Outcome(
-        name=outcome.name,
-        message=outcome.message,
-        resource_type=outcome.resource_type,
-        topic_id=outcome.topic_id,
-        partitions=outcome.partitions,
-        replication_factor=outcome.replication_factor,
-        is_led=is_led,
-    )

@@ -1,8 +1,9 @@
 """Offset commits on their way to the metadata group: one command under way, the next one gathering.
 
-While a command is not yet answered all commits that come wait, and the next command carries them
-together; when nothing is under way a commit leaves at once. Owns who waits for what; a commit is
-judged when it is applied, each by itself. Never decides whether one is allowed.
+While a command is not yet answered, or left only a moment ago, all commits that come wait, and the
+next command carries them together; a commit after a while without any leaves at once. Owns who
+waits for what; a commit is judged when it is applied, each by itself. Never decides whether one is
+allowed.
 
 Invariants: what one member commits again before the last was sent replaces it there, and both are
 answered together; commits of one member keep their order; groups take turns, so that a storm of one
@@ -25,6 +26,7 @@ from raftmq.cluster.group_commands import (
     GroupCommand,
 )
 from raftmq.errors import ErrorCode
+from raftmq.ports import Clock
 from raftmq.promise import Promise
 
 OFFSETS_PER_COMMAND_MAX: Final = 2_000
@@ -51,10 +53,19 @@ class CommitQueue:
         propose: Callable[[GroupCommand], Promise[Any]],
         error_of: Callable[[Promise[Any]], ErrorCode],
         *,
+        clock: Clock,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+        linger_ms: float = 0.0,
         offsets_per_command_max: int = OFFSETS_PER_COMMAND_MAX,
         offsets_waiting_max: int = OFFSETS_WAITING_MAX,
     ) -> None:
-        """`error_of` tells what became of a proposed command."""
+        """`error_of` tells what became of a proposed command; `later(delay_ms, callback)` is a
+        timer, without which nothing lingers."""
+        self._clock = clock
+        self._later = later
+        self._linger_ms = linger_ms
+        self._sent_ms = float("-inf")
+        self._is_lingering = False
         self._propose = propose
         self._error_of = error_of
         self._per_command_max = offsets_per_command_max
@@ -89,8 +100,7 @@ class CommitQueue:
             waiting.offsets[entry.topic, entry.partition] = entry
         self.offsets_waiting += len(waiting.offsets)
         waiting.settles.append(settle)
-        if not self._in_flight:
-            self._send(self._take())
+        self._send_if_due()
 
     def flush(self, group: str) -> None:
         """Send what a group still waits with ahead of whatever is proposed for it next."""
@@ -101,6 +111,21 @@ class CommitQueue:
     def flush_all(self) -> None:
         """Send everything now."""
         while self._groups:
+            self._send(self._take())
+
+    def _send_if_due(self) -> None:
+        if self._in_flight or self._is_lingering or not self._groups:
+            return
+        left_ms = self._sent_ms + self._linger_ms - self._clock.monotonic_ms()
+        if left_ms <= 0 or self._later is None:
+            self._send(self._take())
+            return
+        self._is_lingering = True
+        self._later(left_ms, self._lingered)
+
+    def _lingered(self) -> None:
+        self._is_lingering = False
+        if not self._in_flight and self._groups:
             self._send(self._take())
 
     def _take(self) -> list[_Waiting]:
@@ -125,6 +150,7 @@ class CommitQueue:
         if not taken:
             return
         self._in_flight += 1
+        self._sent_ms = self._clock.monotonic_ms()
         self.commands_count += 1
         commits = tuple(_merged(waiting) for waiting in taken)
         command = commits[0] if len(commits) == 1 else CommitMany(commits=commits)
@@ -138,8 +164,7 @@ class CommitQueue:
             for waiting, code in zip(taken, codes, strict=True):
                 for settle in waiting.settles:
                     settle(code)
-            if self._groups and not self._in_flight:
-                self._send(self._take())
+            self._send_if_due()
 
         self._propose(command).when_done(done)
 

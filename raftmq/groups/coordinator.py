@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 from immutables import Map
 
+from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.group_commands import (
     CommitOffsets,
     CommittedOffset,
@@ -70,8 +71,10 @@ class Coordinator(OwnedGroups):
         *,
         random: Random,
         retention_now_ms: Callable[[], int | None] | None = None,
+        deadlines: Deadlines | None = None,
     ) -> None:
-        super().__init__(node_id, engine, clock, config or GroupConfig())
+        """Without `deadlines` offset commits do not wait for each other."""
+        super().__init__(node_id, engine, clock, config or GroupConfig(), deadlines)
         self._random = random
         # No single clock may delete offsets: the node brings the time that a majority agrees on.
         self._retention_now_ms: Callable[[], int | None] = retention_now_ms or clock.wall_ms

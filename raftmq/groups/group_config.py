@@ -20,6 +20,7 @@ class GroupConfig:
     size_max: int = 10_000  # group.max.size, there without a limit
     new_member_join_timeout_ms: int = 300_000  # a constant there
     offset_metadata_bytes_max: int = 4_096  # offset.metadata.max.bytes
+    commit_linger_ms: int = 5  # group.coordinator.append.linger.ms
     offsets_retention_ms: int = 7 * 86_400_000  # offsets.retention.minutes
     retention_check_ms: int = 600_000  # offsets.retention.check.interval.ms
     group_id_bytes_max: int = 4_096  # a key of the metadata state, so it has a limit

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.group_commands import (
     ClaimGroup,
     Generation,
@@ -105,6 +106,7 @@ class OwnedGroups:
         engine: CommandSink,
         clock: Clock,
         config: GroupConfig,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -119,7 +121,13 @@ class OwnedGroups:
         self._is_draining = False
         self._turns: list[str] = []  # groups whose turn at `tick` is still to come
         self._shortest_ms: int | None = None  # of the groups that had their turn in this round
-        self.commits = CommitQueue(self._propose_timed, _error_of)
+        self.commits = CommitQueue(
+            self._propose_timed,
+            _error_of,
+            clock=clock,
+            later=None if deadlines is None else deadlines.after,
+            linger_ms=config.commit_linger_ms,
+        )
         self._agreed_ms: int | None = None
 
     # ---- where a group lives ----

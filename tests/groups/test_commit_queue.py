@@ -9,6 +9,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.group_commands import (
     CommitMany,
     CommitOffsets,
@@ -20,6 +21,7 @@ from raftmq.cluster.group_commands import (
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.commit_queue import CommitQueue
 from raftmq.promise import Promise
+from tests.groups.world import FakeClock
 
 
 def commit(group: str, member: str, *positions: tuple[int, int]) -> CommitOffsets:
@@ -40,9 +42,14 @@ class World:
     proposed: list[tuple[GroupCommand, Promise[Any]]] = field(factory=list)
     settled: list[tuple[str, ErrorCode]] = field(factory=list)
     queue: CommitQueue = field(init=False)
+    clock: FakeClock = field(factory=FakeClock)
+    deadlines: Deadlines = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.queue = CommitQueue(self._propose, _error_of, **self.limits)
+        self.deadlines = Deadlines(self.clock)
+        self.queue = CommitQueue(
+            self._propose, _error_of, clock=self.clock, later=self.deadlines.after, **self.limits
+        )
 
     def _propose(self, command: GroupCommand) -> Promise[Any]:
         promise: Promise[Any] = Promise()
@@ -56,6 +63,10 @@ class World:
         command, promise = self.proposed[at]
         many = isinstance(command, CommitMany)
         promise.resolve(CommitsDone(tuple(map(int, codes))) if many else GroupDone())
+
+    def wait(self, ms: float) -> None:
+        self.clock.now_ms += ms
+        self.deadlines.expire(self.clock.now_ms)
 
     def commits(self, at: int) -> list[CommitOffsets]:
         command = self.proposed[at][0]
@@ -121,6 +132,40 @@ def test_what_waits_is_bounded_and_says_so_in_a_way_that_clients_repeat() -> Non
     world.answer(1)
     world.add("fits again", commit("g", "c", (3, 1)))
     assert len(world.proposed) == 3
+
+
+def test_commands_keep_a_distance_and_a_rare_commit_waits_for_nothing() -> None:
+    world = World({"linger_ms": 5})
+    world.add("a", commit("g", "a", (0, 1)))
+    world.answer(0)
+    world.add("b", commit("g", "b", (1, 1)))
+    world.wait(4)
+    world.add("c", commit("g", "c", (2, 1)))
+    assert len(world.proposed) == 1
+    world.wait(1)
+    assert [c.member_id for c in world.commits(1)] == ["b", "c"]
+    world.wait(4)
+    world.add("d", commit("g", "d", (3, 1)))
+    world.answer(1, OK, OK)
+    assert len(world.proposed) == 2
+    world.wait(1)
+    assert len(world.proposed) == 3
+    world.answer(2)
+    world.wait(5)
+    world.add("e", commit("g", "e", (0, 2)))
+    assert len(world.proposed) == 4, "at once"
+
+
+def test_what_is_flushed_meanwhile_is_not_sent_twice() -> None:
+    world = World({"linger_ms": 5})
+    world.add("a", commit("g", "a", (0, 1)))
+    world.answer(0)
+    world.add("b", commit("g", "b", (1, 1)))
+    world.queue.flush("g")
+    world.wait(5)
+    assert len(world.proposed) == 2
+    world.answer(1)
+    assert [name for name, _ in world.settled] == ["a", "b"]
 
 
 def test_a_failure_is_everybodys() -> None:
