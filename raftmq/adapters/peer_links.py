@@ -25,6 +25,7 @@ from crc32c import crc32c
 from raftmq.adapters.peer_stream import ChunkStream, PeerStream, StreamCounts
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
+from raftmq.low_water import raise_mark, reset_mark
 from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
@@ -32,7 +33,7 @@ PEER_FORMAT_VERSION: Final = 1
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
 FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096
-READ_BUFFER_SIZE: Final = 256 << 10
+READ_BUFFER_SIZE: Final = 64 << 10
 READ_TURN_BYTES: Final = 256 << 10
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
@@ -46,8 +47,13 @@ KIND_HEARTBEATS: Final = 2
 KIND_BROKER: Final = 3
 KIND_FORMATION: Final = 4
 KIND_STORED: Final = 5
+KIND_PART: Final = 6
 """Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation; a
-Raft message whose batches were sent from a file."""
+Raft message whose batches were sent from a file; a part of a frame that is too large for one."""
+PART_HEADER: Final = struct.Struct(">B?")  # kind of the whole, whether this is its last part
+PART_BYTES: Final = 8 << 20
+PARTED_BYTES_MIN: Final = 32 << 20
+WHOLE_BYTES_MAX: Final = 1 << 30
 STORED_HEADER: Final = struct.Struct(">II")  # bytes of the message before the file's, crc of those
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
@@ -180,13 +186,31 @@ class PeerLinks:
             return True  # as far as anybody here can tell
         if len(pieces) > PIECES_MAX:
             pieces = [b"".join(pieces)]
-        size, checksum = 0, 0
+        size, checksum = sum(map(len, pieces)), 0
+        if size > PARTED_BYTES_MIN:
+            return self._send_parts(node_id, kind, pieces)
         for piece in pieces:
-            size += len(piece)
             checksum = crc32c(piece, checksum)
         is_sent = stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
         stream.dropped_frames += not is_sent
         return is_sent or node_id in self.block_from  # that it is gone is not heard either
+
+    def _send_parts(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        """Send what is too large for a frame (a snapshot of the metadata state) in several, on the
+        stream where nothing urgent waits; one such at a time."""
+        stream = self._streams[node_id, CATCH_UP]
+        assert isinstance(stream, ChunkStream)
+        data = memoryview(b"".join(pieces))
+        if stream.sock is None or stream.queued_bytes or len(data) > WHOLE_BYTES_MAX:
+            stream.dropped_frames += 1
+            return False
+        for start in range(0, len(data), PART_BYTES):
+            part = data[start : start + PART_BYTES]
+            head = PART_HEADER.pack(kind, start + PART_BYTES >= len(data))
+            checksum = crc32c(part, crc32c(head))
+            frame = FRAME_HEADER.pack(len(head) + len(part), checksum, KIND_PART) + head
+            stream.send_part(frame, part)
+        return True
 
     def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool:
         """Frame and queue a message whose batches lie in a file; False when dropped.
@@ -389,6 +413,7 @@ class PeerLinks:
         buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         filled = 0
         turn_bytes = 0
+        parts: list[memoryview] = []
         is_torn = False
         while True:
             count = await _recv_into(sock, buffer[filled:])
@@ -410,8 +435,7 @@ class PeerLinks:
                     payload = memoryview(bytearray(size))
                     have = filled - body
                     payload[:have] = buffer[body:filled]
-                    while have < size:
-                        have += await _recv_into(sock, payload[have:])
+                    await _recv_rest(sock, payload[have:])
                     turn_bytes += size
                     start = filled
                 else:
@@ -426,10 +450,36 @@ class PeerLinks:
                     payload = _check_stored(payload, checksum, sender)
                 elif crc32c(payload) != checksum:
                     raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
+                elif kind == KIND_PART:
+                    whole = _join_parts(parts, payload, sender)
+                    if whole is None:
+                        continue
+                    kind, payload = whole
                 self._on_frame(sender, kind, payload.toreadonly())
             if start:
                 buffer[: filled - start] = bytes(buffer[start:filled])
                 filled -= start
+
+
+def _join_parts(
+    parts: list[memoryview], payload: memoryview, sender: PeerIdentity
+) -> tuple[int, memoryview] | None:
+    """Kind and content of a frame that came in parts, once the last one is there.
+
+    Raises:
+        PeerRefusedError: it is too large, or no part.
+    """
+    if len(payload) < PART_HEADER.size:
+        raise PeerRefusedError(f"an empty part from node {sender.node_id}")
+    kind, is_last = PART_HEADER.unpack_from(payload)
+    parts.append(payload[PART_HEADER.size :])
+    if sum(map(len, parts)) > WHOLE_BYTES_MAX:
+        raise PeerRefusedError(f"parts of more than {WHOLE_BYTES_MAX} bytes")
+    if not is_last:
+        return None
+    whole = memoryview(b"".join(parts))
+    parts.clear()
+    return kind, whole
 
 
 def _check_stored(payload: memoryview, checksum: int, sender: PeerIdentity) -> memoryview:
@@ -482,6 +532,22 @@ async def _recv_into(sock: socket.socket, buffer: memoryview) -> int:
         if count == 0:
             raise EOFError
         return count
+
+
+async def _recv_rest(sock: socket.socket, rest: memoryview) -> None:
+    """Fill `rest` with a large frame's remaining bytes, in few turns of the loop."""
+    mark_bytes = 1
+    while rest:
+        try:
+            count = sock.recv_into(rest)
+        except BlockingIOError:
+            mark_bytes = raise_mark(sock, len(rest), mark_bytes)
+            await trio.lowlevel.wait_readable(sock)
+            continue
+        if count == 0:
+            raise EOFError
+        rest = rest[count:]
+    reset_mark(sock, mark_bytes)
 
 
 async def _write_hello(sock: socket.socket, hello: Hello) -> None:

@@ -129,7 +129,7 @@ class PeerStream:
 class ChunkStream(PeerStream):
     """The stream for peers that are far behind."""
 
-    frames: deque[tuple[Buffer, Span | None]] = field(factory=deque)
+    frames: deque[tuple[Buffer, Buffer | Span | None]] = field(factory=deque)
     _sent: int = 0  # of the piece under way
 
     def room_for(self, size_bytes: int) -> bool:
@@ -147,17 +147,26 @@ class ChunkStream(PeerStream):
         self.wake.set()
         return True
 
+    def send_part(self, head: Buffer, part: Buffer) -> None:
+        """Queue a part of a large frame, beyond the bound: whoever sends it looked before."""
+        self.frames.append((head, part))
+        self.queued_bytes += len(head) + len(part)
+        self.sent_bytes += len(head) + len(part)
+        self.wake.set()
+
     async def drain(self) -> None:
         """Send frame by frame; return when the connection fails or a file cannot be read."""
         while True:
             self.wake = trio.Event()
             if not self.frames:
                 await self.wake.wait()
-            head, span = self.frames.popleft()
+            head, body = self.frames.popleft()
             try:
-                await self._send_bytes(memoryview(head), socket.MSG_MORE if span else 0)
-                if span is not None:
-                    await self._send_span(span)
+                await self._send_bytes(memoryview(head), 0 if body is None else socket.MSG_MORE)
+                if isinstance(body, bytes | bytearray | memoryview):
+                    await self._send_bytes(memoryview(body))
+                elif body is not None:
+                    await self._send_span(body)
             except (OSError, DiskError):
                 return  # half a frame may have left: the connection ends with it
 

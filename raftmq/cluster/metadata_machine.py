@@ -12,18 +12,21 @@ for: every replica meets that entry at the same state.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Final, Protocol
 
 from raftmq.cluster.apply import apply
 from raftmq.cluster.commands import Envelope, Result, decode_envelope
 from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage
-from raftmq.cluster.metadata_snapshot import SnapshotEncoder, decode_image
+from raftmq.cluster.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
 from raftmq.log.model import DamagedError, LogEntry
+from raftmq.ports import Runnable
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import SoftState
 from raftmq.records import check_batch, read_records
-from raftmq.types import Offset, RaftIndex
+from raftmq.types import Buffer, Offset, RaftIndex
 
+DECODE_INLINE_BYTES_MAX: Final = 32 << 10
 READ_BYTES_MAX: Final = 1 << 20
 RECENT_BYTES_MAX: Final = 4 << 20
 KEPT_IMAGES_MAX: Final = 2
@@ -80,6 +83,23 @@ class MetadataListener(Protocol):
         ...
 
 
+class Decoding:
+    """Reads a snapshot in a thread of its own; what cannot be read is met again on the loop."""
+
+    def __init__(self, state: Buffer) -> None:
+        self._state = state
+        self.image: MetadataImage | None = None
+
+    def run(self) -> None:
+        """Read it."""
+        with suppress(SnapshotError):
+            self.image = decode_image(self._state)
+
+    def is_of(self, state: Buffer) -> bool:
+        """True when this very state was read."""
+        return memoryview(self._state) == memoryview(state)
+
+
 class MetadataMachine:
     """Implements the replica's `StateMachine` port."""
 
@@ -99,6 +119,7 @@ class MetadataMachine:
         self._recent_bytes = 0
         self._kept: dict[Offset, MetadataImage] = {}
         self._encoder = SnapshotEncoder()
+        self._decoding: Decoding | None = None
 
     def attach_log(self, log: CommittedEntries) -> None:
         """Say which log holds what was committed; before `restore`."""
@@ -196,6 +217,13 @@ class MetadataMachine:
         self.log_bytes = 0
         return state
 
+    def restoring(self, state: Buffer) -> Runnable | None:
+        """Read a large state in another thread before `restore` is told to begin there."""
+        if len(state) < DECODE_INLINE_BYTES_MAX:
+            return None
+        self._decoding = Decoding(state)
+        return self._decoding
+
     def restore(self, log_start: StateOrigin) -> None:
         """Begin at a log start: at recovery, or because a leader sent one.
 
@@ -203,7 +231,11 @@ class MetadataMachine:
             SnapshotError: its state is damaged or of a newer format.
         """
         before = self.image
-        self.image = decode_image(log_start.state)
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None and decoding.image is not None and decoding.is_of(log_start.state):
+            self.image = decoding.image
+        else:
+            self.image = decode_image(log_start.state)
         assert self.applied_offset == log_start.offset, (
             "a snapshot is of the state at its log start"
         )

@@ -19,6 +19,7 @@ import attrs
 from raftmq.cluster.append_checks import answer_to_stray, check_append, check_install
 from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.in_sync import InSyncTracker
+from raftmq.cluster.installing import Installing
 from raftmq.cluster.journal_place import JournalFailedError, JournalPlace
 from raftmq.cluster.log_source import LogSource
 from raftmq.cluster.log_start_moves import LogStartMoves, encode_wish
@@ -114,6 +115,7 @@ class Replica(ReplicaView):
         self._in_sync = InSyncTracker()
         self._retention = Retention(self, clock)
         self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
+        self._installing = Installing(self, catch_up)
         self._readmission = Readmission()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self)
@@ -264,12 +266,12 @@ class Replica(ReplicaView):
             self.drain()  # what was appended belongs to the term before this message
         match message:
             case AppendRequest():
-                if not self._may_take(message):
-                    return
-                self.core.step(message)
+                if self._may_take(message):
+                    self.core.step(message)
             case InstallLogStart():
                 check_install(message)
-                self.core.step(message)
+                if self._installing.may_step(message):
+                    self.core.step(message)
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
                 self._observe(message.sender)

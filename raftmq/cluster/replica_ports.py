@@ -10,9 +10,10 @@ from raftmq.cluster.peer_messages import PeerMessage
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.ports import Runnable
 from raftmq.raft.core import RaftConfig
 from raftmq.raft.ready import SoftState
-from raftmq.types import Offset, RaftGroupId, RaftIndex, ReplicaId
+from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId
 
 
 class StateMachine(Protocol):
@@ -49,6 +50,15 @@ class LogReader(Protocol):
 
     def attach_log(self, log: ReplicatedLog) -> None:
         """The log is open; comes before `restore`."""
+        ...
+
+
+@runtime_checkable
+class SlowRestorer(Protocol):
+    """A state machine whose state may be large (the metadata image)."""
+
+    def restoring(self, state: Buffer) -> Runnable | None:
+        """Work for another thread that makes `restore` from this state quick; None: it is."""
         ...
 
 

@@ -23,8 +23,9 @@ logger = structlog.get_logger("raftmq.upkeep")
 
 SCRUB_STRETCH_BYTES: Final = 1 << 20
 SCRUB_CORE_SHARE_MAX: Final = 0.05
-SCRUB_PAUSE_S: Final = 0.01
-"""Between two logs at least, so that a thousand empty ones cost nothing."""
+SCRUB_SMALL_BYTES: Final = 64 << 10
+SCRUB_PAUSE_S: Final = 0.05
+"""After a log with less than that to check, so that a thousand small ones cost nothing."""
 SCRUB_ROUND_PAUSE_S: Final = 0.25
 WATCH_INTERVAL_S: Final = 0.25
 
@@ -80,7 +81,8 @@ async def _scrub_forever(plane: DataPlane, counts: ReplicaCounts) -> None:
             read_bytes = await _scrub(plane, replica, counts)
             spent_s = trio.current_time() - began
             due_s = read_bytes / plane.config.scrub_bytes_per_s
-            await trio.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, SCRUB_PAUSE_S))
+            least_s = SCRUB_PAUSE_S if read_bytes < SCRUB_SMALL_BYTES else 0.0
+            await trio.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, least_s))
         await trio.sleep(SCRUB_ROUND_PAUSE_S)
 
 

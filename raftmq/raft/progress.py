@@ -19,9 +19,9 @@ from typing import Final
 
 from raftmq.types import RaftIndex, ReplicaId
 
-
 FAR_PATIENCE: Final = 8
 """So much longer the leader waits before it takes entries for lost that come from the disk."""
+INSTALL_DOUBLINGS_MAX: Final = 8
 
 
 class ProgressState(Enum):
@@ -38,6 +38,7 @@ class Progress:
     __slots__ = (
         "_bytes_max",
         "_inflight",
+        "_installs",
         "_messages_max",
         "acked_round",
         "clock_ms",
@@ -81,6 +82,7 @@ class Progress:
         self.heard_end = RaftIndex(0)  # what had arrived there, flushed or not, when last heard
         self.inflight_bytes = 0
         self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first
+        self._installs = 0  # CATCH_UP: so often the log start was sent
         self._bytes_max = bytes_max
         self._messages_max = messages_max
 
@@ -127,6 +129,7 @@ class Progress:
     def sent_question(self, now: int) -> None:
         """A request without entries, or the log start, left."""
         self.is_awaiting = self.state is not ProgressState.REPLICATE
+        self._installs += self.state is ProgressState.CATCH_UP
         self.must_ask = False
         self.last_ack_tick = now
 
@@ -179,7 +182,10 @@ class Progress:
         if self._inflight and max(self.heard_end, self.match_end) < matched_end < self.next_end:
             self.last_ack_tick = now
         self.heard_end = matched_end
-        if self.is_far_behind and self.match_end <= matched_end:
+        if self.state is ProgressState.CATCH_UP:
+            # A log start may be large, and take long to read: sent again ever more rarely.
+            patience_ticks <<= min(max(0, self._installs - 1), INSTALL_DOUBLINGS_MAX)
+        elif self.is_far_behind and self.match_end <= matched_end:
             # It has all that it promised, so it did not restart. Streams lose nothing but with
             # their connection; what is late is far more often in a queue than lost.
             patience_ticks *= FAR_PATIENCE
@@ -202,6 +208,8 @@ class Progress:
 
     def become_catch_up(self, log_start: RaftIndex) -> None:
         """The replica needs the log start first."""
+        if self.state is not ProgressState.CATCH_UP:
+            self._installs = 0
         self.state = ProgressState.CATCH_UP
         self.next_end = log_start
         self._forget_inflight()

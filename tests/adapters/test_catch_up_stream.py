@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from raftmq.adapters import peer_stream
+from raftmq.adapters import peer_links, peer_stream
 from raftmq.adapters.disk import RealDisk
 from raftmq.adapters.peer_links import CATCH_UP, KIND_RAFT, KIND_STORED
 from raftmq.log.model import FileSpan
@@ -139,3 +139,40 @@ async def test_nothing_waits_for_a_peer_that_is_not_there(tmp_path: Path) -> Non
     assert a.links.counts(TWO, CATCH_UP).dropped_frames == 1
     a.listener.close()
     b.listener.close()
+
+
+async def test_what_is_too_large_for_a_frame_comes_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_links, "PARTED_BYTES_MIN", 1_000)
+    monkeypatch.setattr(peer_links, "PART_BYTES", 300)
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await connected(a)
+        large = bytes(range(250)) * 5
+        assert a.links.send(TWO, KIND_RAFT, [large[:900], large[900:]])
+        # One after the other: what waits of a large one is beyond the bound of the queue.
+        assert not a.links.send(TWO, KIND_RAFT, [large])
+        await b.until(lambda: b.frames)
+        await a.until(lambda: a.links.counts(TWO, CATCH_UP).queued_bytes == 0)
+        assert a.links.send(TWO, KIND_RAFT, [b"x" * 1_001])
+        assert a.links.send(TWO, KIND_RAFT, [b"small"])
+        await b.until(lambda: len(b.frames) == 3)
+        kinds = {kind for _, kind, _ in b.frames}
+        assert kinds == {KIND_RAFT}
+        assert {body for *_, body in b.frames} == {large, b"x" * 1_001, b"small"}
+
+
+async def test_parts_without_end_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_links, "PARTED_BYTES_MIN", 1_000)
+    monkeypatch.setattr(peer_links, "PART_BYTES", 300)
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await connected(a)
+        first = a.socket
+        assert a.links.send(TWO, KIND_RAFT, [b"x" * 3_000])
+        monkeypatch.setattr(peer_links, "WHOLE_BYTES_MAX", 2_000)
+        await a.until(lambda: a.socket is not first)
+        assert b.frames == []

@@ -247,3 +247,20 @@ def test_invariants(told: list[tuple[str, int]]) -> None:
         assert it.inflight_messages <= 3
         assert (it.inflight_bytes == 0) or it.inflight_messages > 0
         assert it.state is not ProgressState.REPLICATE or not it.is_awaiting
+
+
+def test_a_log_start_is_sent_again_ever_more_rarely() -> None:
+    """It may be large, and take long to read."""
+    it = progress()
+    it.become_catch_up(RaftIndex(50))
+    now, waits = 0, []
+    for _ in range(5):
+        it.sent_question(now)
+        began = now
+        while it.is_awaiting:
+            now += 1
+            it.heard_matched_end(ZERO, now, 5)
+        waits.append(now - began)
+        it.become_catch_up(RaftIndex(50))
+        it.is_awaiting = False
+    assert waits == [5, 10, 20, 40, 80]

@@ -1,0 +1,65 @@
+"""Taking a leader's log start whose state is large: read off the loop, then installed.
+
+A snapshot of the metadata group may take seconds to decode. Meanwhile this node's other groups have
+leaders to hear and followers to answer, so a worker decodes it first, and the core is told of the
+log start only then; the leader may have sent it again by that time, which changes nothing.
+
+Invariants: one is under way at a time, the newest; it is stepped as it came, so that the core alone
+judges whether it still means anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raftmq.cluster.catch_up import CatchUp
+from raftmq.cluster.replica_ports import SlowRestorer
+from raftmq.log.log_start import LogStart
+from raftmq.ports import DiskError
+from raftmq.raft.messages import InstallLogStart
+
+if TYPE_CHECKING:
+    from raftmq.cluster.replica import Replica
+
+
+class Installing:
+    """One replica's log start that is being read."""
+
+    __slots__ = ("_pending", "_port", "_replica")
+
+    def __init__(self, replica: Replica, port: CatchUp) -> None:
+        self._replica = replica
+        self._port = port
+        self._pending: InstallLogStart | None = None
+
+    def may_step(self, install: InstallLogStart) -> bool:
+        """True when the core may have it now; else it gets it as soon as it is read."""
+        replica = self._replica
+        machine = replica.machine
+        if (
+            not isinstance(machine, SlowRestorer)
+            or install.term < replica.core.term
+            or install.log_start <= replica.commit_end
+        ):
+            return True
+        pending = self._pending
+        if pending is not None and (pending.term, pending.log_start) == (
+            install.term,
+            install.log_start,
+        ):
+            return False
+        job = machine.restoring(LogStart.decode(install.payload).state)
+        if job is None:
+            return True
+        self._pending = install
+        self._port.run_long(job, lambda error: self._read(install, error))
+        return False
+
+    def _read(self, install: InstallLogStart, _error: DiskError | None) -> None:
+        if self._pending is not install:
+            return
+        self._pending = None
+        replica = self._replica
+        if replica.failure is None:
+            replica.core.step(install)
+            replica.on_touched(replica)
