@@ -13,14 +13,19 @@ import confluent_kafka
 import pytest
 import trio
 from confluent_kafka.admin import AdminClient
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
 from raftmq.counts import BUCKET_COUNT, Histogram, TopicCounts
 from raftmq.node.metrics import exposition
-from raftmq.node.metrics.exposition import AREAS, Exposition
-from raftmq.node.metrics.families import OTHER, Metric
+from raftmq.node.metrics.exposition import AREAS, Exposition, Prepared
+from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.server import SERVER
+from raftmq.node.metrics.text import write
 from raftmq.server.metrics import ServerMetrics
 from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until
@@ -208,6 +213,45 @@ async def test_openmetrics_is_spoken_to_who_asks(monkeypatch: pytest.MonkeyPatch
     )
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
+
+NAMES = st.text(max_size=6)
+VALUES = st.one_of(
+    st.integers(-10, 10**12).map(float),
+    st.floats(allow_nan=False),
+    st.sampled_from([0.0, 0.1, 999_999.0, 1e6, 1_000_001.0, 123_456_789.0, 1e21, float("inf")]),
+)
+
+
+@given(
+    rows=st.lists(st.tuples(st.tuples(NAMES, NAMES), VALUES), max_size=5),
+    durations=st.lists(st.floats(0, 40), max_size=5),
+    kind=st.sampled_from(["counter", "gauge"]),
+    help_text=NAMES,
+)
+def test_text_is_what_prometheus_client_writes(
+    rows: list[tuple[tuple[str, str], float]],
+    durations: list[float],
+    kind: Any,
+    help_text: str,
+) -> None:
+    name = "raftmq_x_total" if kind == "counter" else "raftmq_x"
+    family = Family(Metric(name, kind, help_text, ("topic", "group")))
+    for labels, value in dict(rows).items():
+        family.add(labels, value)
+    plain = Family(Metric("raftmq_y", "gauge", 'A "word"'))
+    plain.add((), 3)
+    times = Family(Metric("raftmq_z_seconds", "histogram", help_text, ("api",)))
+    histogram = Histogram()
+    for duration in durations:
+        histogram.observe(duration)
+    times.add_histogram(("a",), histogram)
+    families = [family, plain, times]
+    prepared: Any = Prepared(families)
+    wanted = generate_latest(prepared).decode()
+    assert write(families, is_openmetrics=False) == wanted
+    wanted = openmetrics.generate_latest(prepared).decode()
+    assert write(families, is_openmetrics=True) + "# EOF\n" == wanted
 
 
 # ---- a cluster after known work ----

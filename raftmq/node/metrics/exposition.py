@@ -1,9 +1,9 @@
 """One scrape: read the node in short turns on the loop, write the text in a worker thread.
 
 A scrape of thousands of partitions must not delay a heartbeat: reading goes on for at most
-`TURN_S`, then the loop turns. Scrapes follow one another; a second scraper waits. The text is
-prometheus_client's, in the format that the scraper asks for; the numbers of the process (memory,
-CPU, descriptors) are its process collector's.
+`TURN_S`, then the loop turns. Scrapes follow one another; a second scraper waits. The text is in
+the format that the scraper asks for (`text.py`); the numbers of the process (memory, CPU,
+descriptors) are those of prometheus_client's process collector.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from raftmq.node.metrics.groups import GROUPS
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.peers import PEERS
 from raftmq.node.metrics.server import SERVER
+from raftmq.node.metrics.text import write
 from raftmq.node.metrics.whole import SCRAPE_TURN, WHOLE
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ class Exposition:
         return list(scrape.families.values())
 
     def _write(self, families: list[Family], accept: str) -> tuple[bytes, str]:
-        registry = CollectorRegistry()
-        registry.register(_Prepared(families))
-        registry.register(self._process)
         encoder, content_type = choose_encoder(accept)
-        return encoder(registry), content_type
+        text = write(families, is_openmetrics="openmetrics" in content_type)
+        registry = CollectorRegistry()
+        registry.register(self._process)
+        return text.encode() + encoder(registry), content_type
 
 
-class _Prepared:
-    """A collector over families that were read before."""
+class Prepared:
+    """A prometheus_client collector over families that were read before, for its encoders."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families
