@@ -90,10 +90,15 @@ class MultiRaft:
         """Called after every round of drains: what state machines want of replicas, which must not
         be called from within their own callbacks."""
         self.has_failed = False
+        self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
         self._rests = Rests(node_id, journal.flushed_sequence, self._send_node_beat, self._wake)
         self._heartbeat_ticks = 1
         self._election_ticks = 2
+
+    def close(self) -> None:
+        """Take in no more flushes: logs and journal are about to be closed."""
+        self._is_closed = True
 
     # ---- replicas ----
 
@@ -271,7 +276,7 @@ class MultiRaft:
             return
 
         def done(error: DiskError | None) -> None:
-            if self.has_failed:
+            if self.has_failed or self._is_closed:
                 return
             if error is None:
                 replica.flushed(job)
@@ -284,7 +289,7 @@ class MultiRaft:
 
     def _flush_journal(self, job: FlushJob) -> None:
         def done(error: DiskError | None) -> None:
-            if self.has_failed:
+            if self.has_failed or self._is_closed:
                 return
             if error is not None:
                 self._journal_failed(error)

@@ -150,6 +150,7 @@ class DataPlane:
 
     def close(self) -> None:
         """End the flusher threads after the flushes they have."""
+        self.multiraft.close()
         self.catch_up.close()
         self.flusher.close()
 

@@ -69,6 +69,8 @@ from raftmq.types import (
 logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
+LOST_HEARTBEATS: Final = 3
+"""A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
 CUT_OFF_MS: Final = 1_000.0
 """Without a word of the metadata majority for so long, and of its end neither."""
 METADATA_SEGMENT_BYTES: Final = 64 << 20
@@ -191,6 +193,9 @@ class Node:
             random=plane.random,
             config=ControllerConfig(
                 session_ms=config.broker_session_ms,
+                lost_session_ms=min(
+                    config.broker_session_ms, LOST_HEARTBEATS * config.broker_heartbeat_ms
+                ),
                 create_wait_ms=config.topic_create_wait_ms,
                 static=config.defaults,
                 voters_count=len(self._first_voters()),
@@ -228,6 +233,7 @@ class Node:
             self._group_config(),
             random=plane.random,
             retention_now_ms=self._agreed_now_ms,
+            deadlines=self.deadlines,
         )
         self.broker = Broker(
             self.node_id,
@@ -297,6 +303,7 @@ class Node:
             pipeline_depth_max=config.pipeline_depth_max,
             pipeline_bytes_max=config.pipeline_bytes_max,
             connection_idle_ms=config.connection_idle_ms,
+            socket_send_bytes=config.socket_send_bytes,
         )
 
     def _agreed_now_ms(self) -> int | None:
@@ -324,6 +331,9 @@ class Node:
                 "group.initial.rebalance.delay.ms", built_in.initial_rebalance_delay_ms
             ),
             size_max=number("group.max.size", built_in.size_max),
+            commit_linger_ms=number(
+                "group.coordinator.append.linger.ms", built_in.commit_linger_ms
+            ),
             offsets_retention_ms=60_000
             * number("offsets.retention.minutes", built_in.offsets_retention_ms // 60_000),
         )
@@ -441,6 +451,7 @@ class Node:
     def _on_lost(self, node_id: NodeId) -> None:
         self.calls.peer_lost(node_id)
         self.broker.elections.node_lost(node_id)
+        self.control.peer_lost(node_id)
 
     def _learn_addresses(self) -> None:
         addresses = {}
@@ -461,9 +472,7 @@ class Node:
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin_http")
-        exposition = await trio.to_thread.run_sync(
-            import_module, "raftmq.node.metrics.exposition"
-        )
+        exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
         nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
         leaders_page = await trio.to_thread.run_sync(import_module, "raftmq.node.leaders_page")
         await admin_http.serve_admin(

@@ -209,3 +209,20 @@ def test_a_replica_that_left_hears_nothing_more() -> None:
     node.flush()
     assert not gone.is_writable
     assert node.replica(1).is_writable
+
+
+def test_a_flush_that_ends_when_the_node_has_closed_touches_nothing() -> None:
+    node = Node(1, voters=(A,))
+    for _ in range(30):
+        node.multiraft.tick()
+    node.flush()
+    batch = build_batch([NewRecord(None, b"v")])
+    node.replica(0).append(batch, parse_header(batch))
+    under_way, node.flushes = node.flushes, []
+    node.multiraft.close()
+    node.replica(0).log.close()
+    node.journal.close()
+    for job, done in under_way:
+        assert not job.sequence, "the log's own"
+        done(None)
+    assert node.replica(0).high_watermark == 0
