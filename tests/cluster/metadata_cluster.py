@@ -216,6 +216,7 @@ class Node:
             bootstrap=cluster.voters,
             move_locally=self._move,
         )
+        self.engine.first_voters = cluster.voters
         self.engine.attach(self.replica)
 
     def _move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
