@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -29,13 +30,13 @@ from raftmq.protocol import ApiKey, Struct
 from raftmq.records import NewRecord, build_batch
 
 TOPIC: Final = "rolling"
-PROBE_PAUSE_S: Final = 0.004
+PROBE_PAUSE_S: Final = 0.008
 COMMIT_PAUSE_S: Final = 0.02
 GROUP: Final = "rolling-probe"
 
 
 @define
-class Probe:
+class Probe(ABC):
     """One raw client that repeats a request until stopped, wherever it must go."""
 
     run: DevRun
@@ -66,8 +67,9 @@ class Probe:
                 longest = max(longest, after - before)
         return 1e3 * longest
 
+    @abstractmethod
     def _loop(self) -> None:
-        raise NotImplementedError
+        """Repeat the request until told to stop."""
 
     def _wire(self, node_id: int) -> Asker:
         wire = self._wires.get(node_id)
@@ -104,6 +106,9 @@ class ProduceProbe(Probe):
         while not self.stop.is_set():
             if leader < 0:
                 leader = self._ask_leader()
+                if leader < 0:
+                    self.stop.wait(0.002)
+                    continue
             value = b"p%d" % number
             batch = build_batch([NewRecord(None, value)], timestamp=int(time.time() * 1e3))
             try:
@@ -204,6 +209,8 @@ class Application:
     acked_at: list[float] = field(factory=list)
     read: dict[int, dict[int, int]] = field(factory=dict)
     committed: int = 0
+    positions: dict[int, int] = field(factory=dict)
+    """Offsets whose commit was answered, by partition."""
     rebalances: int = 0
     latencies_ms: list[tuple[float, float]] = field(factory=list)
     stop: threading.Event = field(factory=threading.Event)
@@ -309,7 +316,8 @@ class Application:
             if time.monotonic() >= commit_at and consumer.assignment():
                 commit_at = time.monotonic() + 0.1
                 try:
-                    consumer.commit(asynchronous=False)
+                    for saved in consumer.commit(asynchronous=False) or ():
+                        self.positions[saved.partition] = saved.offset
                     self.committed += 1
                 except confluent_kafka.KafkaException as error:
                     code = error.args[0]

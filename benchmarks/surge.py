@@ -26,9 +26,9 @@ import confluent_kafka
 from attrs import define, field
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks import stats
 from benchmarks.dev_run import Asker, DevRun
 from benchmarks.rolling import CommitProbe
-from benchmarks.stats import percentile
 from benchmarks.wire import PRODUCE_VERSION, batch_of, produce_frame, settled_leaders
 from raftmq.cli.console import out
 from raftmq.errors import ErrorCode
@@ -246,6 +246,11 @@ class Bystanders:
         asker.close()
 
 
+def percentile(values: list[float], share: float) -> float:
+    """As `stats.percentile`; 0 of nothing."""
+    return stats.percentile(values, share) if values else 0.0
+
+
 def between(rows: list[tuple[float, float]], start: float, end: float) -> list[float]:
     """Values of this span of time."""
     return [value for at, value in rows if start <= at < end]
@@ -285,8 +290,78 @@ def recovered_s(latencies: list[tuple[float, float]], end: float, p99_ms: float)
     return float("inf")
 
 
-def surge(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
-    """Run it on a cluster that is up."""
+@define
+class Surge:
+    """One run: the streams, who lives through it, and when what happened."""
+
+    run: DevRun
+    steady: Fleet
+    flood: Fleet
+    bystanders: Bystanders
+    before: float = 0.0
+    begin: float = 0.0
+    end: float = 0.0
+    over: float = 0.0
+    taken: int = 0
+    cpu_s: float = 0.0
+
+    def perform(self, options: argparse.Namespace) -> None:
+        """Steady, flooded, and left alone again."""
+        self.before = time.perf_counter()
+        time.sleep(options.before)
+        self.begin = time.perf_counter()
+        cpu_s = self.run.cpu_s()
+        for producer in self.flood.producers:
+            producer.due = self.begin
+        self.flood.begin()
+        time.sleep(options.seconds)
+        self.end = time.perf_counter()
+        self.cpu_s = self.run.cpu_s() - cpu_s
+        self.taken = self.flood.acked_records
+        self.flood.end()
+        time.sleep(BACK_WITHIN_S + WINDOW_S)
+        self.over = time.perf_counter()
+
+    @property
+    def phases(self) -> tuple[tuple[str, float, float], ...]:
+        """Name, start and end of each."""
+        return (
+            ("before", self.before, self.begin),
+            ("surge", self.begin, self.end),
+            ("after", self.end, self.over),
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What each phase was like."""
+        rows = []
+        assert self.bystanders.committer is not None
+        for name, start, stop in self.phases:
+            mine = between(self.steady.latencies, start, stop)
+            theirs = between(self.flood.latencies, start, stop)
+            asked = between(self.bystanders.metadata_ms, start, stop)
+            sizes = [sum(r.values()) for at, r in self.bystanders.rss if start <= at < stop]
+            rows.append(
+                {
+                    "phase": name,
+                    "steady_p50_ms": round(percentile(mine, 0.5), 1),
+                    "steady_p99_ms": round(percentile(mine, 0.99), 1),
+                    "steady_max_ms": round(max(mine, default=0.0), 1),
+                    "surge_p99_ms": round(percentile(theirs, 0.99), 1),
+                    "metadata_p99_ms": round(percentile(asked, 0.99), 1),
+                    "commit_gap_ms": round(self.bystanders.committer.gap_ms(start, stop), 1),
+                    "rss_mb": round(max(sizes, default=0) / 1e6),
+                }
+            )
+        return rows
+
+    def recovered_s(self) -> float:
+        """How long after the surge the steady stream's p99 is what it was before."""
+        p99_ms = percentile(between(self.steady.latencies, self.before, self.begin), 0.99)
+        return recovered_s(self.steady.latencies, self.end, p99_ms)
+
+
+def prepare(run: DevRun, options: argparse.Namespace) -> Surge:
+    """Topics, leaders, connections."""
     admin = AdminClient({"bootstrap.servers": run.bootstrap})
     bounds = {"retention.bytes": str(256 << 20), "segment.bytes": str(64 << 20)}
     topics = [
@@ -297,85 +372,54 @@ def surge(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
         done.result(30)
     time.sleep(1)
     leaders = settled_leaders(run.bootstrap, TOPIC)
-    bystanders = Bystanders(run)
-    bystanders.begin()
-    steady = Fleet.make(leaders, options.partitions, options.rate * 1e6, options.steady_batch)
-    flood = Fleet.make(leaders, options.producers, 10 * options.rate * 1e6, options.surge_batch)
-    steady.begin()
+    rate = options.rate * 1e6
+    return Surge(
+        run,
+        Fleet.make(leaders, options.partitions, rate, options.steady_batch),
+        Fleet.make(leaders, options.producers, 10 * rate, options.surge_batch),
+        Bystanders(run),
+    )
+
+
+def surge(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
+    """Run it on a cluster that is up."""
+    it = prepare(run, options)
+    it.bystanders.begin()
+    it.steady.begin()
     time.sleep(options.warm)
     epochs_before = epochs(run)
-    before = time.perf_counter()
-    time.sleep(options.before)
-    begin = time.perf_counter()
-    cpu_s = run.cpu_s()
-    for producer in flood.producers:
-        producer.due += begin - before + options.before
-        producer.due = begin
-    flood.begin()
-    time.sleep(options.seconds)
-    end = time.perf_counter()
-    cpu_s = run.cpu_s() - cpu_s
-    taken = flood.acked_records
-    flood.end()
-    time.sleep(BACK_WITHIN_S + WINDOW_S)
-    over = time.perf_counter()
-    steady.end()
-    bystanders.end()
+    it.perform(options)
+    it.steady.end()
+    it.bystanders.end()
     epochs_after = epochs(run)
+    acked = it.steady.acked_records + it.flood.acked_records
     deadline = time.monotonic() + 10
-    acked = steady.acked_records + flood.acked_records
-    while high_watermarks(run) < acked and time.monotonic() < deadline:
+    while (committed := high_watermarks(run)) < acked and time.monotonic() < deadline:
         time.sleep(0.1)
-    p99_before = percentile(between(steady.latencies, before, begin), 0.99)
-    assert bystanders.committer is not None
-    rss = {
-        name: max((sum(r.values()) for at, r in bystanders.rss if s <= at < e), default=0) / 1e6
-        for name, s, e in (("before", before, begin), ("surge", begin, end), ("after", end, over))
-    }
-    rss_node = max((max(r.values()) for _, r in bystanders.rss if r), default=0) / 1e6
-    rows = []
-    for name, start, stop in (
-        ("before", before, begin),
-        ("surge", begin, end),
-        ("after", end, over),
-    ):
-        mine = between(steady.latencies, start, stop)
-        theirs = between(flood.latencies, start, stop)
-        asked = between(bystanders.metadata_ms, start, stop)
-        rows.append(
-            {
-                "phase": name,
-                "steady_p50_ms": round(percentile(mine, 0.5), 1),
-                "steady_p99_ms": round(percentile(mine, 0.99), 1),
-                "steady_max_ms": round(max(mine, default=0.0), 1),
-                "surge_p99_ms": round(percentile(theirs, 0.99), 1),
-                "metadata_p99_ms": round(percentile(asked, 0.99), 1),
-                "commit_gap_ms": round(bystanders.committer.gap_ms(start, stop), 1),
-                "rss_mb": round(rss[name]),
-            }
-        )
-    committed = high_watermarks(run)
+    assert it.bystanders.committer is not None
     return {
-        "phases": rows,
+        "phases": it.rows(),
         "offered_mb_s": round(11 * options.rate),
-        "taken_mb_s": round(taken * RECORD_BYTES / 1e6 / (end - begin), 1),
-        "server_cores": round(cpu_s / (end - begin), 2),
+        "taken_mb_s": round(it.taken * RECORD_BYTES / 1e6 / (it.end - it.begin), 1),
+        "server_cores": round(it.cpu_s / (it.end - it.begin), 2),
         "acknowledged": acked,
         "committed": committed,
         "lost": max(0, acked - committed),
-        "codes": dict(steady.codes + flood.codes),
-        "failures": [f for f in (steady.failure, flood.failure) if f],
+        "codes": dict(it.steady.codes + it.flood.codes),
+        "failures": [f for f in (it.steady.failure, it.flood.failure) if f],
         "elections": {
-            k: v - epochs_before.get(k, 0)
-            for k, v in epochs_after.items()
-            if v != epochs_before.get(k, 0)
+            name: epoch - epochs_before.get(name, 0)
+            for name, epoch in epochs_after.items()
+            if epoch != epochs_before.get(name, 0)
         },
-        "rebalances": bystanders.rebalances,
-        "consumer_errors": bystanders.consumer_errors,
-        "commit_codes": dict(bystanders.committer.codes),
-        "rss_node_max_mb": round(rss_node),
-        "loop_stalls": {r["id"]: run.status(r["id"])["loop_stalls"] for r in run.rows},
-        "recovered_s": recovered_s(steady.latencies, end, p99_before),
+        "rebalances": it.bystanders.rebalances,
+        "consumer_errors": it.bystanders.consumer_errors,
+        "commit_codes": dict(it.bystanders.committer.codes),
+        "rss_node_max_mb": round(
+            max((max(r.values()) for _, r in it.bystanders.rss if r), default=0) / 1e6
+        ),
+        "loop_stalls": {row["id"]: run.status(row["id"])["loop_stalls"] for row in run.rows},
+        "recovered_s": it.recovered_s(),
     }
 
 

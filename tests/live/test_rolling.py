@@ -1,0 +1,53 @@
+"""All nodes restarted one after the other under load: applications notice nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+from benchmarks.rolling import TOPIC, Application
+from tests.live.harness import Cluster, wait_until
+from tests.live.load import create_topic, in_sync
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+PARTITIONS = 4
+
+
+def is_whole(cluster: Cluster) -> bool:
+    told = in_sync(cluster.bootstrap, TOPIC)
+    return len(told) == PARTITIONS and all(nodes == {1, 2, 3} for nodes in told.values())
+
+
+def test_rolling_restart(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS, min_insync_replicas="2")
+        application = Application(cluster.bootstrap, PARTITIONS, rate=200)
+        application.begin()
+        try:
+            wait_until(lambda: application.committed > 4, 30, "the group commits")
+            before = application.rebalances
+            for node in cluster.nodes.values():
+                assert node.terminate(30) == 0
+                handed_over = node.log_tail()
+                assert "not everything was handed over" not in handed_over
+                acked, committed = len(application.acked_at), application.committed
+                wait_until(lambda n=acked: len(application.acked_at) > n + 50, 30, "more records")
+                wait_until(lambda n=committed: application.committed > n + 2, 30, "more commits")
+                node.start()
+                node.wait_ready()
+                wait_until(lambda: is_whole(cluster), 30, "the returned node is caught up")
+        finally:
+            application.end()
+        assert application.errors == []
+        assert application.lost == 0
+        assert application.rebalances == before, "the group went on as it was"
+        consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": cluster.bootstrap, "group.id": "rolling"}
+        )
+        asked = [confluent_kafka.TopicPartition(TOPIC, p) for p in application.positions]
+        for found in consumer.committed(asked, timeout=20):
+            assert found.offset >= application.positions[found.partition], "a commit was lost"
+        consumer.close()
