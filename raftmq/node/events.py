@@ -195,7 +195,8 @@ class Events:
 
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot was taken over."""
-        self._log.info("metadata snapshot restored", version=image.version)
+        if image.version >= 0:  # else the log begins with nothing
+            self._log.info("metadata snapshot restored", version=image.version)
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """Seen by `_image_changed` with either engine."""

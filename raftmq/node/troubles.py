@@ -56,6 +56,12 @@ def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[s
     wanted = partition.settings.min_insync_replicas
     if len(in_sync) < wanted:
         yield f"acks=all is refused: in sync are {in_sync}, min.insync.replicas is {wanted}"
+    assigned = node.engine.image.partition(partition.name)
+    members = [member.node_id for member in replica.configuration.members]
+    wished = () if assigned is None else assigned.replicas
+    waiting = sorted(n for n in wished if n not in members)
+    if waiting:
+        yield f"nodes {waiting} should hold it and were not admitted yet"
     short = sorted(v.node_id for v in replica.voters if v not in replica.in_sync_replicas())
     if short and replica.is_writable:
         gone = missing(node, [NodeId(n) for n in short])

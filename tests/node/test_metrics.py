@@ -163,6 +163,9 @@ class FakeNode:
             counts[name.topic].messages_in = number
         self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts)
         self.broker = SimpleNamespace(metrics=ServerMetrics())
+        assigned = SimpleNamespace(replicas=(1, 2, 3, 4))
+        image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
+        self.engine = SimpleNamespace(image=image)
 
 
 async def scraped(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Page:
@@ -178,6 +181,8 @@ async def test_what_is_too_much_is_summed(monkeypatch: pytest.MonkeyPatch) -> No
     kept = [labels["topic"] for labels, _ in page.rows(name)]
     assert kept == ["t0000", "t0001", "t0002", "t0003", OTHER]
     assert page.value(name, topic=OTHER) == 6 * 7
+    replicas = page.rows("raftmq_partition_replicas")
+    assert [value for _, value in replicas] == [3, 4, 3, 3, 6 * 3]
     assert page.value("raftmq_partitions_left_out") == 6
     assert page.value("raftmq_topics_left_out") == 6
     assert page.sum("raftmq_topic_messages_in_total") == sum(range(10))

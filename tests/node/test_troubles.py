@@ -19,6 +19,7 @@ from raftmq.node.troubles import not_running, troubles
 from raftmq.ports import DiskError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
+NAME = TopicPartition("t", 0)
 NODES = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
 
 
@@ -26,8 +27,10 @@ def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
     links = SimpleNamespace(
         is_connected=lambda node_id: node_id in connected, block_to=set(), block_from=set()
     )
+    image = SimpleNamespace(partition=lambda _name: SimpleNamespace(replicas=(1, 2, 3)))
     return SimpleNamespace(
         node_id=NodeId(1),
+        engine=SimpleNamespace(image=image),
         plane=SimpleNamespace(links=links),
         events=SimpleNamespace(is_disk_full=False),
         **more,
@@ -52,7 +55,9 @@ def replica(**changes: Any) -> Any:
 
 
 def why(node: Any, found: Any, min_isr: int = 1) -> list[str]:
-    partition: Any = SimpleNamespace(settings=SimpleNamespace(min_insync_replicas=min_isr))
+    partition: Any = SimpleNamespace(
+        name=NAME, settings=SimpleNamespace(min_insync_replicas=min_isr)
+    )
     return troubles(node, partition, found)
 
 
@@ -72,7 +77,11 @@ def test_a_healthy_partition_has_none() -> None:
             "node 1 is on probation after losing its journal",
         ),
         (
-            {"configuration": SimpleNamespace(members=NODES[1:])},
+            {
+                "configuration": SimpleNamespace(members=NODES[1:]),
+                "is_leader": False,
+                "leader": NODES[1],
+            },
             "node 1 is no member under its present storage: waits to be admitted",
         ),
         ({"voters": NODES[1:]}, "node 1 is a learner: it votes once it has caught up"),
@@ -114,6 +123,13 @@ def test_a_leader_alone_says_who_is_missing_and_what_it_refuses() -> None:
         "acks=all is refused: in sync are [1], min.insync.replicas is 2",
         "out of sync: nodes [3] do not answer",
     ]
+
+
+def test_a_replica_that_is_wished_for_and_not_there_yet() -> None:
+    node = fake_node()
+    wish = SimpleNamespace(replicas=(1, 2, 5, 4))
+    node.engine.image.partition = lambda _name: wish
+    assert why(node, replica()) == ["nodes [4, 5] should hold it and were not admitted yet"]
 
 
 def test_replicas_that_do_not_run_yet() -> None:

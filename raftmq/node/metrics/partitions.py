@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from attrs import define
+
 from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
@@ -17,7 +19,24 @@ if TYPE_CHECKING:
     from raftmq.node.node import Node
 
 LABELS: Final = ("topic", "partition")
-Read = Callable[["Partition", "Replica"], "float | None"]
+
+
+@define(slots=True, eq=False)
+class View:
+    """What a metric reads of one partition here.
+
+    Attributes:
+        wanted: replicas that it should have: voters, or those assigned if that is more.
+        in_sync: those in sync; -1 where others lead, since only a leader can tell.
+    """
+
+    partition: Partition
+    replica: Replica
+    wanted: int
+    in_sync: int
+
+
+Read = Callable[[View], "float | None"]
 _TABLE: Final[list[tuple[Metric, Read]]] = []
 
 
@@ -26,45 +45,40 @@ def gauge(name: str, help_text: str, read: Read) -> None:
     _TABLE.append((Metric(f"raftmq_partition_{name}", "gauge", help_text, LABELS), read))
 
 
-def is_under_replicated(replica: Replica) -> bool:
-    """A leader with voters out of sync; only it can tell."""
-    return replica.is_leader and len(replica.in_sync_replicas()) < len(replica.voters)
-
-
-def is_under_min_isr(partition: Partition, replica: Replica) -> bool:
-    """A leader that must refuse acks=all; only it can tell."""
-    wanted = partition.settings.min_insync_replicas
-    return replica.is_leader and len(replica.in_sync_replicas()) < wanted
-
-
-gauge("high_watermark", "Everything below is committed", lambda _, r: r.high_watermark)
-gauge("log_start_offset", "First kept offset", lambda _, r: r.log_start_offset)
+gauge("high_watermark", "Everything below is committed", lambda v: v.replica.high_watermark)
+gauge("log_start_offset", "First kept offset", lambda v: v.replica.log_start_offset)
 gauge(
-    "log_end_offset", "Next offset to assign, as this replica has it", lambda _, r: r.log_end_offset
+    "log_end_offset",
+    "Next offset to assign, as this replica has it",
+    lambda v: v.replica.log_end_offset,
 )
 gauge(
     "messages",
     "Messages held: high watermark less log start",
-    lambda _, r: max(0, r.high_watermark - r.log_start_offset),
+    lambda v: max(0, v.replica.high_watermark - v.replica.log_start_offset),
 )
-gauge("size_bytes", "Bytes of the log on this node", lambda p, _: p.size_bytes)
-gauge("leader_epoch", "Leader epoch (Raft term)", lambda _, r: r.leader_epoch)
-gauge("is_leader", "1 where this node leads", lambda _, r: r.is_leader)
-gauge("replicas", "Voters, told by the leader", lambda _, r: len(r.voters) if r.is_leader else None)
+gauge("size_bytes", "Bytes of the log on this node", lambda v: v.partition.size_bytes)
+gauge("leader_epoch", "Leader epoch (Raft term)", lambda v: v.replica.leader_epoch)
+gauge("is_leader", "1 where this node leads", lambda v: v.replica.is_leader)
+gauge(
+    "replicas",
+    "Replicas that it should have, told by the leader",
+    lambda v: v.wanted if v.in_sync >= 0 else None,
+)
 gauge(
     "in_sync_replicas",
     "Replicas in sync, told by the leader",
-    lambda _, r: len(r.in_sync_replicas()) if r.is_leader else None,
+    lambda v: v.in_sync if v.in_sync >= 0 else None,
 )
 gauge(
     "lag_messages",
     "Committed messages that this replica does not have yet",
-    lambda p, _: p.lag,
+    lambda v: v.partition.lag,
 )
 gauge(
     "damaged_messages",
     "Offsets whose bytes are damaged here and not served",
-    lambda _, r: sum(end - start for start, end in r.damaged()),
+    lambda v: sum(end - start for start, end in v.replica.damaged()),
 )
 
 _SUMS: Final = {
@@ -107,13 +121,18 @@ SLICE: Final = 16
 
 def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
     rows = node.partitions.rows()
+    image = node.engine.image
     yield None
     rows_max = node.config.metrics_partitions_max
     sums = dict.fromkeys(_SUMS, 0)
     rest: list[float | None] = [None] * len(_TABLE)
     for number, (partition, replica) in enumerate(rows):
-        _add_to_sums(sums, partition, replica)
-        values = [read(partition, replica) for _, read in _TABLE]
+        in_sync = len(replica.in_sync_replicas()) if replica.is_leader else -1
+        assigned = image.partition(partition.name)
+        wanted = max(len(replica.voters), 0 if assigned is None else len(assigned.replicas))
+        view = View(partition, replica, wanted, in_sync)
+        _add_to_sums(sums, view)
+        values = [read(view) for _, read in _TABLE]
         if number < rows_max:
             labels = (partition.name.topic, str(partition.index))
             for (metric, _), value in zip(_TABLE, values, strict=True):
@@ -134,11 +153,13 @@ def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
     yield None
 
 
-def _add_to_sums(sums: dict[str, int], partition: Partition, replica: Replica) -> None:
+def _add_to_sums(sums: dict[str, int], view: View) -> None:
+    partition, replica, in_sync = view.partition, view.replica, view.in_sync
     sums["hosted"] += 1
-    sums["led"] += replica.is_leader
-    sums["under_replicated"] += is_under_replicated(replica)
-    sums["under_min_isr"] += is_under_min_isr(partition, replica)
+    if in_sync >= 0:
+        sums["led"] += 1
+        sums["under_replicated"] += in_sync < view.wanted
+        sums["under_min_isr"] += in_sync < partition.settings.min_insync_replicas
     sums["leaderless"] += replica.leader is None
     sums["failed"] += replica.failure is not None
     sums["damaged"] += bool(replica.damaged())

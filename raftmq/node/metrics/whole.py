@@ -205,6 +205,11 @@ counter(
     lambda node: node.partitions.counts.scrub_read_bytes,
 )
 counter(
+    "raftmq_scrub_batches_total",
+    "Batches that the background check found sound",
+    lambda node: node.partitions.counts.scrub_batches,
+)
+counter(
     "raftmq_scrub_damages_total",
     "Damaged ranges that the background check found",
     lambda node: node.partitions.counts.scrub_damages,
