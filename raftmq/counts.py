@@ -71,6 +71,7 @@ class ReplicaCounts:
         "elections",
         "elections_won",
         "leader_changes",
+        "scrub_batches",
         "scrub_damages",
         "scrub_read_bytes",
     )
@@ -80,5 +81,6 @@ class ReplicaCounts:
         self.elections = 0
         self.elections_won = 0
         self.leader_changes = 0
+        self.scrub_batches = 0
         self.scrub_damages = 0
         self.scrub_read_bytes = 0

@@ -19,6 +19,8 @@ from raftmq.records import BatchHeader, read_records
 
 log_app = typer.Typer(help="A node's log files.", no_args_is_help=True)
 
+NODE_COLUMNS: Final = ("Node", "Topic", "Partition", "State", "Finding")
+ASK_TIMEOUT_S: Final = 10.0
 VERIFY_COLUMNS: Final = ("File", "Position", "State", "Finding")
 KINDS: Final = {1: "election", 2: "membership", 3: "log start"}
 """Kinds of bare entries, as the Raft core numbers them."""
@@ -57,42 +59,101 @@ def dump(
 
 @log_app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A partition's folder, or above.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="A partition's folder, or above.")
+    ] = None,
+    admin_ports: Annotated[
+        str,
+        typer.Option(
+            "--admin",
+            metavar="HOST:PORT,...",
+            help="Ask running nodes what they found, here and on the nodes that these know of.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of every partition below a folder; ends with 1 when there is damage.
 
     What a node mends by itself (an index, a torn tail) is listed, but is no damage. Beside a
-    running node its unfinished appends may look torn.
+    running node its unfinished appends may look torn; with --admin it tells itself what its
+    background check and its reads found, what was repaired, and what still is damaged.
 
-    Examples: raftmq log verify DATA
+    Examples: raftmq log verify DATA; raftmq log verify --admin 127.0.0.1:9644
     """
+    with reported():
+        if (folder is None) == (not admin_ports):
+            raise CommandError("name a folder, or admin ports with --admin")
+        if folder is not None:
+            _verify_folder(folder, as_json)
+        else:
+            _verify_nodes([address for address in admin_ports.split(",") if address], as_json)
+
+
+def _verify_nodes(addresses: list[str], as_json: bool) -> None:
+    from raftmq.cli.picture import take_picture
+
+    rows: list[tuple[object, ...]] = []
+    is_bad = False
+    for report in take_picture(None, addresses, ASK_TIMEOUT_S).reports:
+        status = report.status
+        if status is None:
+            rows.append((report.address, None, None, "unknown", report.failure))
+            is_bad = True
+            continue
+        checks = status["checks"]
+        rows.append(
+            (
+                status["node_id"],
+                None,
+                None,
+                "checked",
+                f"{checks['scrubbed_batches']} batches, {checks['scrubbed_bytes']} bytes; damaged "
+                f"ranges found {checks['damages_found']}, repaired {checks['damages_repaired']}",
+            )
+        )
+        for row in status["partitions"]:
+            for start, end in row["damaged"]:
+                is_bad = True
+                rows.append(
+                    (
+                        status["node_id"],
+                        row["topic"],
+                        row["partition"],
+                        "damaged",
+                        f"offsets {start} to {end - 1}, not repaired yet",
+                    )
+                )
+    show(NODE_COLUMNS, rows, as_json=as_json)
+    if is_bad:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _verify_folder(folder: Path, as_json: bool) -> None:
     from raftmq.adapters.disk import RealDisk
     from raftmq.log.inspect import verify_folder
 
-    with reported():
-        folders = sorted({path.parent for path in folder.rglob("log-start")})
-        if not folders:
-            raise CommandError(f"no partition (a folder with a log-start) below {folder}")
-        rows: list[tuple[object, ...]] = []
-        has_damage = False
-        for partition in folders:
-            findings = verify_folder(RealDisk(), str(partition))
-            has_damage = has_damage or any(item.is_damage for item in findings)
-            rows.extend(
-                (
-                    item.path,
-                    item.position if item.position >= 0 else None,
-                    "damaged" if item.is_damage else "will be mended",
-                    item.text,
-                )
-                for item in findings
+    folders = sorted({path.parent for path in folder.rglob("log-start")})
+    if not folders:
+        raise CommandError(f"no partition (a folder with a log-start) below {folder}")
+    rows: list[tuple[object, ...]] = []
+    has_damage = False
+    for partition in folders:
+        findings = verify_folder(RealDisk(), str(partition))
+        has_damage = has_damage or any(item.is_damage for item in findings)
+        rows.extend(
+            (
+                item.path,
+                item.position if item.position >= 0 else None,
+                "damaged" if item.is_damage else "will be mended",
+                item.text,
             )
-            if not findings:
-                rows.append((str(partition), None, "sound", ""))
-        show(VERIFY_COLUMNS, rows, as_json=as_json)
-        if has_damage:
-            raise typer.Exit(EXIT_FAILED)
+            for item in findings
+        )
+        if not findings:
+            rows.append((str(partition), None, "sound", ""))
+    show(VERIFY_COLUMNS, rows, as_json=as_json)
+    if has_damage:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _dump_segment(path: Path, records: bool, as_json: bool) -> None:

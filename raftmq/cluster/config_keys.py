@@ -301,6 +301,8 @@ def _fixed(name: str, kind: ConfigType, default: str | None, documentation: str)
     return ConfigKey(name, kind, default, documentation, check, is_read_only=True)
 
 
+CATCH_UP_RATE: Final = "replica.catchup.bytes.per.s"
+
 BROKER_KEYS: Final = check_all(
     [
         *_defaults_of_topics(),
@@ -410,6 +412,14 @@ BROKER_KEYS: Final = check_all(
         _fixed("node.id", _I, "-1", "This broker's number."),
         _fixed("process.roles", _LIST, "broker,controller", "What this node does."),
         _fixed("raftmq.admin.listener", _S, "", "HTTP of this broker: /status, /nodes."),
+        ConfigKey(
+            CATCH_UP_RATE,
+            _L,
+            str(64 << 20),
+            "Most bytes per second from disk to replicas that fell far behind, of all partitions "
+            "that a broker leads; not where the commit waits for one. 0 is no limit.",
+            long(0),
+        ),
         _fixed("replica.lag.time.max.ms", _L, "10000", "Behind for so long, out of the ISR."),
         _fixed("socket.request.max.bytes", _I, "104857600", "Largest request."),
         ConfigKey("cluster.id", _S, "raftmq", "Name of the cluster.", non_empty, is_read_only=True),

@@ -20,6 +20,7 @@ class VerifyJob:
     Attributes:
         verified: byte ranges found sound.
         damages: what is not.
+        sound_count: how many batches were found sound.
         offset: after `run`, the offset up to which the job came.
         version: of the segment when the job was made; another one voids the result.
     """
@@ -38,6 +39,7 @@ class VerifyJob:
     verified: list[tuple[int, int]] = Factory(list)
     damages: list[Damage] = Factory(list)
     read_bytes: int = 0
+    sound_count: int = 0
 
     def run(self) -> None:
         """Read and check. Runs in any thread.
@@ -72,6 +74,7 @@ class VerifyJob:
                 return
 
     def _add_verified(self, start: int, end: int) -> None:
+        self.sound_count += 1
         if self.verified and self.verified[-1][1] == start:
             self.verified[-1] = (self.verified[-1][0], end)
         else:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import trio
 
+from raftmq.cluster.config_keys import CATCH_UP_RATE
 from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.isolation import Isolation
@@ -38,7 +39,7 @@ from raftmq.cluster.reconciler import (
 from raftmq.cluster.recovery import Opening, ReplicaOpener
 from raftmq.cluster.replacement import partition_wish
 from raftmq.cluster.replica import Replica
-from raftmq.cluster.topic_configs import effective_topic_configs
+from raftmq.cluster.topic_configs import broker_value, effective_topic_configs
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
@@ -161,6 +162,7 @@ class Partitions:
         folders = self._find_folders()
         actions = at_start(self._engine.image, self._plane.node_id, folders)
         self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile
+        self._obey_configs()
         await self._perform_all(actions)
         wanted = (action.group for action in actions if isinstance(action, StartReplica))
         if self._plane.journal.damaged and all(group in self._replicas for group in wanted):
@@ -178,6 +180,8 @@ class Partitions:
             await self._perform_all(actions)
 
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if before.configs is not after.configs:
+            self._obey_configs()
         for action in reconcile(before, after, self._plane.node_id):
             self._send_actions.send_nowait(action)
 
@@ -356,6 +360,14 @@ class Partitions:
         parent = folder.rpartition("/")[0]
         if disk.exists(parent) and not disk.list(parent):
             disk.remove_tree(parent)
+
+    def _obey_configs(self) -> None:
+        """What may be changed while the node runs and is no topic's."""
+        plane = self._plane
+        static = plane.config.kafka_settings
+        value = broker_value(self._engine.image, plane.node_id, static, CATCH_UP_RATE)
+        if value is not None:
+            plane.catch_up.rate.bytes_per_s = int(value)
 
     def _configs(self, topic: str) -> dict[str, str]:
         return effective_topic_configs(

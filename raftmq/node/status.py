@@ -82,6 +82,12 @@ async def describe(node: Node) -> dict[str, Any]:
         "faults": None if node.faults is None else node.faults.show(),
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
+        "checks": {
+            "scrubbed_bytes": node.partitions.counts.scrub_read_bytes,
+            "scrubbed_batches": node.partitions.counts.scrub_batches,
+            "damages_found": plane.shared.watch.damages_found,
+            "damages_repaired": plane.shared.watch.damages_repaired,
+        },
         "disk": {
             "size_bytes": size_bytes,
             "free_bytes": free_bytes,

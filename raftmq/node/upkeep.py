@@ -101,6 +101,7 @@ async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> i
         return 0
     found = replica.log.checked(job)
     counts.scrub_read_bytes += job.read_bytes
+    counts.scrub_batches += job.sound_count
     counts.scrub_damages += len(found)
     if found and plane.multiraft.replicas.get(replica.group) is replica:
         replica.damage_found()

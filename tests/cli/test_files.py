@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.cli.picture import NodeReport, Picture
 from raftmq.codec import Codec
 from raftmq.log.log_start import LocalStart, LogStart
 from raftmq.records import NewRecord, build_batch
@@ -125,6 +126,42 @@ def test_an_unfinished_tail_is_no_damage(call: Call, partition: Path) -> None:
     done = call("log", "verify", str(partition))
     assert done.exit_code == 0, done.output
     assert "will be mended" in done.stdout
+
+
+@pytest.mark.parametrize("damaged", [[], [[4, 9]]], ids=["sound", "damaged"])
+def test_running_nodes_tell_what_they_found(
+    call: Call, monkeypatch: pytest.MonkeyPatch, damaged: list[list[int]]
+) -> None:
+    checks = {
+        "scrubbed_bytes": 5000,
+        "scrubbed_batches": 70,
+        "damages_found": 3,
+        "damages_repaired": 2,
+    }
+    partitions = [{"topic": "t", "partition": 6, "damaged": damaged}]
+    status = {"node_id": 2, "checks": checks, "partitions": partitions}
+    reports = [NodeReport("a:1", 2, status)]
+    monkeypatch.setattr("raftmq.cli.picture.take_picture", lambda *_: Picture(list(reports)))
+    done = call("log", "verify", "--admin", "a:1", "--json")
+    assert done.exit_code == bool(damaged), done.output
+    totals, *rows = json.loads(done.stdout)
+    assert totals["Node"] == 2
+    assert "70 batches, 5000 bytes" in totals["Finding"]
+    assert "found 3, repaired 2" in totals["Finding"]
+    assert [(r["Topic"], r["Partition"], r["State"], r["Finding"]) for r in rows] == [
+        ("t", 6, "damaged", "offsets 4 to 8, not repaired yet") for _ in damaged
+    ]
+    reports.append(NodeReport("b:1", failure="no route"))
+    done = call("log", "verify", "--admin", "a:1,b:1")
+    assert done.exit_code == 1, "who does not answer may have found anything"
+    assert "no route" in done.stdout
+
+
+def test_verify_needs_a_folder_or_nodes(call: Call, tmp_path: Path) -> None:
+    for words in ((), (str(tmp_path), "--admin", "a:1")):
+        done = call("log", "verify", *words)
+        assert done.exit_code == 1
+        assert "--admin" in done.stderr
 
 
 def test_a_folder_without_partitions_is_told(call: Call, tmp_path: Path) -> None:

@@ -212,4 +212,5 @@ def test_what_a_node_tells_of_its_file_are_known_keys() -> None:
     check_static_configs(config.kafka_settings)
     entries = {e.name: e for e in describe_broker(_image(), node(1), config.kafka_settings)}
     assert entries["node.id"].value == "1"
+    assert not entries["replica.catchup.bytes.per.s"].is_read_only
     assert entries["listeners"].value == "PLAINTEXT://127.0.0.1:9092"

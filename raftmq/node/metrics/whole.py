@@ -61,6 +61,21 @@ gauge(
 gauge("raftmq_topics", "Topics of the cluster", lambda node: len(node.engine.image.topics))
 gauge("raftmq_groups", "Consumer groups", lambda node: len(node.engine.image.groups.groups))
 counter(
+    "raftmq_offset_commits_total",
+    "Offset commits that this node's coordinator took",
+    lambda node: node.coordinator.commits.commits_count,
+)
+counter(
+    "raftmq_offset_commit_commands_total",
+    "Metadata commands that carried them",
+    lambda node: node.coordinator.commits.commands_count,
+)
+gauge(
+    "raftmq_offset_commits_waiting",
+    "Offsets that wait for the next such command",
+    lambda node: node.coordinator.commits.offsets_waiting,
+)
+counter(
     "raftmq_isolation_transfers_total",
     "Leaderships handed over because this node saw no metadata majority",
     lambda node: node.partitions.isolation.handed_over_count,
