@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -300,3 +303,27 @@ def test_every_line_names_cluster_and_node(log_format: str) -> None:
     else:
         assert "leader elected" in line
         assert "topic=t partition=0 leader_epoch=3 node=4" in line
+
+
+SOURCES = Path(__file__).parents[2] / "raftmq"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def logged_events() -> Iterator[tuple[str, str]]:
+    """(file, event) of every event that is logged by a constant name."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            target = ast.unparse(node.func.value)
+            is_log = node.func.attr in LEVELS and target.endswith(("log", "logger", "stalls"))
+            if is_log and node.args and isinstance(node.args[0], ast.Constant):
+                yield str(path.relative_to(SOURCES)), str(node.args[0].value)
+
+
+def test_every_event_is_documented() -> None:
+    page = (SOURCES.parent / "docs" / "operations.md").read_text()
+    events = list(logged_events())
+    assert len(events) > 30
+    missing = [(file, event) for file, event in events if f"`{event}`" not in page]
+    assert missing == [], "docs/operations.md, Logs, lists events"
