@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.low_water import raise_mark, reset_mark
 from raftmq.server.cork import Cork
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
@@ -251,17 +252,20 @@ class Connection:
             filled = len(pending) - 4
             frame[:filled] = pending[4:]
             view = memoryview(frame)
+            mark_bytes = 1
             while filled < size:
                 try:
                     count = sock.recv_into(view[filled:])
                 except BlockingIOError:
                     self._turn_frames = self._turn_bytes = 0
+                    mark_bytes = raise_mark(sock, size - filled, mark_bytes)
                     await trio.lowlevel.wait_readable(sock)
                     continue
                 if count == 0:
                     raise ConnectionResetError("closed in the middle of a frame")
                 filled += count
                 self._received(count)
+            reset_mark(sock, mark_bytes)
             if not self._shared.turns.try_take(size):
                 await self._shared.turns.take(size)
         except BaseException:
