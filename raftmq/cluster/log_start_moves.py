@@ -96,3 +96,4 @@ class LogStartMoves:
             replica.fail(f"moving the log start failed: {error}")
             return
         replica.core.log_start_moved(index, Term(log_start.previous_epoch))
+        replica.has_progressed = True

@@ -55,7 +55,6 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
-RECHECK_MS: Final = 3
 CHECK_AHEAD_BYTES: Final = 4 << 20
 
 
@@ -99,7 +98,7 @@ class Partition:
         self._clock = clock
         self._replica: ReplicaPort | None = None
         self._header: BatchHeader | None = None  # of the batch being appended right now
-        self._recheck: Deadline | None = None
+        self._shown_end = Offset(0)  # readers were woken for what lies below
         self._is_closed = False
         self._opened_end = Offset(0)  # what was appended since was never only on the disk
 
@@ -107,6 +106,7 @@ class Partition:
         """Take the opened replica and replay what its log says of producers."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
+        replica.on_progress = self._progressed
         self._opened_end = replica.log_end_offset
         if not self._is_internal:
             self._producers.attach(replica.log)
@@ -235,11 +235,9 @@ class Partition:
                 timed_out = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
             return self._produces.park(end, result, timeout_ms, timed_out)
         if acks == 1 and self.settings.acks1_fsync:
-            promise = self._fsync_produces.park(
-                end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT
-            )
-            self._look_again_soon()
-            return promise
+            if self.replica.log.flushed_end_offset >= end:
+                return result
+            return self._fsync_produces.park(end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT)
         return result
 
     def _acknowledge_duplicate(
@@ -485,8 +483,9 @@ class Partition:
             self._deletes = [entry for entry in self._deletes if entry[1] is not promise]
             promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
 
+        if replica.log_start_offset >= target:  # a group of one may be that quick
+            return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
         self._deletes.append((target, promise, self._deadlines.after(timeout_ms, expire)))
-        self._look_again_soon()
         return promise
 
     def _settle_deletes(self) -> None:
@@ -524,13 +523,8 @@ class Partition:
             return  # the replica is being opened; nothing can be parked yet
         self._producers.committed(self._replica.high_watermark)
         self._settle_produces()
-        if self._deletes:
-            self._look_again_soon()
+        self._shown_end = self.readable_end
         self.fetches.wake_all()
-        if len(self.fetches) and self.readable_end < self._replica.high_watermark:
-            self._look_again_soon()  # a follower that has yet to flush what it was told of
-        if len(self._produces) and self.settings.min_insync_replicas > 1:
-            self._look_again_soon()
 
     def role_changed(self, soft: SoftState) -> None:
         """Another leader, another term, or none: nothing that waits can be promised any more."""
@@ -558,24 +552,17 @@ class Partition:
             deadline.cancel()
             promise.resolve(DeleteResult(code))
 
-    def _look_again_soon(self) -> None:
-        """Look again in a moment at what nothing tells this machine of: flushed ends, log start."""
-        if self._recheck is None:
-            self._recheck = self._deadlines.after(RECHECK_MS, self._look_again)
-
-    def _look_again(self) -> None:
-        self._recheck = None
+    def _progressed(self) -> None:
+        """What is flushed, here or at a follower, or the log start moved: settle what waited for
+        that. (What waits for the high watermark was settled when that moved.)"""
         if self._is_closed:
             return
-        self._settle_produces()
-        self._settle_deletes()
-        replica = self.replica
-        must_flush = self.readable_end < replica.high_watermark
-        if len(self.fetches) and not must_flush:
-            self.fetches.wake_all()
-        waits_for_copies = self._produces.first_end is not None and (
-            self._produces.first_end <= replica.high_watermark
-        )
-        waits_for_flush = len(self._fsync_produces) or (len(self.fetches) and must_flush)
-        if waits_for_copies or waits_for_flush or self._deletes:
-            self._look_again_soon()
+        if len(self._produces) or len(self._fsync_produces):
+            self._settle_produces()
+        if self._deletes:
+            self._settle_deletes()
+        if len(self.fetches):
+            end = self.readable_end
+            if end > self._shown_end:  # a follower flushed what it was told is committed
+                self._shown_end = end
+                self.fetches.wake_all()

@@ -5,7 +5,7 @@ Protocols only: `cluster/replica.py` and `log/replicated_log.py` are real, tests
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from raftmq.cluster.partition_results import FileSpan
@@ -54,7 +54,12 @@ class LogPort(Protocol):
 
 
 class ReplicaPort(Protocol):
-    """What a partition needs of its replica (`cluster/replica.py`)."""
+    """What a partition needs of its replica (`cluster/replica.py`).
+
+    `on_progress` is called after what is flushed, here or at a follower, or the log start moved.
+    """
+
+    on_progress: Callable[[], None]
 
     @property
     def log(self) -> LogPort: ...

@@ -38,14 +38,10 @@ from raftmq.cluster.read_barriers import ReadBarriers
 from raftmq.cluster.readmission import Readmission
 from raftmq.cluster.repair import Repairer
 from raftmq.cluster.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
-from raftmq.cluster.replica_view import ReplicaView
+from raftmq.cluster.replica_view import DISK_FULL, ReplicaView
 from raftmq.cluster.resting import Resting
 from raftmq.cluster.retention import Retention
-from raftmq.errors import (
-    KafkaError,
-    NotLeaderError,
-    StorageError,
-)
+from raftmq.errors import KafkaError, NotLeaderError, StorageError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.log_start import LogStart
@@ -77,7 +73,7 @@ from raftmq.types import (
 __all__ = ["LogReader", "Peers", "Replica", "ReplicaConfig", "StateMachine"]
 
 
-def _nobody(_replica: object) -> None:
+def _nobody(*_what: object) -> None:
     """Nobody wants to be told."""
 
 
@@ -135,6 +131,8 @@ class Replica(ReplicaView):
         self._commit_end = max(commit, log.log_start.index)
         self.high_watermark = log.offset_of(self._commit_end)
         self.on_touched: Callable[[Replica], None] = _nobody
+        self.on_progress: Callable[[], None] = _nobody
+        self.has_progressed = False  # what is flushed anywhere, or the log start, moved
         self.on_journal_failed: Callable[[DiskError], None] = _nobody
         self._has_started = False
         if isinstance(machine, LogReader):
@@ -275,6 +273,7 @@ class Replica(ReplicaView):
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
                 self._observe(message.sender)
+                self.has_progressed = True
             case WrongReplica():
                 if message.term == self.core.term:
                     self.peer_identity(message.sender)
@@ -342,6 +341,7 @@ class Replica(ReplicaView):
         except DiskError as error:
             self.fail(f"write after flush failed: {error}")
             return
+        self.has_progressed = True
         self._claim()
 
     def flush_failed(self, error: DiskError) -> None:
@@ -385,6 +385,9 @@ class Replica(ReplicaView):
             self._barriers.begin(self.core)
             self._perform_all()
             self._barriers.settle(self.core)
+        if self.has_progressed:
+            self.has_progressed = False
+            self.on_progress()
 
     def _perform_all(self) -> None:
         while self.failure is None and (ready := self.core.ready()) is not None:
@@ -415,7 +418,7 @@ class Replica(ReplicaView):
         except DiskFullError as error:
             if self.core.role is Role.LEADER:
                 # Only a bare entry beyond the reserve comes here; the core already counts it.
-                self.fail(f"disk full: {error}")
+                self.fail(f"{DISK_FULL}: {error}")
             else:
                 self._disk_full_until_ms = (
                     self._clock.monotonic_ms() + self.config.disk_full_backoff_ms
@@ -519,7 +522,7 @@ class Replica(ReplicaView):
         if self.log.end_index < self._commit_end:
             # Only entries staged behind an election's; the machine has used them, so it must
             # begin again as well.
-            self.fail("disk full: committed entries could not be written here")
+            self.fail(f"{DISK_FULL}: committed entries could not be written here")
             return
         before = self.core
         self.core = self._new_core()
@@ -555,12 +558,8 @@ class Replica(ReplicaView):
 
     def _observe(self, sender: ReplicaId) -> None:
         if self.core.role is Role.LEADER:
-            self._in_sync.observe(
-                sender,
-                self.flushed_end_of(sender),
-                self.log.end_index,
-                self._clock.monotonic_ms(),
-            )
+            end, now_ms = self.log.end_index, self._clock.monotonic_ms()
+            self._in_sync.observe(sender, self.flushed_end_of(sender), end, now_ms)
 
     # ---- upkeep ----
 

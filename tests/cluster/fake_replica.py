@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -187,6 +187,7 @@ class FakeReplica:
         self.wished: list[Offset] = []
         self.refusal: Exception | None = None
         self.damage_count = 0
+        self.on_progress: Callable[[], None] = lambda: None
 
     def damage_found(self) -> None:
         self.damage_count += 1
@@ -232,6 +233,7 @@ class FakeReplica:
         for voter in self.voters[:count]:
             self.flushed[voter] = end
         self.log.flushed_end_offset = Offset(end)
+        self.on_progress()
 
     def commit(self, end: int, count: int = 2) -> None:
         """A majority flushed all below `end`."""
@@ -250,6 +252,7 @@ class FakeReplica:
             state=state,
         )
         self.log.batches = [row for row in self.log.batches if row[0].next_offset > offset]
+        self.on_progress()
 
     def follow(self, leader: ReplicaId | None = REPLICAS[1]) -> None:
         """Leadership goes to another."""

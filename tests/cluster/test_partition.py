@@ -67,7 +67,6 @@ def test_acks_all_waits_for_min_insync_replicas_beyond_the_majority() -> None:
     bench.sleep(50)
     assert not promise.is_done, "two of three flushed it"
     bench.replica.flush(1, 3)
-    bench.sleep(50)
     assert promise.result().code is ErrorCode.NONE
     bench.sleep(2 * TIMEOUT_MS)
 
@@ -133,7 +132,6 @@ def test_acks_1_may_wait_for_the_leaders_own_fsync() -> None:
     bench.sleep(20)
     assert not promise.is_done
     bench.replica.flush(1, 1)
-    bench.sleep(20)
     assert promise.result().code is ErrorCode.NONE
 
 
@@ -419,8 +417,7 @@ def test_a_follower_wakes_fetches_once_it_flushed() -> None:
     assert (waiter.wakes, bench.partition.readable_end) == (1, 4)
     bench.sleep(20)
     assert waiter.wakes == 1
-    bench.replica.log.flushed_end_offset = Offset(6)
-    bench.sleep(20)
+    bench.replica.flush(6, 2)
     assert waiter.wakes == 2
     bench.sleep(1000)
     assert waiter.wakes == 2
@@ -518,7 +515,6 @@ def test_delete_records_answers_when_the_log_start_moved() -> None:
     bench.sleep(20)
     assert not promise.is_done
     bench.replica.start_at(3)
-    bench.sleep(20)
     assert promise.result() == DeleteResult(ErrorCode.NONE, Offset(3))
     assert bench.partition.delete_records(2, TIMEOUT_MS) == DeleteResult(ErrorCode.NONE, Offset(3))
 
