@@ -33,11 +33,13 @@ from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
+from raftmq.server.slices import Slices
 from raftmq.server.workers import Workers
 from raftmq.types import NodeId, TopicId, TopicPartition
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
+ELECTION_ASK_MS: Final = 250
 QUORUM_WAIT_MS: Final = 1_000
 """So long a follower waits for what the leader knows of the metadata group."""
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -111,6 +113,7 @@ class Broker:
         self.metrics = metrics or ServerMetrics()
         self.sessions = FetchSessions(clock, random)
         self.metadata_cache = MetadataCache()
+        self.slices = Slices(deadlines)
         self.elections = Elections(
             leader_table,
             deadlines,
@@ -391,16 +394,26 @@ class Broker:
         leader = self.leader_of(topic.topic_id, name.partition)
         if leader.leader_id == preferred:
             return ErrorCode.ELECTION_NOT_NEEDED
-        if self.offline_nodes([preferred]):
+        in_sync = self.in_sync_nodes(topic.topic_id, found)
+        if self.offline_nodes([preferred]) or (in_sync and preferred not in in_sync):
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
         if leader.leader_id < 0 or self._hand_over is None:
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
         if not self._hand_over(NodeId(leader.leader_id), name):
             return ErrorCode.LEADER_NOT_AVAILABLE
         promise: Promise[ErrorCode] = Promise()
+        hand_over = self._hand_over
         give_up_ms = self.clock.monotonic_ms() + timeout_ms
+        ask_at_ms = self.clock.monotonic_ms() + ELECTION_ASK_MS
 
         def look() -> None:
+            nonlocal ask_at_ms
+            if self.clock.monotonic_ms() >= ask_at_ms:
+                # The leader may have refused: for a moment too much was on its way.
+                ask_at_ms += ELECTION_ASK_MS
+                leads = self.leader_of(topic.topic_id, name.partition).leader_id
+                if leads != preferred:
+                    hand_over(NodeId(leads), name)
             now_leads = self.leader_of(topic.topic_id, name.partition).leader_id == preferred
             if now_leads:
                 promise.resolve(ErrorCode.NONE)

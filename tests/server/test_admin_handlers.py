@@ -28,7 +28,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.broker import QUORUM_WAIT_MS
-from raftmq.types import TopicPartition
+from raftmq.types import LeaderEpoch, TopicId, TopicPartition
 from tests.cluster.fake_replica import REPLICAS
 from tests.server.world import NODES, FakeSlot, World, broker_image
 
@@ -540,6 +540,17 @@ def test_elections_that_cannot_be() -> None:
     late = elect(world)
     world.bench.sleep(600)
     assert elected(world, late) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert len(world.handed_over) == 3, "asked again on the way"
+    world.leaders.led(
+        TopicId(topic_id),
+        0,
+        leader=NODES[2],
+        leader_epoch=LeaderEpoch(7),
+        isr=NODES[1:],
+        voters=NODES,
+    )
+    assert elected(world, elect(world)) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "not in sync"
+    assert len(world.handed_over) == 3
     dead = {node: broker_image(node, is_fenced=node != 2) for node in NODES}
     world.engine.change(brokers=type(world.engine.image.brokers)(dead))
     assert elected(world, elect(world)) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
