@@ -25,7 +25,7 @@ from crc32c import crc32c
 from raftmq.adapters.peer_stream import ChunkStream, PeerStream, StreamCounts
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
-from raftmq.low_water import raise_mark, reset_mark
+from raftmq.low_water import LowWater
 from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
@@ -536,18 +536,18 @@ async def _recv_into(sock: socket.socket, buffer: memoryview) -> int:
 
 async def _recv_rest(sock: socket.socket, rest: memoryview) -> None:
     """Fill `rest` with a large frame's remaining bytes, in few turns of the loop."""
-    mark_bytes = 1
+    low_water = LowWater(sock)
     while rest:
         try:
             count = sock.recv_into(rest)
         except BlockingIOError:
-            mark_bytes = raise_mark(sock, len(rest), mark_bytes)
+            low_water.wait_for(len(rest))
             await trio.lowlevel.wait_readable(sock)
             continue
         if count == 0:
             raise EOFError
         rest = rest[count:]
-    reset_mark(sock, mark_bytes)
+    low_water.end()
 
 
 async def _write_hello(sock: socket.socket, hello: Hello) -> None:

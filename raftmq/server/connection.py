@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.low_water import raise_mark, reset_mark
+from raftmq.low_water import LINGER_S, LowWater
 from raftmq.server.cork import Cork
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
@@ -87,7 +87,7 @@ class Connection:
         self._sock = sock
         self._shared = shared
         self._cancel = trio.CancelScope()
-        self._large = False  # part of a large frame is here and holds node memory
+        self._large: LowWater | None = None  # of a large frame, in part here, in node memory
         self._reading = trio.CancelScope()
         self._is_finishing = False
         self._turn_bytes = 0
@@ -153,8 +153,10 @@ class Connection:
         stalled_since = self.replies.stalled_since
         if stalled_since is not None:
             is_over = (now - stalled_since) * 1000 > limits.send_stall_ms
-        elif self._large:
+        elif self._large is not None:
             is_over = quiet_ms > limits.receive_stall_ms
+            if quiet_ms > LINGER_S * 1000:
+                self._large.tolerate()
         else:
             is_over = self.replies.is_idle and quiet_ms > limits.connection_idle_ms
         if is_over:
@@ -246,33 +248,32 @@ class Connection:
         memory = self._shared.memory
         sock = self._sock
         await memory.charge_when_free(size)
-        self._large = True
+        large = self._large = LowWater(sock)
         try:
             frame = bytearray(size)
             filled = len(pending) - 4
             frame[:filled] = pending[4:]
             view = memoryview(frame)
-            mark_bytes = 1
             while filled < size:
                 try:
                     count = sock.recv_into(view[filled:])
                 except BlockingIOError:
                     self._turn_frames = self._turn_bytes = 0
-                    mark_bytes = raise_mark(sock, size - filled, mark_bytes)
+                    large.wait_for(size - filled)
                     await trio.lowlevel.wait_readable(sock)
                     continue
                 if count == 0:
                     raise ConnectionResetError("closed in the middle of a frame")
                 filled += count
                 self._received(count)
-            reset_mark(sock, mark_bytes)
+            large.end()
             if not self._shared.turns.try_take(size):
                 await self._shared.turns.take(size)
         except BaseException:
             memory.release(size)
             raise
         finally:
-            self._large = False
+            self._large = None
         self._begin(frame)
 
     def _received(self, count: int) -> None:
