@@ -44,16 +44,27 @@ class Metric:
 
 @define(slots=True, eq=False)
 class Family:
-    """A metric and its rows at one moment."""
+    """A metric and its rows at one moment.
+
+    Labels and values stand in lists of their own: ten thousand pairs would be ten thousand objects
+    for the garbage collector to look at, with the loop waiting.
+    """
 
     metric: Metric
-    rows: list[tuple[tuple[str, ...], float]] = field(factory=list)
+    labels: list[tuple[str, ...]] = field(factory=list)
+    values: list[float] = field(factory=list)
     histograms: list[tuple[tuple[str, ...], list[tuple[str, float]], float]] = field(factory=list)
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
         """One row."""
         assert len(labels) == len(self.metric.labels), self.metric.name
-        self.rows.append((labels, value))
+        self.labels.append(labels)
+        self.values.append(value)
+
+    @property
+    def rows(self) -> list[tuple[tuple[str, ...], float]]:
+        """Labels with values."""
+        return list(zip(self.labels, self.values, strict=True))
 
     def add_histogram(self, labels: tuple[str, ...], histogram: Histogram) -> None:
         """One histogram, copied."""

@@ -35,7 +35,7 @@ def write(families: Iterable[Family], *, is_openmetrics: bool) -> str:
         if is_openmetrics:
             help_text = help_text.replace('"', r"\"")
         lines.append(f"# HELP {name} {help_text}\n# TYPE {name} {metric.kind}\n")
-        for labels, value in family.rows:
+        for labels, value in zip(family.labels, family.values, strict=True):
             lines.append(f"{metric.name}{_labels(known, metric.labels, labels)} {_number(value)}\n")
         for labels, buckets, seconds in family.histograms:
             lines += _histogram(known, family, labels, buckets, seconds)
