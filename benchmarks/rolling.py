@@ -142,6 +142,7 @@ class CommitProbe(Probe):
     """Commits an offset outside of group management, again and again."""
 
     group: str = GROUP
+    topic: str = TOPIC
 
     def _loop(self) -> None:
         coordinator = -1
@@ -163,7 +164,7 @@ class CommitProbe(Probe):
                 generation_id_or_member_epoch=-1,
                 member_id="",
                 group_instance_id=None,
-                topics=[Struct(name=TOPIC, partitions=[row])],
+                topics=[Struct(name=self.topic, partitions=[row])],
             )
             try:
                 answer = self._wire(coordinator).ask(ApiKey.OFFSET_COMMIT, 8, request)

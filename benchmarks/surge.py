@@ -42,7 +42,15 @@ WINDOW_S: Final = 2.0
 BACK_WITHIN_S: Final = 10.0
 BACK_FACTOR: Final = 1.5
 BACK_FLOOR_MS: Final = 5.0
+_MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _SIZE: Final = struct.Struct(">i")
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    sock = socket.create_connection(address)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
+    return sock
 
 
 @define(eq=False)
@@ -61,6 +69,20 @@ class Producer:
     received: bytearray = field(factory=bytearray)
     latencies: list[tuple[float, float]] = field(factory=list)
     codes: Counter[str] = field(factory=Counter)
+    partition: int = 0
+    moves: int = 0
+    must_move: bool = False
+
+    def move_to(self, address: tuple[str, int]) -> None:
+        """Go on at another leader; what was under way is sent again."""
+        self.sock.close()
+        self.sock = _connected(address)
+        self.due = time.perf_counter()
+        self.unsent = memoryview(b"")
+        self.sent.clear()
+        self.received.clear()
+        self.moves += 1
+        self.must_move = False
 
     def pump(self, now: float) -> bool:
         """Send what is due and fits; True when the socket is full."""
@@ -94,6 +116,9 @@ class Producer:
             _, position = decode_response_header(ApiKey.PRODUCE, PRODUCE_VERSION, frame)
             answer = decode_produce_response(PRODUCE_VERSION, frame[position:])
             code = answer.topics[0].partitions[0].error_code
+            if code in _MOVED:
+                self.must_move = True
+                return
             if code:
                 self.codes[ErrorCode(code).name] += 1
             else:
@@ -106,28 +131,29 @@ class Fleet:
     """Producers on one selector, in a thread of its own."""
 
     producers: list[Producer] = field(factory=list)
+    bootstrap: str = ""
     failure: str = ""
     _stop: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
 
     @classmethod
-    def make(
-        cls, leaders: dict[int, tuple[str, int]], count: int, rate: float, batch: int
-    ) -> Fleet:
+    def make(cls, bootstrap: str, count: int, rate: float, batch: int) -> Fleet:
         """`count` connections that together offer `rate` bytes per second in batches of `batch`."""
+        leaders = settled_leaders(bootstrap, TOPIC)
         records = max(1, batch // RECORD_BYTES)
         payload = batch_of(records, RECORD_BYTES, bytes(range(256)) * 8)
         interval_s = count * len(payload) / rate
         now = time.perf_counter()
-        fleet = cls()
+        fleet = cls(bootstrap=bootstrap)
         for i in range(count):
             partition = i % len(leaders)
-            sock = socket.create_connection(leaders[partition])
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setblocking(False)
+            sock = _connected(leaders[partition])
             frame = memoryview(produce_frame(TOPIC, partition, payload))
             fleet.producers.append(
-                Producer(frame, records, interval_s, sock, now + interval_s * i / count)
+                Producer(
+                    *(frame, records, interval_s, sock, now + interval_s * i / count),
+                    partition=partition,
+                )
             )
         return fleet
 
@@ -184,6 +210,13 @@ class Fleet:
             for key, events in selector.select(min(0.05, max(0.0005, next_due - now))):
                 if events & selectors.EVENT_READ:
                     key.data.read()
+            for i, producer in enumerate(self.producers):
+                if producer.must_move:
+                    selector.unregister(producer.sock)
+                    full.discard(i)
+                    where = settled_leaders(self.bootstrap, TOPIC)
+                    producer.move_to(where[producer.partition])
+                    selector.register(producer.sock, selectors.EVENT_READ, producer)
 
 
 @define
@@ -201,6 +234,7 @@ class Bystanders:
 
     def begin(self) -> None:
         self.committer = CommitProbe(self.run, "committer")
+        self.committer.topic = TOPIC
         self.committer.begin()
         self._threads = [threading.Thread(target=t) for t in (self._consume, self._ask)]
         for thread in self._threads:
@@ -371,12 +405,11 @@ def prepare(run: DevRun, options: argparse.Namespace) -> Surge:
     for done in admin.create_topics(topics).values():
         done.result(30)
     time.sleep(1)
-    leaders = settled_leaders(run.bootstrap, TOPIC)
     rate = options.rate * 1e6
     return Surge(
         run,
-        Fleet.make(leaders, options.partitions, rate, options.steady_batch),
-        Fleet.make(leaders, options.producers, 10 * rate, options.surge_batch),
+        Fleet.make(run.bootstrap, options.partitions, rate, options.steady_batch),
+        Fleet.make(run.bootstrap, options.producers, 10 * rate, options.surge_batch),
         Bystanders(run),
     )
 
@@ -405,6 +438,7 @@ def surge(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
         "acknowledged": acked,
         "committed": committed,
         "lost": max(0, acked - committed),
+        "moves": sum(p.moves for p in it.steady.producers + it.flood.producers),
         "codes": dict(it.steady.codes + it.flood.codes),
         "failures": [f for f in (it.steady.failure, it.flood.failure) if f],
         "elections": {
