@@ -74,7 +74,9 @@ class Deadlines:
     def expire(self, now_ms: float, *, count_max: int | None = None) -> bool:
         """Call back what is due, at most `count_max` of it; True when that left some over."""
         left = count_max if count_max is not None else -1
-        while self._soon and left != 0:
+        # Those that ask for another turn while these run get the next one.
+        count = len(self._soon) if left < 0 else min(len(self._soon), left)
+        for _ in range(count):
             left -= 1
             self._soon.popleft()()
         while self._heap and self._heap[0][0] <= now_ms and left != 0:

@@ -8,9 +8,11 @@ TypeError.
 from raftmq.protocol.api_versions import ANNOUNCED, FEATURES, ApiKey, is_announced, is_flexible
 from raftmq.protocol.compile import (
     decode_request,
+    decode_request_slowly,
     decode_response,
     encode_request,
     encode_response,
+    encode_response_slowly,
     warm,
 )
 from raftmq.protocol.framer import Framer, check_frame_size, frame
@@ -34,12 +36,14 @@ __all__ = [
     "check_frame_size",
     "decode_request",
     "decode_request_header",
+    "decode_request_slowly",
     "decode_response",
     "decode_response_header",
     "encode_request",
     "encode_request_header",
     "encode_response",
     "encode_response_header",
+    "encode_response_slowly",
     "encode_unsupported_api_versions",
     "frame",
     "is_announced",

@@ -16,15 +16,21 @@ import importlib
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Literal, get_args, get_origin
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.protocol.api_versions import ANNOUNCED, ApiKey
-from raftmq.protocol.decoders import Decoder, build_decoder
-from raftmq.protocol.encoders import Encoder, build_encoder, explain
+from raftmq.protocol.decoders import Decoder, SlowDecoder, build_decoder, build_slow_decoder
+from raftmq.protocol.encoders import (
+    Encoder,
+    SlowEncoder,
+    build_encoder,
+    build_slow_encoder,
+    explain,
+)
 from raftmq.protocol.schema import Field, Schema
 from raftmq.protocol.struct import Struct
 from raftmq.protocol.wire import ELEMENTS_MAX, MALFORMED
@@ -126,6 +132,8 @@ _request_decoders: dict[tuple[int, int], Decoder] = {}
 _response_decoders: dict[tuple[int, int], Decoder] = {}
 _request_encoders: dict[tuple[int, int], Encoder] = {}
 _response_encoders: dict[tuple[int, int], Encoder] = {}
+_slow_decoders: dict[tuple[int, int], SlowDecoder] = {}
+_slow_encoders: dict[tuple[int, int], SlowEncoder] = {}
 
 
 def decode_request(
@@ -145,6 +153,25 @@ def decode_request(
         raise _malformed(api_key, version, "request", error) from error
     except RemoteProtocolError as error:
         raise _malformed(api_key, version, "request", error) from error
+
+
+def decode_request_slowly(
+    api_key: int, version: int, body: Buffer, *, elements_max: int = ELEMENTS_MAX
+) -> Generator[None, None, Struct]:
+    """As `decode_request`, in short turns; whoever drives it may do other things in between."""
+    decoder = _slow_decoders.get((api_key, version))
+    if decoder is None:
+        family = _family(api_key, "request")
+        title = f"{_title(api_key)} v{version} request, slowly"
+        decoder = build_slow_decoder(family.schema(version), title, family.struct_class)
+        _slow_decoders[api_key, version] = decoder
+    try:
+        message, _ = yield from decoder(_view(body), elements_max)
+    except MALFORMED as error:
+        raise _malformed(api_key, version, "request", error) from error
+    except RemoteProtocolError as error:
+        raise _malformed(api_key, version, "request", error) from error
+    return message
 
 
 def decode_response(
@@ -194,6 +221,25 @@ def encode_response(api_key: int, version: int, message: Struct | Mapping[str, A
         return encoder(message)
     except Exception as error:  # whatever a wrong value raises is explained
         raise _explained(api_key, version, "response", message, error) from error
+
+
+def encode_response_slowly(
+    api_key: int, version: int, message: Struct | Mapping[str, Any]
+) -> Generator[None, None, bytes]:
+    """As `encode_response`, in short turns; whoever drives it may do other things in between."""
+    encoder = _slow_encoders.get((api_key, version))
+    if encoder is None:
+        family = _family(api_key, "response")
+        title = f"{_title(api_key)} v{version} response, slowly"
+        schema = family.schema(version)
+        names = family.names.__getitem__
+        encoder = build_slow_encoder(schema, title, names, family.check_names)
+        _slow_encoders[api_key, version] = encoder
+    try:
+        body = yield from encoder(message)
+    except Exception as error:  # whatever a wrong value raises is explained
+        raise _explained(api_key, version, "response", message, error) from error
+    return body
 
 
 def warm(requests: Iterable[tuple[int, int]]) -> None:

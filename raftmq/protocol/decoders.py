@@ -9,7 +9,7 @@ budget. What escapes a decoder is RemoteProtocolError or one of `wire.MALFORMED`
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from raftmq.protocol import wire
@@ -26,6 +26,8 @@ from raftmq.protocol.struct import Struct
 Decoder = Callable[[memoryview, int], tuple[Struct, int]]
 """(body, elements_max) -> (message, position after it)."""
 
+SlowDecoder = Callable[[memoryview, int], Generator[None, None, tuple[Struct, int]]]
+
 StructClassOf = Callable[[str], type[Struct]]
 """The Struct class for a path of the message's schema."""
 
@@ -33,7 +35,8 @@ StructClassOf = Callable[[str], type[Struct]]
 class _Source:
     """Lines of Python in the making, with the names that they refer to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.is_slow = is_slow
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[str, Any] = {}
@@ -82,7 +85,17 @@ class _Run:
 
 def build_decoder(schema: Schema, title: str, struct_class_of: StructClassOf) -> Decoder:
     """Compile the decoder of one message."""
-    out = _Source()
+    decoder: Decoder = _compile(_Source(), schema, title, struct_class_of)
+    return decoder
+
+
+def build_slow_decoder(schema: Schema, title: str, struct_class_of: StructClassOf) -> SlowDecoder:
+    """As `build_decoder`, of a generator that yields after every so many array elements."""
+    decoder: SlowDecoder = _compile(_Source(is_slow=True), schema, title, struct_class_of)
+    return decoder
+
+
+def _compile(out: _Source, schema: Schema, title: str, struct_class_of: StructClassOf) -> Any:
     out.names.update(
         new=object.__new__,
         text=str,
@@ -98,12 +111,14 @@ def build_decoder(schema: Schema, title: str, struct_class_of: StructClassOf) ->
     )
     out("pos = 0")
     out("end = len(buf)")
+    if out.is_slow:
+        out("turn = 0")
+        out("yield")
     result = _emit_struct(out, schema, struct_class_of)
     out(f"return {result}, pos")
     source = "def decode(buf, left):\n" + "\n".join(out.lines) + "\n"
     exec(compile(source, f"<decoder of {title}>", "exec"), out.names)
-    decoder: Decoder = out.names["decode"]
-    return decoder
+    return out.names["decode"]
 
 
 def _emit_struct(out: _Source, schema: Schema, struct_class_of: StructClassOf) -> str:
@@ -245,6 +260,10 @@ def _emit_array(
         length = _emit_length(out, run, schema, scalar)
         _emit_sized(out, schema, scalar, element, length, struct_class_of)
         out(f"{items}.append({element})")
+    if out.is_slow:
+        out("turn += 1")
+        out(f"if turn % {wire.TURN_ELEMENTS} == 0:")
+        out("    yield")
     out.depth -= 1
 
 

@@ -9,7 +9,7 @@ slow walk (`explain`) that names the field.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from raftmq.protocol.schema import FIXED, STRING_BYTES_MAX, Field, Schema
 from raftmq.protocol.struct import Struct
 
 Encoder = Callable[[Any], bytes]
+SlowEncoder = Callable[[Any], Generator[None, None, bytes]]
 CheckNames = Callable[[str, Mapping[str, Any]], None]
 """(path, attributes): refuses names that no version of the schema has."""
 
@@ -28,7 +29,8 @@ _LETTERS = {**FIXED, "bool": "B"}
 class _Source:
     """Lines of Python in the making, and the open run of constant-width values."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.is_slow = is_slow
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[str, Any] = {}
@@ -71,7 +73,25 @@ def build_encoder(
 
     `names_of(path)` is the set, shared and growing, of attribute names known to be good there.
     """
-    out = _Source()
+    encoder: Encoder = _compile(_Source(), schema, title, names_of, check_names)
+    return encoder
+
+
+def build_slow_encoder(
+    schema: Schema, title: str, names_of: Callable[[str], set[str]], check_names: CheckNames
+) -> SlowEncoder:
+    """As `build_encoder`, of a generator that yields after every so many array elements."""
+    encoder: SlowEncoder = _compile(_Source(is_slow=True), schema, title, names_of, check_names)
+    return encoder
+
+
+def _compile(
+    out: _Source,
+    schema: Schema,
+    title: str,
+    names_of: Callable[[str], set[str]],
+    check_names: CheckNames,
+) -> Any:
     out.names.update(
         names_of=names_of,
         check_names=check_names,
@@ -85,13 +105,15 @@ def build_encoder(
     )
     out("pieces = []")
     out("write = pieces.append")
+    if out.is_slow:
+        out("turn = 0")
+        out("yield")
     _emit_struct(out, schema, "message")
     out.flush()
     out("return b''.join(pieces)")
     source = "def encode(message):\n" + "\n".join(out.lines) + "\n"
     exec(compile(source, f"<encoder of {title}>", "exec"), out.names)
-    encoder: Encoder = out.names["encode"]
-    return encoder
+    return out.names["encode"]
 
 
 def attributes(value: Any) -> Mapping[str, Any]:
@@ -219,6 +241,10 @@ def _emit_array(out: _Source, schema: Schema, field: Field, expression: str) -> 
             scalar = Field(field.name, field.wire, False, False, None, None)
             _emit_value(out, schema, scalar, item)
         out.flush()
+        if out.is_slow:
+            out("turn += 1")
+            out(f"if turn % {wire.TURN_ELEMENTS} == 0:")
+            out("    yield")
         out.depth -= 1
     if field.nullable:
         out.depth -= 1

@@ -19,6 +19,8 @@ MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
 """What running over the end of a buffer, or undecodable text, looks like in Python."""
 
 ELEMENTS_MAX: Final = 100_000
+TURN_ELEMENTS: Final = 256
+"""A slow decoder or encoder lets others have a turn after so many array elements."""
 """Default limit of array elements in one message, all arrays together."""
 
 _new = object.__new__

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
@@ -26,8 +26,10 @@ from raftmq.protocol import (
     Struct,
     decode_request,
     decode_request_header,
+    decode_request_slowly,
     encode_response,
     encode_response_header,
+    encode_response_slowly,
     encode_unsupported_api_versions,
 )
 from raftmq.protocol.fetch import FetchResponse, decode_fetch_request, encode_fetch_frame
@@ -38,7 +40,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.broker import Broker
 from raftmq.server.connection import Connection
-from raftmq.server.handlers import fetch, produce
+from raftmq.server.handlers import fetch, offsets, produce
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ApiMetrics, EncodedAnswer
@@ -47,7 +49,17 @@ from raftmq.server.replies import Pieces, Slot
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
+SlowHandler: TypeAlias = Callable[
+    [Broker, RequestHeader, Struct], Generator[None, None, dict[str, Any]]
+]
 Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
+
+SLOW_BYTES: Final = 8 << 10
+"""A request of these APIs that is larger is answered in short turns."""
+SLOW_HANDLERS: Final[Mapping[ApiKey, SlowHandler]] = {
+    ApiKey.LIST_OFFSETS: offsets.list_offsets_slowly,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch_slowly,
+}
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
@@ -163,9 +175,15 @@ class Dispatcher:
         handler = self._handlers.get(api_key)  # type: ignore[call-overload]  # an int is its ApiKey
         if handler is None:
             raise RemoteProtocolError(f"{ApiKey(api_key).title} is not served here")
-        request = decode_request(api_key, version, body, elements_max=self._elements_max)
-        self._broker.client_host = connection.peer.rpartition(":")[0]
-        result = handler(self._broker, header, request)
+        slow = SLOW_HANDLERS.get(api_key)  # type: ignore[call-overload]  # as above
+        result: Any
+        if slow is not None and len(body) > SLOW_BYTES:
+            work = self._answer_slowly(header, body, slow, metrics)
+            result = self._broker.slices.run(work)
+        else:
+            request = decode_request(api_key, version, body, elements_max=self._elements_max)
+            self._broker.client_host = connection.peer.rpartition(":")[0]
+            result = handler(self._broker, header, request)
 
         def answer(response: Answer) -> Pieces:
             head = encode_response_header(api_key, version, header.correlation_id)
@@ -179,6 +197,21 @@ class Dispatcher:
 
         self._abandon_with(connection, result)
         self._settle(result, answer, slot, header, started, metrics)
+
+    def _answer_slowly(
+        self, header: RequestHeader, body: memoryview, handler: SlowHandler, metrics: ApiMetrics
+    ) -> Generator[None, None, bytes]:
+        """Decode, answer and encode a question about many partitions, in short turns."""
+        api_key, version = header.api_key, header.api_version
+        elements_max = self._elements_max
+        request = yield from decode_request_slowly(
+            api_key, version, body, elements_max=elements_max
+        )
+        response = yield from handler(self._broker, header, request)
+        for topic in response["topics"]:
+            metrics.count_errors(topic)
+            yield
+        return (yield from encode_response_slowly(api_key, version, response))
 
     def _abandon_with(self, connection: Connection, result: object) -> None:
         """When the client hangs up, what is parked for it is dropped at once."""
@@ -215,6 +248,11 @@ class Dispatcher:
                     self._hang_up(slot, metrics)
                     return
                 pieces = answer(value)
+            except RemoteProtocolError as error:
+                metrics.failures += 1
+                _log.warning("connection closed: bad request", why=str(error))
+                slot.fail()
+                return
             except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
                 self._failed(header, error, metrics)
                 slot.fail()

@@ -21,8 +21,9 @@ from raftmq.records import NewRecord, build_batch
 from raftmq.server.elections import WAIT_MS
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
+from raftmq.server.slices import TURN_PARTITIONS
 from raftmq.types import NodeId
-from tests.server.world import World, broker_image
+from tests.server.world import FakeSlot, World, broker_image
 
 METADATA_VERSIONS = range(14)
 
@@ -342,10 +343,78 @@ def test_the_cache_is_bounded_by_bytes() -> None:
     cache = MetadataCache(bytes_max=250)
     assert cache.get(1, "a") is None
     for key in "abc":
-        cache.put(key, bytes(100))
+        cache.put(1, key, bytes(100))
     assert cache.get(1, "a") is None
     assert cache.get(1, "b") is not None
     assert cache.get(2, "b") is None, "another state"
+    cache.put(1, "late", b"of a state that is over")
+    assert cache.get(2, "late") is None
+
+
+# ---- many partitions ----
+
+
+def turn(world: World) -> None:
+    world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
+
+
+def answered(world: World, slot: FakeSlot) -> int:
+    """Let the loop pass until there is an answer; how many passes that took."""
+    passes = 0
+    while slot.pieces is None:
+        turn(world)
+        passes += 1
+        assert passes < 1000
+    return passes
+
+
+@pytest.mark.parametrize("version", [1, 9, 12])
+def test_many_partitions_are_told_in_short_turns(version: int) -> None:
+    world = World()
+    for name in "abc":
+        world.add_topic(name, TURN_PARTITIONS - 56)
+    fields = {"topics": [{"name": name, "topic_id": None} for name in "abc"]}
+    many = world.send(ApiKey.METADATA, version, **fields)
+    shared = world.send(ApiKey.METADATA, version, **fields)
+    assert answered(world, many) >= 4, "gathered and encoded, 256 at a time"
+    assert shared.pieces is not None, "who asked meanwhile shares the work"
+    topics = world.read(ApiKey.METADATA, version, many).topics
+    assert world.read(ApiKey.METADATA, version, shared).topics == topics
+    for topic in topics:
+        few = world.ask(ApiKey.METADATA, version, topics=[{"name": topic.name, "topic_id": None}])
+        assert few.topics == [topic]
+    again = world.send(ApiKey.METADATA, version, **fields)
+    assert again.pieces is not None, "the cache has it"
+
+
+def test_a_body_encoded_while_the_state_moved_is_not_kept() -> None:
+    world = World()
+    topic_id = world.add_topic("t", 3 * TURN_PARTITIONS)
+    slot = world.send(ApiKey.METADATA, 9, **named("t"))
+    turn(world)
+    world.lead(topic_id, 0, 2, 9)
+    fresh = world.send(ApiKey.METADATA, 9, **named("t"))
+    answered(world, slot)
+    answered(world, fresh)
+    for late in (fresh, world.send(ApiKey.METADATA, 9, **named("t"))):
+        answered(world, late)
+        partitions = world.read(ApiKey.METADATA, 9, late).topics[0].partitions
+        assert (partitions[0].leader_id, partitions[0].leader_epoch) == (2, 9)
+
+
+def test_long_work_of_many_clients_takes_one_turn_a_pass() -> None:
+    world = World()
+    world.add_topic("t", 2 * TURN_PARTITIONS)
+    versions = range(5, 13)
+    slots = [world.send(ApiKey.METADATA, version, **named("t")) for version in versions]
+    slices = world.broker.slices
+    assert len(slices) == len(versions)
+    before = slices.turns
+    turn(world)
+    assert slices.turns == before + 1
+    for slot in slots:
+        answered(world, slot)
+    assert len(slices) == 0
 
 
 # ---- DescribeTopicPartitions, DescribeCluster ----

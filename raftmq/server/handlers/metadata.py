@@ -7,22 +7,32 @@ one is: -1 makes librdkafka stop asking.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from raftmq.cluster.metadata_image import PartitionImage, TopicImage
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey, RequestHeader, Struct, encode_response
+from raftmq.promise import Promise
+from raftmq.protocol import (
+    ApiKey,
+    RequestHeader,
+    Struct,
+    encode_response,
+    encode_response_slowly,
+)
 from raftmq.server.broker import Broker
 from raftmq.server.metrics import EncodedAnswer
-from raftmq.server.parked import HANG_UP, HangUp, then
+from raftmq.server.parked import HANG_UP, HangUp, chain
+from raftmq.server.slices import TURN_PARTITIONS, Work
 from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
 
 NO_OPERATIONS: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = 0x0DF8
 """Bits of Kafka's AclOperation that make sense on a topic: all of them, without authorization."""
 CLUSTER_OPERATIONS: Final = 0x1F70
-PARTITIONS_PER_PAGE_MAX: Final = 2000
+PARTITIONS_PER_PAGE_MAX: Final = 500
+WAIT_PARTITIONS_MAX: Final = 1000
 INTERNAL_TOPICS: Final = frozenset({METADATA_TOPIC})
 
 _TOPIC_IDS_FROM: Final = 10
@@ -36,10 +46,10 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     version = header.api_version
     wanted = request.topics
     if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
-        waits: Any = broker.elections.next_leaders(broker.image.topics_by_id())
+        waits: Any = _next_leaders(broker, broker.image.topics_by_id())
         if waits is None:
             return _answer(broker, version, request, None)
-        return then(waits, lambda _: _answer(broker, version, request, None))
+        return chain(waits, lambda _: _answer(broker, version, request, None))
     missing = [
         topic.name
         for topic in wanted
@@ -51,17 +61,25 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
     if missing and may_create and broker.may_auto_create:
         created: Any = broker.auto_create(missing)
-        return then(created, lambda codes: _encoded(broker, version, request, wanted, codes))
+        return chain(created, lambda codes: _encoded(broker, version, request, wanted, codes))
     known = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
-    waits = broker.elections.next_leaders(topic for topic in known if topic is not None)
+    waits = _next_leaders(broker, [topic for topic in known if topic is not None])
     if waits is None:
         return _answer(broker, version, request, wanted)
-    return then(waits, lambda _: _answer(broker, version, request, wanted))
+    return chain(waits, lambda _: _answer(broker, version, request, wanted))
+
+
+def _next_leaders(broker: Broker, topics: Sequence[TopicImage]) -> Promise[None] | None:
+    """What an answer about these topics should wait for. With so many that looking would hold up
+    others nobody waits: such a client asks for an overview."""
+    if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
+        return None
+    return broker.elections.next_leaders(topics)
 
 
 def _answer(
     broker: Broker, version: int, request: Struct, wanted: list[Struct] | None
-) -> bytes | HangUp:
+) -> bytes | HangUp | Promise[bytes]:
     """The answer, unless another node should be asked: a client with one connection would else
     be told the same old leader for as long as this node is cut off."""
     if broker.is_cut_off():
@@ -80,7 +98,7 @@ def _encoded(
     request: Struct,
     wanted: list[Struct] | None,
     codes: dict[str, ErrorCode],
-) -> bytes:
+) -> bytes | Promise[bytes]:
     names = None if wanted is None else tuple((topic.name, topic.topic_id) for topic in wanted)
     flags = (
         request.include_cluster_authorized_operations,
@@ -88,11 +106,19 @@ def _encoded(
     )
     key = (version, names, flags, tuple(sorted(codes.items())))
     cache = broker.metadata_cache
-    body = cache.get(broker.metadata_state, key)
-    if body is None:
-        body = _encode(broker, version, wanted, flags, codes)
-        cache.put(key, body)
-    return body
+    state = broker.metadata_state
+    body = cache.get(state, key)
+    if body is not None:
+        return body
+    under_way = cache.under_way(key)
+    if under_way is not None:
+        return under_way
+    result = broker.slices.run(_encode(broker, version, wanted, flags, codes))
+    if isinstance(result, Promise):
+        cache.begin(state, key, result)
+    else:
+        cache.put(state, key, result)
+    return result
 
 
 def _encode(
@@ -101,32 +127,42 @@ def _encode(
     wanted: list[Struct] | None,
     flags: tuple[bool, bool],
     codes: dict[str, ErrorCode],
-) -> bytes:
-    image = broker.image
+) -> Work[bytes]:
+    """Gather and encode; in short turns where there are many partitions."""
     with_cluster_operations, with_topic_operations = flags
     operations = TOPIC_OPERATIONS if with_topic_operations else NO_OPERATIONS
+    found: list[tuple[dict[str, Any], TopicImage | None]] = []
     if wanted is None:
-        topics = [_topic(broker, topic, operations) for topic in image.topics_by_id()]
+        found += [(_topic(topic, operations), topic) for topic in broker.image.topics_by_id()]
     else:
-        topics = []
-        for one in wanted:
-            topics.append(_wanted_topic(broker, version, one, operations, codes))
-    body = encode_response(
-        ApiKey.METADATA,
-        version,
-        {
-            "throttle_time": 0,
-            "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints()],
-            "cluster_id": broker.cluster_id,
-            "controller_id": broker.controller_id,
-            "topics": topics,
-            "cluster_authorized_operations": (
-                CLUSTER_OPERATIONS if with_cluster_operations else NO_OPERATIONS
-            ),
-            "error_code": 0,
-        },
-    )
-    answer = EncodedAnswer(body)
+        found += [_wanted_topic(broker, version, one, operations, codes) for one in wanted]
+    count = 0
+    for row, topic in found:
+        if topic is None:
+            continue
+        partitions = row["partitions"] = []
+        for partition in topic.partitions:
+            partitions.append(_partition(broker, topic, partition))
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield
+    topics = [row for row, _ in found]
+    message = {
+        "throttle_time": 0,
+        "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints()],
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.controller_id,
+        "topics": topics,
+        "cluster_authorized_operations": (
+            CLUSTER_OPERATIONS if with_cluster_operations else NO_OPERATIONS
+        ),
+        "error_code": 0,
+    }
+    if count < TURN_PARTITIONS:
+        answer = EncodedAnswer(encode_response(ApiKey.METADATA, version, message))
+    else:
+        body = yield from encode_response_slowly(ApiKey.METADATA, version, message)
+        answer = EncodedAnswer(body)
     codes_found = [topic["error_code"] for topic in topics]
     codes_found += [part["error_code"] for topic in topics for part in topic["partitions"]]
     answer.errors = tuple(int(code) for code in codes_found if code)
@@ -144,24 +180,25 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 def _wanted_topic(
     broker: Broker, version: int, one: Struct, operations: int, codes: dict[str, ErrorCode]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], TopicImage | None]:
+    """A topic's row, and the topic whose partitions it still lacks."""
     name, topic_id = one.name, one.topic_id
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
-            return _no_topic(ErrorCode.INVALID_REQUEST, name, topic_id)
+            return _no_topic(ErrorCode.INVALID_REQUEST, name, topic_id), None
         topic = broker.find_topic(None, topic_id)
         if topic is None:
-            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
-        return _topic(broker, topic, operations)
+            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id), None
+        return _topic(topic, operations), topic
     topic = broker.image.topics.get(name)
     if topic is not None:
-        return _topic(broker, topic, operations)
+        return _topic(topic, operations), topic
     if name == METADATA_TOPIC:
-        return _metadata_topic(broker, operations)
+        return _metadata_topic(broker, operations), None
     code = codes.get(name)
     if code is None:
         code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return _no_topic(code, name, None)
+    return _no_topic(code, name, None), None
 
 
 def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
@@ -175,13 +212,14 @@ def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[
     }
 
 
-def _topic(broker: Broker, topic: TopicImage, operations: int) -> dict[str, Any]:
+def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
+    """A topic's row without its partitions."""
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [_partition(broker, topic, partition) for partition in topic.partitions],
+        "partitions": [],
         "topic_authorized_operations": operations,
     }
 
@@ -249,7 +287,7 @@ def describe_topic_partitions(broker: Broker, _header: RequestHeader, request: S
         limit -= len(page)
         topics.append(
             {
-                **_topic(broker, topic, TOPIC_OPERATIONS),
+                **_topic(topic, TOPIC_OPERATIONS),
                 "partitions": [
                     {
                         **_partition(broker, topic, partition),

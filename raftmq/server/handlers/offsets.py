@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from raftmq.cluster.partition import MAX_TIMESTAMP, Partition
 from raftmq.cluster.partition_results import DeleteResult, OffsetResult
@@ -11,6 +11,9 @@ from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
 from raftmq.server.parked import gather
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
+
+Answer: TypeAlias = dict[str, Any]
 
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _MAX_TIMESTAMP_FROM: Final = 7
@@ -18,11 +21,20 @@ _MAX_TIMESTAMP_FROM: Final = 7
 
 def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     """Answer ListOffsets for every partition."""
+    return all_at_once(list_offsets_slowly(broker, header, request))
+
+
+def list_offsets_slowly(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
+    """Answer ListOffsets in short turns."""
     version = header.api_version
     topics = []
+    count = 0
     for topic in request.topics:
         rows = []
         for part in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield
             result = _list_one(broker, version, topic.name, part)
             rows.append(
                 {
@@ -52,12 +64,23 @@ def _code_for(version: int, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def offset_for_leader_epoch(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def offset_for_leader_epoch(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     """Answer OffsetForLeaderEpoch (KIP-320) for every partition."""
+    return all_at_once(offset_for_leader_epoch_slowly(broker, header, request))
+
+
+def offset_for_leader_epoch_slowly(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[Answer]:
+    """Answer OffsetForLeaderEpoch in short turns."""
     topics = []
+    count = 0
     for topic in request.topics:
         rows = []
         for part in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield
             found = broker.find_partition(topic.topic, None, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if isinstance(found, ErrorCode):
