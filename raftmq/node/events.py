@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LINES_MAX: Final = 50
 LOOK_MS: Final = 250.0
+FOLLOWERS_MS: Final = 1_000.0
 SETTLE_MS: Final = 1_000.0
 """A new leader learns who is in sync within this time; before, nobody left anything."""
 FREE_BYTES_MIN: Final = 1 << 20
@@ -47,7 +48,7 @@ class Events:
         self._unsettled: dict[Key, tuple[LeaderRow, float]] = {}
         self._catching_up: dict[tuple[Key, ReplicaId], float] = {}
         self._controller: tuple[NodeId | None, int] = (None, -1)
-        self._next_ms = 0.0
+        self._next_ms = self._followers_ms = 0.0
         self._full_count = DISK_FULL.count
         self._full_since_ms: float | None = None
         self._full_seen_ms = 0.0
@@ -129,8 +130,10 @@ class Events:
         """Tell when a replica that is out of sync but heard of begins and ends to catch up."""
         behind: set[tuple[Key, ReplicaId]] = set()
         for replica in self._node.partitions.replicas():
+            if replica.resting.is_resting or not replica.is_leader:
+                continue
             key = (replica.group.topic_id, replica.group.partition)
-            if not replica.is_leader or not (replica.learners or self._is_short(key)):
+            if not (replica.learners or self._is_short(key)):
                 continue
             for follower in replica.catching_up():
                 where = (key, follower)
@@ -251,7 +254,9 @@ class Events:
             return
         self._next_ms = now_ms + LOOK_MS
         self._settle_rows(now_ms)
-        self._look_at_followers(now_ms)
+        if now_ms >= self._followers_ms:
+            self._followers_ms = now_ms + FOLLOWERS_MS
+            self._look_at_followers(now_ms)
         self._look_at_controller()
         self._look_at_disk(now_ms)
         flush_all()
