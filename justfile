@@ -34,9 +34,9 @@ sim seed:
 soak seeds="2000":
     {{uv}} run python -m jepsen_like sim --seeds {{seeds}}
 
-# figures side by side with another Kafka: see benchmarks/README.md
+# figures side by side with Apache Kafka: docs/benchmarks.md
 bench *args:
-    {{uv}} run python benchmarks/kafka_bench.py {{args}}
+    {{uv}} run --group bench python -m benchmarks {{args}}
 
 # a local cluster of three
 cluster *args:

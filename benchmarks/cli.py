@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from benchmarks import catalog, peers
+from benchmarks import catalog, peers, sweep
 from benchmarks.compare import RESULT, Comparer, Options
 from benchmarks.errors import BenchmarkError
 from benchmarks.machine import environment
+from benchmarks.picture import draw
 from benchmarks.plan import TINY, Plan
 from benchmarks.report import insert, markdown, show
 from benchmarks.results import merge
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--warm", type=int, default=0, metavar="MIB", help="produce so much before")
     run.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     _add_compare(commands)
+    _add_sweep(commands)
     report = commands.add_parser("report", help="the table of results, as markdown")
     report.set_defaults(command=_report)
     report.add_argument("files", type=Path, nargs="+", help="results, or folders of them")
@@ -80,6 +82,19 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     compare.add_argument("--again", action="store_true", help="also what DIR holds already")
     compare.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
+
+
+def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sweeping = commands.add_parser("sweep", help="throughput against p99 over client settings")
+    sweeping.set_defaults(command=_sweep)
+    sweeping.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON, resumable")
+    sweeping.add_argument("--engines", default="raftmq", metavar="NAME,...", help="[raftmq]")
+    sweeping.add_argument("--seconds", type=float, default=2.0, help="per point and load [2]")
+    sweeping.add_argument("--warm", type=int, default=1024, metavar="MIB", help="before it [1024]")
+    sweeping.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    sweeping.add_argument("--picture", type=Path, action="append", default=[], metavar="FILE")
+    sweeping.add_argument("--write", type=Path, metavar="FILE", help="table between FILE's marks")
+    sweeping.add_argument("--tiny", action="store_true", help="two points only")
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -150,6 +165,43 @@ def _compare(options: argparse.Namespace) -> int:
     comparison = comparer.run(workloads)
     show(console, comparison.rows)
     console.print(f"results in {options.out}; `python -m benchmarks report {options.out}`")
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    points = sweep.read_sweep(options.out).points if options.out.exists() else []
+    around = environment(sys.argv)
+
+    def keep(point: sweep.Point) -> None:
+        points.append(point)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        content = msgspec.json.encode(sweep.Sweep(environment=around, points=points))
+        options.out.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+        console.print(msgspec.json.encode(point).decode(), markup=False)
+
+    for engine in _words(options.engines):
+        missing = [
+            (load, *setting)
+            for setting in sweep.grid(options.tiny)
+            for load in sweep.LOADS
+            if not any(point.is_of(engine, load, *setting) for point in points)
+        ]
+        if not missing:
+            continue
+        with peers.make(engine, settings=options.set) as cluster:
+            target = cluster.wait_ready().target
+            if options.warm and not options.tiny:
+                warm_up(target, Plan(), options.warm)
+            for load, batch_kib, linger_ms, partitions in missing:
+                setting = batch_kib, linger_ms, partitions
+                keep(sweep.measure(target, load, *setting, options.seconds))
+    if options.picture:
+        draw(points, options.picture)
+    table = sweep.markdown(points)
+    if options.write is not None:
+        insert(options.write, table)
+    console.print(table, markup=False)
     return 0
 
 

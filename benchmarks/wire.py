@@ -273,6 +273,11 @@ class Loop:
         self._selector.register(sock, selectors.EVENT_READ, line)
         return line
 
+    def disconnect(self, line: Line) -> None:
+        """Close a line."""
+        self._selector.unregister(line.sock)
+        line.sock.close()
+
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Call at a time of the performance counter."""
         self._count += 1
@@ -290,7 +295,8 @@ class Loop:
                 heapq.heappop(timers)[2]()
             next_at = min(end, timers[0][0]) if timers else end
             for key, _ in self._selector.select(max(0.0, next_at - time.perf_counter())):
-                self._read(key.data)
+                if key.data.sock.fileno() >= 0:  # else another's answer had it closed
+                    self._read(key.data)
 
     def _read(self, line: Line) -> None:
         data = line.sock.recv(_READ)

@@ -104,7 +104,7 @@ def bulk(target: Target, plan: Plan) -> Metrics:
     got, size, seconds = consume(target, topic, total, plan.partitions)
     consume_cpu, consume_client = watch.servers_s, watch.client_cores
     delete_topics(target, topic)
-    if made.failed or got != total:
+    if made.failed or got < total:  # a repeated produce without idempotence may be there twice
         raise BenchmarkError(f"{made.failed} produces failed, {total - got} records missing")
     gib_in, gib_out = made.acknowledged * KIB / 2**30, size / 2**30
     return {

@@ -1,0 +1,131 @@
+"""Files of results: written, read, merged, refused; the report made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import RESULT, collect, comparison_of
+from benchmarks.errors import BenchmarkError
+from benchmarks.report import BEGIN, END, insert, markdown
+from benchmarks.results import Comparison, Measured, Run, medians_of, merge, read, schema, write
+from benchmarks.sweep import Point, grid
+from benchmarks.sweep import markdown as sweep_markdown
+from tests.benchmarks.test_table import ENVIRONMENT, measured, runs_of
+
+BULK = measured(
+    "bulk",
+    raftmq=[
+        {"produce_mb_s": value, "produce_cpu_s_per_gb": 5.0} for value in (100.0, 300.0, 200.0)
+    ],
+    kafka=[{"produce_mb_s": value, "produce_cpu_s_per_gb": 20.0} for value in (80.0, 100.0)],
+)
+
+
+def test_a_file_says_the_same_when_read_again(tmp_path: Path) -> None:
+    comparison = comparison_of([BULK])
+    write(tmp_path / "deep" / "bulk.json", comparison)
+    assert read(tmp_path / "deep" / "bulk.json") == comparison
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["bulk.json"]
+
+
+def test_medians_stand_beside_the_raw_runs() -> None:
+    assert medians_of([BULK])["bulk"]["raftmq"]["produce_mb_s"] == 200.0
+    assert medians_of([BULK])["bulk"]["kafka"]["produce_mb_s"] == 90.0
+    assert [row.verdict for row in comparison_of([BULK]).rows][:2] == ["met", "met"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("not json", "no result"),
+        ('{"workloads": 3}', "no result"),
+        ('{"workloads": [{"workload": "bulk"}]}', "no result.*environment"),
+        ('{"format": 99, "workloads": []}', "format 99"),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(BenchmarkError, match=message) as caught:
+        read(tmp_path / "x.json")
+    assert "x.json" in str(caught.value)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="no such file"):
+        read(tmp_path / "none.json")
+
+
+def test_the_schema_names_what_a_file_holds() -> None:
+    definitions = schema()["$defs"]
+    assert set(definitions) >= {"Comparison", "Measured", "Run", "Environment", "RowResult"}
+    assert {"raftmq", "kafka", "librdkafka", "python", "kernel", "variables", "command"} <= set(
+        definitions["Environment"]["required"]
+    )
+    json.dumps(schema())
+
+
+def test_a_folder_is_collected_and_the_last_file_counts(tmp_path: Path) -> None:
+    old = measured("start", raftmq=runs_of("first_ack_s", 9.0))
+    new = measured("start", raftmq=runs_of("first_ack_s", 1.0))
+    write(tmp_path / "bulk.json", Comparison(workloads=[BULK]))
+    write(tmp_path / "start.json", Comparison(workloads=[old]))
+    whole = collect(tmp_path)
+    assert {one.workload for one in whole.workloads} == {"bulk", "start"}
+    assert read(tmp_path / RESULT) == whole
+    write(tmp_path / "later.json", Comparison(workloads=[new]))
+    merged = {one.workload: one for one in merge([tmp_path / RESULT, tmp_path / "later.json"])}
+    assert merged["start"].median("raftmq", "first_ack_s") == 1.0
+
+
+def test_markdown_has_the_table_every_run_and_where_it_was(tmp_path: Path) -> None:
+    failed = Run(engine="kafka", seconds=1.0, error="BenchmarkError: a | b\nc")
+    got = Measured(workload="bulk", environment=ENVIRONMENT, runs=[*BULK.runs, failed])
+    text = markdown([got])
+    assert "| produce 1 KiB, acks=all, librdkafka | 200 MB/s | 90 MB/s | 2.22 |" in text
+    assert "| bulk | raftmq | produce_mb_s | 100 300 200 |" in text
+    assert "| bulk | kafka | failed | BenchmarkError: a \\| b c |" in text
+    assert "PYTHONHASHSEED=0" in text
+    assert "not measured" in text  # the lines of workloads that did not run are not left out
+
+
+def test_nothing_gives_no_report() -> None:
+    with pytest.raises(BenchmarkError, match="no workload"):
+        markdown([])
+
+
+def test_figures_replace_those_between_the_marks(tmp_path: Path) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    insert(document, "new\n")
+    insert(document, "newer\n")
+    assert document.read_text() == f"before\n{BEGIN}\nnewer\n{END}\nafter\n"
+    document.write_text("no marks")
+    with pytest.raises(BenchmarkError, match="has no lines"):
+        insert(document, "new\n")
+    assert document.read_text() == "no marks"
+
+
+def test_a_sweep_has_each_setting_once_and_its_table_both_loads() -> None:
+    settings = list(grid(small=False))
+    assert len(settings) == len(set(settings)) == 27
+
+    def point(load: str, mb_s: float) -> Point:
+        return Point(
+            engine="raftmq",
+            load=load,
+            batch_kib=16,
+            linger_ms=5,
+            partitions=6,
+            mb_s=mb_s,
+            p50_ms=1.0,
+            p99_ms=2.0,
+            cpu_s_per_gb=5.0,
+        )
+
+    text = sweep_markdown([point("full", 100.0), point("steady", 20.0)])
+    assert "| 16 KiB | 5 | 6 | 100.0 | 2.0 | 5.0 | 1.0 | 2.0 | 5.0 |" in text
+    assert point("full", 1.0).is_of("raftmq", "full", 16, 5, 6)
+    assert not point("full", 1.0).is_of("kafka", "full", 16, 5, 6)
