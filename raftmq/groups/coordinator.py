@@ -9,6 +9,7 @@ waits for a read barrier, so it shows every commit that was answered before it w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -56,6 +57,8 @@ __all__ = ["CommandSink", "Coordinator", "candidate"]
 T = TypeVar("T")
 
 _EXPIRIES_AT_ONCE: Final = 100
+_LOOKED_AT_ONCE: Final = 2_000
+"""Groups and offsets: some milliseconds."""
 _NO_OFFSETS: Final[OffsetMap] = Map()
 
 
@@ -80,6 +83,8 @@ class Coordinator(OwnedGroups):
         self._retention_now_ms: Callable[[], int | None] = retention_now_ms or clock.wall_ms
         self._next_retention_ms = clock.monotonic_ms() + self.config.retention_check_ms
         self._next_agreed_ms = 0.0
+        self._unchecked: deque[str] = deque()  # groups whose offsets are to be looked at
+        self._next_expiry_ms = 0.0
 
     # ---- members ----
 
@@ -349,24 +354,33 @@ class Coordinator(OwnedGroups):
             self._agreed_ms = self._retention_now_ms()
         super().tick(now_ms)
         if now_ms >= self._next_retention_ms:
+            self._next_retention_ms = now_ms + self.config.retention_check_ms
+            self._unchecked = deque(self._engine.image.groups.names())
+        if self._unchecked and now_ms >= self._next_expiry_ms:
             self._expire(now_ms)
 
     def _expire(self, now_ms: float) -> None:
-        """Drop what nobody uses any more, a limited number of groups at a time."""
-        self._next_retention_ms = now_ms + self.config.retention_check_ms
+        """Drop what nobody uses any more; a stretch of the groups at each call, so that none is
+        long, and a limited number of commands at a time."""
         retention_now_ms = self._retention_now_ms()
         if retention_now_ms is None:
+            self._unchecked.clear()
             return  # this node cannot tell; it may the next time
         image = self._engine.image.groups
-        begun = 0
-        for name in image.names():
-            state = image.groups[name]
+        begun = looked = 0
+        while self._unchecked and looked < _LOOKED_AT_ONCE:
+            name = self._unchecked.popleft()
+            state = image.get(name)
+            if state is None:
+                continue
+            looked += 1 + len(state.offsets)
             expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
             is_unused = not state.members and len(expired) == len(state.offsets)
             if not (expired or is_unused) or not self._is_mine(name):
                 continue
             if begun == _EXPIRIES_AT_ONCE:
-                self._next_retention_ms = now_ms + BARRIER_INTERVAL_MS
+                self._unchecked.appendleft(name)
+                self._next_expiry_ms = now_ms + BARRIER_INTERVAL_MS
                 return
             begun += 1
             expire = partial(self._expire_group, now_ms, retention_now_ms)

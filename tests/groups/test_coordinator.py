@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from raftmq.cluster.group_commands import CommittedOffset
+from raftmq.cluster.group_commands import CommittedOffset, ExpiredOffset
+from raftmq.cluster.group_image import GroupState
 from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator, candidate
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, Phase
-from raftmq.groups.offsets import subscribed_topics
+from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 
@@ -491,6 +492,27 @@ def test_many_groups_expire_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(home._engine.image.groups.names()) == 3
     nodes.pass_time(2_500)
     assert home._engine.image.groups.names() == []
+
+
+def test_no_look_for_expiry_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand groups would else cost seconds of the loop at once."""
+    monkeypatch.setattr("raftmq.groups.coordinator._LOOKED_AT_ONCE", 4)
+    looked: list[str] = []
+
+    def look(state: GroupState, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
+        looked.append(state.name)
+        return expired_offsets(state, now_ms, retention_ms)
+
+    monkeypatch.setattr("raftmq.groups.coordinator.expired_offsets", look)
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    for i in range(6):
+        got(home.commit(f"g{i}", -1, "", None, [position(1)]))
+    nodes.clock.now_ms += 600_000
+    for expected in (["g0", "g1"], ["g2", "g3"], ["g4", "g5"], []):
+        looked.clear()
+        nodes.pass_time(50)
+        assert looked == expected
 
 
 def test_a_group_that_nobody_loaded_without_a_barrier() -> None:
