@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.protocol.fetch import FetchRequest
 from raftmq.low_water import LINGER_S, LowWater
 from raftmq.server.cork import Cork
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
@@ -77,6 +78,7 @@ class Connection:
         "_turn_bytes",
         "_turn_frames",
         "client_software",
+        "fetch_memo",
         "last_active",
         "on_close",
         "peer",
@@ -94,6 +96,8 @@ class Connection:
         self._turn_frames = 0
         self.peer = peer
         self.client_software = ""
+        self.fetch_memo: tuple[int, bytes, FetchRequest] | None = None
+        """The last fetch without a session: version, body and what it says."""
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
@@ -200,6 +204,10 @@ class Connection:
             self._received(count)
             used = self._begin_complete(scratch[: start + count])
             pending = bytes(scratch[used : start + count])
+            if not pending and start + count < SCRATCH_BYTES and replies.has_room:
+                # That was all there is: asking the socket again would only tell so.
+                self._turn_frames = self._turn_bytes = 0
+                await trio.lowlevel.wait_readable(sock)
 
     def _begin_complete(self, view: memoryview) -> int:
         """Begin the complete frames at the front while there is room; how many bytes they took."""

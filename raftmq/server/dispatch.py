@@ -40,6 +40,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.broker import Broker
 from raftmq.server.connection import Connection
+from raftmq.server.fetch_sessions import FINAL_EPOCH
 from raftmq.server.handlers import fetch, offsets, produce
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
@@ -54,6 +55,8 @@ SlowHandler: TypeAlias = Callable[
 ]
 Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
 
+FETCH_MEMO_BYTES_MAX: Final = 512
+"""A poller without a session asks in the same words until it gets something."""
 SLOW_BYTES: Final = 8 << 10
 """A request of these APIs that is larger is answered in short turns."""
 SLOW_HANDLERS: Final[Mapping[ApiKey, SlowHandler]] = {
@@ -152,7 +155,13 @@ class Dispatcher:
         metrics: ApiMetrics,
     ) -> None:
         version = header.api_version
-        request = decode_fetch_request(version, body, elements_max=self._elements_max)
+        memo = connection.fetch_memo
+        if memo is not None and memo[0] == version and memo[1] == body:
+            request = memo[2]
+        else:
+            request = decode_fetch_request(version, body, elements_max=self._elements_max)
+            if request.session_epoch == FINAL_EPOCH and len(body) <= FETCH_MEMO_BYTES_MAX:
+                connection.fetch_memo = (version, bytes(body), request)
         result = fetch.handle(self._broker, header, request)
 
         def answer(response: FetchResponse) -> Pieces:

@@ -176,7 +176,7 @@ class World:
             hand_over=self._hand_over,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
-        self.connection: Any = SimpleNamespace(peer="10.0.0.9:5555", on_close={})
+        self.connection: Any = SimpleNamespace(peer="10.0.0.9:5555", on_close={}, fetch_memo=None)
         self._correlation_id = 0
 
     def _hand_over(self, _leader: NodeId, name: TopicPartition) -> bool:

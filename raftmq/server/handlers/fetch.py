@@ -36,6 +36,9 @@ ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
 BYTES_MAX: Final = 64 << 20
 """More than this in one answer serves nobody: the client asks again at once."""
+LONG_WAIT_MS: Final = 400
+WAIT_GRID_MS: Final = 20
+"""A long wait ends up to so much later than it was asked to."""
 COLD_ROUNDS_MAX: Final = 4
 """Index, bytes, their check, and once more where memory is so short that they left it again."""
 
@@ -296,13 +299,17 @@ class ParkedFetch(Abandonable[FetchResponse]):
         else:
             self.park(wait_ms)
 
-    def park(self, wait_ms: int) -> None:
+    def park(self, wait_ms: float) -> None:
         """Wait at every partition."""
         self._is_parked = True
         broker = self._reading.broker
         self._parked_at = [partition for partition, _ in self._reading.partitions]
         for partition in self._parked_at:
             partition.fetches.park(self)
+        if wait_ms >= LONG_WAIT_MS:
+            # Those that end at about the same time are answered, and ask again, in one pass.
+            until_ms = broker.clock.monotonic_ms() + wait_ms
+            wait_ms += -until_ms % WAIT_GRID_MS
         self._deadline = broker.deadlines.after(wait_ms, self._expire)
         broker.metrics.parked_fetches += 1
 
@@ -336,7 +343,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.resolve(FetchResponse())
 
     def _expire(self) -> None:
-        self._reading.read(may_wait=True)
+        self._reading.has_news(0)  # reads again where there is anything to read
         self._unpark()
         self.resolve(self._reading.respond())
 
