@@ -160,8 +160,7 @@ class MultiRaft:
         with self.batch():
             self._rests.tick(self._heartbeat_ticks, self._election_ticks)
             for replica in self.replicas.values():
-                if not replica.resting.is_resting:
-                    replica.tick()
+                if not replica.resting.is_resting and replica.tick():
                     self._dirty[replica.group] = replica
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:

@@ -292,15 +292,17 @@ class Replica(ReplicaView):
             case _:
                 self.core.step(message)
 
-    def tick(self) -> None:
-        """One tick of abstract time passed."""
+    def tick(self) -> bool:
+        """One tick of abstract time passed; True when there is something to `drain`."""
         if self.failure is not None:
-            return
+            return False
         self.core.clock_ms = self._clock.wall_ms()
         self.core.tick()
         self._ticks += 1
-        if self._ticks % self.config.election_ticks == 0:
-            self._maintain()
+        if self._ticks % self.config.election_ticks:
+            return self.core.wants_ready
+        self._maintain()
+        return True
 
     def peer_identity(self, peer: ReplicaId) -> None:
         """A node was heard to run this group under this storage id."""
@@ -376,10 +378,8 @@ class Replica(ReplicaView):
         if self.failure is not None:
             return
         if len(self._outbox):
-            released = self._outbox.release(
-                self.place.flushed_sequence, self.log.flushed_end, self.core.term
-            )
-            for message in released:
+            ends = self.place.flushed_sequence, self.log.flushed_end, self.core.term
+            for message in self._outbox.release(*ends):
                 self._peers.send(self.group, message)
         if len(self._barriers):
             self._barriers.begin(self.core)
@@ -586,7 +586,7 @@ class Replica(ReplicaView):
         return None if target is None or len(self._moves) else self.move_log_start(target)
 
     def scrub(self, bytes_max: int) -> None:
-        """Check stored batches against their checksums, going on where the last call stopped."""
+        """Check some more of what is stored."""
         self._repairer.scrub(bytes_max)
 
     def damage_found(self) -> None:

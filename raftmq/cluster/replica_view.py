@@ -29,6 +29,10 @@ CLOSE_BYTES: Final = 4 << 20
 """A follower with no more than this to flush takes over at once."""
 
 
+DISK_FULL: Final = "disk full"
+"""Begins the failure of a replica that stopped for want of space, and may begin again with it."""
+
+
 class ReplicaView:
     """The reading side of `Replica`, which sets the attributes."""
 
@@ -47,6 +51,11 @@ class ReplicaView:
     _commit_end: RaftIndex
     _in_sync: InSyncTracker
     _clock: Clock
+
+    @property
+    def lacks_space(self) -> bool:
+        """True when it stopped because the disk was full: opened again, it goes on."""
+        return self.failure is not None and self.failure.startswith(DISK_FULL)
 
     @property
     def is_leader(self) -> bool:

@@ -7,6 +7,7 @@ of every group, so the time between ticks is watched and told.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -147,6 +148,11 @@ class DataPlane:
             self.failure = reason
             logger.error("node must stop", reason=reason)
             self.failed.set()
+
+    def free_bytes(self) -> int:
+        """Space that is left where the data lies."""
+        space = os.statvfs(self.folder.path)
+        return space.f_frsize * space.f_bavail
 
     def close(self) -> None:
         """End the flusher threads after the flushes they have."""

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 import trio
+from attrs import frozen
 
 from raftmq.cluster.config_keys import CATCH_UP_RATE
 from raftmq.cluster.control_plane import ControlPlane
@@ -41,11 +42,11 @@ from raftmq.cluster.replacement import partition_wish
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.topic_configs import broker_value, effective_topic_configs
 from raftmq.counts import ReplicaCounts, TopicCounts
-from raftmq.errors import KafkaError, RaftmqError
+from raftmq.errors import ErrorCode, KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import Role, SoftState
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
@@ -54,6 +55,10 @@ logger = structlog.get_logger("raftmq.partitions")
 
 OPENERS: Final = 8
 """So many replicas open at once."""
+LEADERLESS_MAX: Final = 64
+CALM_WAIT_S: Final = 2.0
+CALM_POLL_S: Final = 0.01
+EAGER_CROWD: Final = 32
 EAGER_TICKS: Final = 40
 """For so many ticks the preferred leader of a new group stands for election without waiting."""
 REPORT_MS: Final = 250.0
@@ -108,6 +113,13 @@ class LedPartition(Partition):
         self.on_role(self.name, self.role_watch, soft)
 
 
+@frozen(slots=True)
+class Reopen:
+    """Begin again with a replica that stopped for want of disk space."""
+
+    start: StartReplica
+
+
 class Partitions:
     """Runs the replicas of data partitions.
 
@@ -137,10 +149,16 @@ class Partitions:
             shared=plane.shared,
             catch_up=plane.catch_up,
         )
-        self._send_actions, self._receive_actions = trio.open_memory_channel[Action](math.inf)
+        self._send_actions, self._receive_actions = trio.open_memory_channel[Action | Reopen](
+            math.inf
+        )
+        self._started: dict[RaftGroupId, StartReplica] = {}
+        self._unopened: dict[RaftGroupId, StartReplica] = {}
         self._eager: dict[RaftGroupId, int] = {}
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
+        self._told_at_rest: dict[RaftGroupId, object] = {}
+        self._leaderless: list[Replica] = []
         self.registry = PartitionRegistry()
         self.isolation = Isolation(
             plane.node_id,
@@ -185,7 +203,7 @@ class Partitions:
         for action in reconcile(before, after, self._plane.node_id):
             self._send_actions.send_nowait(action)
 
-    async def _perform_all(self, actions: Sequence[Action]) -> None:
+    async def _perform_all(self, actions: Sequence[Action | Reopen]) -> None:
         """In order, except that replicas which start one after the other open side by side: that
         is mostly waiting for the disk."""
         for is_start, run in groupby(actions, lambda action: isinstance(action, StartReplica)):
@@ -198,12 +216,27 @@ class Partitions:
             await trio.to_thread.run_sync(self._make_topic_folders, list(waiting.values()))
 
             async def open_some(queue: Iterator[StartReplica] = queue) -> None:
+                is_calm = True
                 for action in queue:
                     await self._perform(action)
+                    is_calm = is_calm and await self._until_calm()
 
             async with trio.open_nursery() as nursery:
                 for _ in range(min(OPENERS, len(waiting))):
                     nursery.start_soon(open_some)
+
+    async def _until_calm(self) -> bool:
+        """Wait while many new groups elect: thousands at once would starve each other. False when
+        they do not come to an end, for want of other nodes; then waiting helps nobody."""
+        with trio.move_on_after(CALM_WAIT_S):
+            while True:
+                self._leaderless = [
+                    r for r in self._leaderless if r.leader is None and r.failure is None
+                ]
+                if len(self._leaderless) < LEADERLESS_MAX:
+                    return True
+                await trio.sleep(CALM_POLL_S)
+        return False
 
     def _make_topic_folders(self, actions: Sequence[StartReplica]) -> None:
         """Before two replicas of a topic are made at once: each may count on its folder's name."""
@@ -212,7 +245,7 @@ class Partitions:
             with suppress(DiskError):  # each replica's own start meets it again, and tells
                 self._plane.disk.make_directories(folder)
 
-    async def _perform(self, action: Action) -> None:
+    async def _perform(self, action: Action | Reopen) -> None:
         try:
             if isinstance(action, StartReplica):
                 await self._start(action)
@@ -224,8 +257,15 @@ class Partitions:
                 self._follow(action.group)
             elif isinstance(action, Quarantine):
                 self._quarantine(action)
+            elif isinstance(action, Reopen):
+                await self._reopen(action.start)
         except JournalFailedError as error:
             self._plane.fail(f"the journal of hard states cannot be written: {error}")
+        except DiskFullError as error:
+            logger.error("no space for a partition", action=str(action), error=str(error))
+            if isinstance(action, StartReplica | Reopen):
+                start = action.start if isinstance(action, Reopen) else action
+                self._unopened[start.group] = start
         except (DiskError, RaftmqError) as error:
             # One partition that cannot be opened must not take the node's others with it.
             logger.error("partition action failed", action=str(action), error=str(error))
@@ -278,7 +318,37 @@ class Partitions:
         if is_preferred and replica.leader_epoch == 0 and replica.self_id in replica.voters:
             self._eager[action.group] = EAGER_TICKS
         self._plane.multiraft.register(replica)
+        self._started[action.group] = action
+        self._leaderless.append(replica)
         await trio.lowlevel.checkpoint()
+
+    @property
+    def lacks_space(self) -> bool:
+        """True when a replica stopped, or could not begin, for want of disk space."""
+        return bool(self._unopened) or any(r.lacks_space for r in self._replicas.values())
+
+    def space_is_back(self) -> None:
+        """Begin again with what stopped or could not begin for want of disk space."""
+        for start in self._unopened.values():
+            self._send_actions.send_nowait(start)
+        self._unopened.clear()
+        for replica in self._replicas.values():
+            if replica.lacks_space and (start_again := self._started.pop(replica.group, None)):
+                self._send_actions.send_nowait(Reopen(start_again))
+
+    async def _reopen(self, start: StartReplica) -> None:
+        replica = self._replicas.get(start.group)
+        if replica is None or not replica.lacks_space:
+            return
+        partition = self.registry.by_id(start.group.topic_id, start.group.partition)
+        if partition is not None:
+            partition.close(ErrorCode.KAFKA_STORAGE_ERROR)
+            self.registry.remove(partition)
+        del self._replicas[start.group]
+        self._plane.multiraft.unregister(start.group)
+        replica.log.close()
+        logger.info("replica opens again", topic=start.name.topic, partition=start.name.partition)
+        await self._start(start)
 
     async def _stop(self, action: StopReplica) -> None:
         partition = self.registry.by_id(action.group.topic_id, action.group.partition)
@@ -288,6 +358,9 @@ class Partitions:
             if all(other.name.topic != action.name.topic for other in self.registry):
                 self.topic_counts.pop(action.name.topic, None)
         replica = self._replicas.pop(action.group, None)
+        self._started.pop(action.group, None)
+        self._told_at_rest.pop(action.group, None)
+        self._unopened.pop(action.group, None)
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)
         if self._engine.image.topic_by_id(action.group.topic_id) is None:
@@ -398,20 +471,37 @@ class Partitions:
 
     def tick(self, now_ms: float) -> None:
         """Stand for election where new groups wait; state what this node leads."""
-        for group in list(self._eager):
-            replica = self._replicas.get(group)
-            self._eager[group] -= 1
-            if replica is None or replica.leader is not None or self._eager[group] <= 0:
-                del self._eager[group]
-            else:
-                replica.stand()
+        self._stand_eagerly()
         if now_ms < self._next_report_ms:
             return
         self._next_report_ms = now_ms + REPORT_MS
         self.isolation.tick(now_ms)
+        brokers = self._engine.image.brokers
         for partition in self.registry:
-            if partition.replica.is_writable:
-                self._led(partition)
+            replica = self._replicas.get(partition.group)
+            if replica is None or not replica.is_writable:
+                continue
+            if replica.resting.is_resting:
+                # What is at rest was in sync when it began to rest, and is so until it wakes.
+                if self._told_at_rest.get(partition.group) is brokers:
+                    continue
+                self._told_at_rest[partition.group] = brokers
+            else:
+                self._told_at_rest.pop(partition.group, None)
+            self._led(partition)
+
+    def _stand_eagerly(self) -> None:
+        """The other nodes may not have a new group yet, so its first leader asks more than once;
+        of hundreds of groups ever more rarely, since asking for them keeps everybody busy."""
+        is_crowd = len(self._eager) > EAGER_CROWD
+        for group in list(self._eager):
+            replica = self._replicas.get(group)
+            self._eager[group] -= 1
+            asked = EAGER_TICKS - self._eager[group]
+            if replica is None or replica.leader is not None or self._eager[group] <= 0:
+                del self._eager[group]
+            elif not is_crowd or asked & (asked - 1) == 0:
+                replica.stand()
 
     # ---- upkeep ----
 

@@ -17,7 +17,7 @@ from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.types import METADATA_GROUP, RaftGroupId
+from raftmq.types import METADATA_GROUP
 
 logger = structlog.get_logger("raftmq.upkeep")
 
@@ -28,28 +28,36 @@ SCRUB_PAUSE_S: Final = 0.05
 """After a log with less than that to check, so that a thousand small ones cost nothing."""
 SCRUB_ROUND_PAUSE_S: Final = 0.25
 WATCH_INTERVAL_S: Final = 0.25
+REOPEN_FREE_BYTES: Final = 16 << 20
+"""With less than that free a replica would only stop again."""
 
 
 async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
     """Retain, scrub and watch until cancelled."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_forever, plane)
+        nursery.start_soon(_watch_forever, plane, partitions)
         nursery.start_soon(_retain_forever, plane, partitions)
         if plane.config.scrub_bytes_per_s > 0:
             nursery.start_soon(_scrub_forever, plane, partitions.counts)
 
 
-async def _watch_forever(plane: DataPlane) -> None:
-    """Tell of replicas that stopped for good; without its metadata replica a node stops, too."""
-    told: set[RaftGroupId] = set()
+async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
+    """Tell of replicas that stopped; those that only lacked space begin again when there is some.
+
+    Without its metadata replica a node stops, too.
+    """
+    told: set[Replica] = set()
     while True:
-        for group, replica in plane.multiraft.replicas.items():
-            if replica.failure is None or group in told:
-                continue
-            told.add(group)
-            logger.error("replica stopped", group=str(group), reason=replica.failure)
-            if group == METADATA_GROUP:
-                plane.fail(f"the metadata replica stopped: {replica.failure}")
+        failed = [r for r in plane.multiraft.replicas.values() if r.failure is not None]
+        told &= set(failed)
+        for replica in failed:
+            if replica not in told:
+                told.add(replica)
+                logger.error("replica stopped", group=str(replica.group), reason=replica.failure)
+                if replica.group == METADATA_GROUP:
+                    plane.fail(f"the metadata replica stopped: {replica.failure}")
+        if partitions.lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
+            partitions.space_is_back()
         await trio.sleep(WATCH_INTERVAL_S)
 
 

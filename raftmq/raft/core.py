@@ -270,6 +270,14 @@ class RaftCore:
         else:
             self.election.tick()
 
+    @property
+    def wants_ready(self) -> bool:
+        """False when a tick surely gave `ready` nothing: a follower that waits, a leader between
+        its heartbeats."""
+        if self.leadership is not None:
+            return self.leadership.is_due
+        return self.role is not Role.FOLLOWER or self._soft_state.leader != self.leader
+
     def step(self, message: Message) -> None:
         """Advance the group by one message; never blocks, never performs I/O."""
         if message.to != self.self_id:

@@ -97,6 +97,11 @@ class Leadership:
         """True once commit_end is exact (Raft §8)."""
         return self._core.commit_end > self.term_start
 
+    @property
+    def is_due(self) -> bool:
+        """True when `send` has something to say that no message or proposal gave rise to."""
+        return self._round_is_unsent or any(p.is_far_behind for p in self._followers)
+
     # Time.
 
     def tick(self) -> None:

@@ -77,6 +77,25 @@ class TestAppending:
         cluster.commit(2)
         cluster.settle()
 
+    def test_a_leader_without_room_for_a_bare_entry_goes_on_when_opened_again(self) -> None:
+        """Beyond its reserve it cannot even say so to its log; the node opens it again."""
+        cluster = SimCluster()
+        cluster.commit(3)
+        node = cluster.leader
+        replica = cluster.replica(node)
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        while replica.failure is None:
+            assert replica.is_writable
+            replica.move_log_start(Offset(2))
+            cluster.run(50)
+        assert replica.lacks_space
+        cluster.until(lambda: cluster.leaders() not in ([], [node]))
+        node.crash()
+        node.disk.capacity_bytes = None
+        node.start()
+        assert cluster.replica(node).failure is None
+        cluster.commit(2)
+
     def test_a_failed_flush_stops_the_replica_for_good(self) -> None:
         cluster = SimCluster()
         follower = cluster.followers()[0]

@@ -1,0 +1,198 @@
+"""Replicas of data partitions as a node runs them: opened side by side, and again when they can."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+import trio
+from immutables import Map
+
+from raftmq.adapters.clock import RealClock
+from raftmq.adapters.disk import RealDisk
+from raftmq.cluster.catch_up import CatchUpRate, InlineCatchUp
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.metadata_image import EMPTY_IMAGE
+from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.reconciler import Action, StartReplica
+from raftmq.cluster.recovery import ReplicaOpener
+from raftmq.cluster.replica import Replica
+from raftmq.cluster.replica_ports import ReplicaConfig
+from raftmq.config import NodeConfig
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.shared import Shared
+from raftmq.node import partitions as module
+from raftmq.node.partitions import Partitions
+from raftmq.ports import DiskFullError
+from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
+
+ONE, TWO, THREE = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+
+
+def flush(job: FlushJob, done: Any) -> None:
+    job.run()
+    done(None)
+
+
+class Bench:
+    """The partitions of a node whose peers are silent."""
+
+    def __init__(self, folder: Path) -> None:
+        disk = RealDisk()
+        self.journal = HardStateJournal.open(disk, str(folder / "state.journal"))
+        self.multiraft = MultiRaft(
+            ONE.node_id,
+            self.journal,
+            send=lambda _node, _frame, is_heartbeat: True,
+            request_flush=flush,
+            on_journal_failed=lambda error: pytest.fail(str(error)),
+        )
+        catch_up = InlineCatchUp()
+        clock = RealClock()
+        catch_up.rate = CatchUpRate(clock, 0)  # type: ignore[attr-defined]
+        self.plane: Any = SimpleNamespace(
+            self_id=ONE,
+            node_id=ONE.node_id,
+            folder=SimpleNamespace(path=str(folder)),
+            disk=disk,
+            journal=self.journal,
+            multiraft=self.multiraft,
+            clock=clock,
+            random=Random(1),
+            shared=Shared.make(disk),
+            catch_up=catch_up,
+            config=NodeConfig(node_id=1, data=folder),
+            replica_config=lambda priority: ReplicaConfig(priority=priority),
+            fail=pytest.fail,
+        )
+        engine = SimpleNamespace(image=EMPTY_IMAGE, on_image=lambda _callback: None)
+        self.control: Any = SimpleNamespace(
+            engine=engine,
+            lifecycle=SimpleNamespace(is_isolated=False),
+            ask_contact=lambda: None,
+            partition_led=lambda *_, **__: None,
+        )
+        self.partitions = Partitions(self.plane, self.control, Deadlines(clock))
+
+    def start(self, number: int, topic: int = 1) -> StartReplica:
+        """The order to run a replica."""
+        topic_id = TopicId(UUID(int=topic))
+        return StartReplica(
+            RaftGroupId(topic_id, number, 1),
+            TopicPartition(f"t{topic}", number),
+            (ONE, TWO, THREE),
+            TWO.node_id,
+            Map(),
+        )
+
+    def replica(self, action: StartReplica) -> Replica:
+        return self.multiraft.replicas[action.group]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for replica in bench.multiraft.replicas.values():
+        replica.log.close()
+    bench.journal.close()
+
+
+@asynccontextmanager
+async def running(bench: Bench) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.partitions.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Any) -> None:
+    with trio.fail_after(10):
+        while True:
+            if condition():
+                return
+            await trio.sleep(0.01)
+
+
+async def test_replicas_open_side_by_side(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening is waiting for the disk; the loop and the other replicas do not wait with it."""
+    monkeypatch.setattr(module, "LEADERLESS_MAX", 1_000)
+    together = most = 0
+    attempt = ReplicaOpener.attempt
+
+    def counted(opener: ReplicaOpener) -> bool:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        done = attempt(opener)
+        together -= 1
+        return done
+
+    monkeypatch.setattr(ReplicaOpener, "attempt", counted)
+    actions: list[Action] = [bench.start(n, topic) for topic in (1, 2) for n in range(20)]
+    await bench.partitions._perform_all(actions)
+    assert set(bench.multiraft.replicas) == {a.group for a in actions if hasattr(a, "group")}
+    assert 1 < most <= module.OPENERS
+
+
+async def test_many_new_groups_wait_for_each_others_elections(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEADERLESS_MAX", 10)
+    monkeypatch.setattr(module, "CALM_WAIT_S", 0.1)
+    actions = [bench.start(n) for n in range(40)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.partitions._perform_all, actions)
+        await until(lambda: len(bench.multiraft.replicas) >= 10)
+        # Nobody answers, so the elections come to no end, and waiting ends all the same.
+        await until(lambda: len(bench.multiraft.replicas) == 40)
+
+
+async def test_a_replica_that_lacked_space_begins_again_when_there_is_some(bench: Bench) -> None:
+    first, second = bench.start(0), bench.start(1)
+    await bench.partitions._perform_all([first, second])
+    stopped, other = bench.replica(first), bench.replica(second)
+    assert not bench.partitions.lacks_space
+    stopped.fail("disk full: no room for an election")
+    assert bench.partitions.lacks_space
+    async with running(bench):
+        bench.partitions.space_is_back()
+        await until(lambda: bench.multiraft.replicas.get(first.group) not in (None, stopped))
+    assert bench.replica(first).failure is None
+    assert bench.replica(second) is other
+    assert not bench.partitions.lacks_space
+    assert bench.partitions.registry.by_id(first.group.topic_id, 0) is not None
+
+
+async def test_what_failed_otherwise_stays_as_it_is(bench: Bench) -> None:
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    bench.replica(action).fail("flush failed: an fsync is never retried")
+    assert not bench.partitions.lacks_space
+    bench.partitions.space_is_back()
+    assert bench.partitions._receive_actions.statistics().current_buffer_used == 0
+
+
+async def test_a_replica_that_found_no_space_to_begin_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_opener: ReplicaOpener) -> bool:
+        raise DiskFullError("no space left")
+
+    action = bench.start(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaOpener, "attempt", full)
+        await bench.partitions._perform_all([action])
+    assert bench.multiraft.replicas == {}
+    assert bench.partitions.lacks_space
+    async with running(bench):
+        bench.partitions.space_is_back()
+        await until(lambda: action.group in bench.multiraft.replicas)
+    assert not bench.partitions.lacks_space
