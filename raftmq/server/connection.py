@@ -18,8 +18,8 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.protocol.fetch import FetchRequest
 from raftmq.low_water import LINGER_S, LowWater
+from raftmq.protocol.fetch import FetchRequest
 from raftmq.server.cork import Cork
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
