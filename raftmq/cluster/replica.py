@@ -570,6 +570,7 @@ class Replica(ReplicaView):
         if self.is_writable:
             self._readmission.step(self)
         if self.config.rest_after_ticks:
+            self.resting.call()
             self.resting.look(self.config.election_ticks)
 
     def retention_now_ms(self) -> int | None:

@@ -140,6 +140,15 @@ class Resting:
             if member.node_id != silent and member not in absent:
                 replica.vouch(member)  # it kept up until now: so the rest began, and went on
 
+    def call(self) -> None:
+        """Who hears no leader and may not stand for election has no other way to say that it is
+        there, to a group that rests without it."""
+        core = self._replica.core
+        if core.leader is None and not core.can_campaign:
+            for voter in core.configuration.voters:
+                if voter != core.self_id:
+                    self._replica.send(Wake(core.term, core.self_id, voter))
+
     def announce(self) -> None:
         """Wake the others: a leader all members, a follower its leader."""
         core = self._replica.core

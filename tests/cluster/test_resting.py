@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jepsen_like.network import Network
 from jepsen_like.node import SimNode
+from raftmq.raft.membership import Configuration
 from raftmq.types import Offset
 from tests.cluster.sim_cluster import SimCluster
 
@@ -207,3 +208,24 @@ def test_two_dead_of_three_keep_the_third_awake() -> None:
     next(node for node in cluster.followers() if node is not dead).crash()
     cluster.run(20_000)
     assert resting(cluster) == [0]
+
+
+def test_a_learner_that_was_cut_off_is_served_again() -> None:
+    """It never stands for election, so nothing else would tell the others that it is back."""
+    cluster = SimCluster(rest_after_ticks=10)
+    leader = cluster.leader
+    node = cluster.followers()[0]
+    replica, learner = cluster.replica(leader), cluster.replica(node)
+    voters = tuple(voter for voter in replica.voters if voter != learner.self_id)
+    replica.change_membership(Configuration(voters, (learner.self_id,)))
+    cluster.commit(3)
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.isolate(node)
+    cluster.until(lambda: learner.leader is None)
+    cluster.commit(3)
+    cluster.until(lambda: bool(replica.resting.absent), 10_000)
+    cluster.run(500)
+    assert replica.resting.is_resting
+    cluster.mend()
+    cluster.until(lambda: learner.leader is not None, 2_000)
+    cluster.settle()
