@@ -330,6 +330,8 @@ _POSITIVE: Final = (
     "broker_heartbeat_ms",
     "shutdown_timeout_ms",
     "replica_moves_max",
+    "metrics_partitions_max",
+    "metrics_groups_max",
 )
 
 

@@ -69,6 +69,7 @@ def test_lists_and_tables_come_as_json_in_variables() -> None:
         ("node_id = 1\ndata='d'\nmetadata_engine='zk'", "raft, pysyncobj"),
         ("node_id = 1\ndata='d'\nheartbeat_ticks=9", "heartbeat_ticks"),
         ("node_id = 1\ndata='d'\ntick_ms=0", "'tick_ms': must be at least 1"),
+        ("node_id = 1\ndata='d'\nmetrics_groups_max=0", "'metrics_groups_max': must be at least 1"),
         ("node_id = ", "not TOML"),
         ("node_id = 1\ndata='d'\ncluster_id=''", "'cluster_id'"),
     ],
