@@ -28,6 +28,7 @@ from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.produce_checks import check_produced_batch, prepare
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
+from raftmq.cluster.recompression import Recompression, Workers
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
@@ -73,6 +74,7 @@ class Partition:
         checkpoints: ProducerCheckpoints | None = None,
         counts: TopicCounts | None = None,
         replica_counts: ReplicaCounts | None = None,
+        workers: Workers | None = None,
         is_internal: bool = False,
     ) -> None:
         """Make the machine; `attach` its replica before anything is asked of it.
@@ -93,6 +95,7 @@ class Partition:
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
+        self._recompression = Recompression(workers, self._append)
         self._is_internal = is_internal
         self._deadlines = deadlines
         self._clock = clock
@@ -179,14 +182,21 @@ class Partition:
         returned result the batch is in the page cache of this leader (acks 0 and 1); a promise
         settles once it is durable at a majority, with the result or an error code.
         """
-        replica = self.replica
+        settings = self.settings
+        if records is not None and self._recompression.takes(records, settings):
+            return self._recompression.append(records, acks, timeout_ms, settings)
+        return self._append(records, acks, timeout_ms)
+
+    def _append(
+        self, records: memoryview | None, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        replica, settings = self.replica, self.settings
         if self._is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not replica.is_writable:
             return AppendResult(self._no_leader_code())
-        settings = self.settings
         if acks == ACKS_ALL and settings.min_insync_replicas > 1:
             in_sync_count = len(replica.in_sync_replicas())
             if in_sync_count < settings.min_insync_replicas:

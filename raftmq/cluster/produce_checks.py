@@ -85,7 +85,7 @@ def prepare(
     result: bytearray | memoryview = batch
     wanted = settings.compression
     if wanted is not None and wanted is not header.codec:
-        result = _recompress(batch, header, settings)
+        result = recompress(batch, header, settings)
     elif batch.readonly:
         result = bytearray(batch)
     if settings.timestamp_type == LOG_APPEND_TIME:
@@ -95,7 +95,12 @@ def prepare(
     return result, header
 
 
-def _recompress(batch: memoryview, header: BatchHeader, settings: PartitionSettings) -> bytearray:
+def recompress(batch: memoryview, header: BatchHeader, settings: PartitionSettings) -> bytearray:
+    """Build a checked batch anew with the topic's compression; may run in any thread.
+
+    Raises:
+        KafkaError: as `prepare`.
+    """
     assert settings.compression is not None
     output_max = min(16 * settings.max_message_bytes, OUTPUT_MAX)
     records = [

@@ -286,6 +286,7 @@ class Partitions:
             ),
             counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
             replica_counts=self.counts,
+            workers=self._plane.catch_up,
         )
         partition.on_led = self._led
         partition.on_role = self.on_role
