@@ -284,6 +284,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
             return settled
 
+        self._reading.broker.metrics.read_aheads += left
         for partition, job in self._reading.jobs:
             promise = self._reading.broker.workers.submit(job.run)
             promise.when_done(settled_for(partition, job))
