@@ -108,7 +108,7 @@ class Replica(ReplicaView):
         self._random = random
         self._buggify = buggify
         self._outbox = Outbox()
-        self._in_sync = InSyncTracker()
+        self._in_sync = InSyncTracker(config.replica_lag_time_max_ms)
         self._retention = Retention(self, clock)
         self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
         self._installing = Installing(self, catch_up)
@@ -344,7 +344,6 @@ class Replica(ReplicaView):
             self.fail(f"write after flush failed: {error}")
             return
         self.has_progressed = True
-        self._claim()
 
     def flush_failed(self, error: DiskError) -> None:
         """`job` failed. An fsync is never retried: what it covered may be gone."""
@@ -387,6 +386,8 @@ class Replica(ReplicaView):
             self._barriers.settle(self.core)
         if self.has_progressed:
             self.has_progressed = False
+            if self.log.flushed_end > self.place.state.flushed_end:
+                self._claim()  # lazy in any case, so not before what others wait for
             self.on_progress()
 
     def _perform_all(self) -> None:
@@ -428,9 +429,8 @@ class Replica(ReplicaView):
         except DiskError as error:
             self.fail(f"write failed: {error}")
             return
-        send = self._peers.send
         for message in ready.send_now:
-            send(self.group, message)
+            self._peers.send(self.group, message)
         for message in ready.send_after_flush:
             self._outbox.hold(message, self.place.sequence, self.log.end_index)
         if ready.soft_state is not None:
