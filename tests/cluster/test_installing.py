@@ -50,11 +50,12 @@ def test_the_core_hears_of_it_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -
     made: list[Job] = []
     thread = SlowThread()
 
-    def restoring(_self: SimMachine, state: Any) -> Job:
-        made.append(Job(state))
-        return made[-1]
+    class SlowMachine(SimMachine):
+        def restoring(self, state: Any) -> Job:
+            made.append(Job(state))
+            return made[-1]
 
-    monkeypatch.setattr(SimMachine, "restoring", restoring, raising=False)
+    monkeypatch.setattr("jepsen_like.node.SimMachine", SlowMachine)
     monkeypatch.setattr(InlineCatchUp, "run_long", thread.run_long)
     away.start()
     cluster.until(lambda: bool(thread.jobs))
