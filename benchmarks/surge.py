@@ -29,7 +29,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from benchmarks import stats
 from benchmarks.dev_run import Asker, DevRun
 from benchmarks.rolling import CommitProbe
-from benchmarks.wire import PRODUCE_VERSION, batch_of, produce_frame, settled_leaders
+from benchmarks.wire import (
+    PRODUCE_VERSION,
+    batch_of,
+    leader_addresses,
+    produce_frame,
+    settled_leaders,
+)
 from raftmq.cli.console import out
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, decode_response_header
@@ -214,7 +220,7 @@ class Fleet:
                 if producer.must_move:
                     selector.unregister(producer.sock)
                     full.discard(i)
-                    where = settled_leaders(self.bootstrap, TOPIC)
+                    where = leader_addresses(self.bootstrap, TOPIC)
                     producer.move_to(where[producer.partition])
                     selector.register(producer.sock, selectors.EVENT_READ, producer)
 

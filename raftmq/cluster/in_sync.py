@@ -1,37 +1,48 @@
 """The reported in-sync set: who keeps up with the leader, as Kafka's clients and operators see it.
 
 A voter is in sync when its flushed end reached the leader's log end at some moment within
-`replica.lag.time.max.ms`. Under constant load nobody ever equals a moving end, so an
-acknowledgement that reaches the end as it was at the previous one counts from then (as Kafka does).
+`replica.lag.time.max.ms`. Under constant load nobody ever equals a moving end, and with megabytes
+on their way an acknowledgement is about an end of a second ago; so the leader remembers where its
+log ended when, and a follower was caught up at the last of those moments whose end it has by now.
 
 It is a report and serves min.insync.replicas; Raft's commit rule never looks at it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from typing import Final
+
 from attrs import define
 
 from raftmq.types import RaftIndex, ReplicaId
 
+SAMPLES: Final = 64
+"""So many moments of the allowed lag are remembered: a lag is known that precisely."""
+
 
 @define(slots=True)
 class _Follower:
-    end_at_last_ack: RaftIndex
-    last_ack_ms: float
     caught_up_ms: float
 
 
 class InSyncTracker:
     """A leader's memory of when each follower was last caught up."""
 
-    __slots__ = ("_followers",)
+    __slots__ = ("_ends", "_followers", "_lag_ms_max", "_times")
 
-    def __init__(self) -> None:
+    def __init__(self, lag_ms_max: float) -> None:
+        """Nothing is remembered for longer than `lag_ms_max`."""
+        self._lag_ms_max = lag_ms_max
         self._followers: dict[ReplicaId, _Follower] = {}
+        self._ends: list[RaftIndex] = []  # where the log ended, rising
+        self._times: list[float] = []  # and when
 
     def reset(self) -> None:
         """A new leadership begins: nobody is known to be caught up."""
         self._followers.clear()
+        self._ends.clear()
+        self._times.clear()
 
     def forget(self, replica: ReplicaId) -> None:
         """That storage is known to be gone, however lately it was caught up."""
@@ -48,20 +59,30 @@ class InSyncTracker:
         """A reply of `replica` came; it has flushed up to `match_end`."""
         follower = self._followers.get(replica)
         if follower is None:
-            never = float("-inf")
-            follower = self._followers[replica] = _Follower(log_end, now_ms, never)
-        elif match_end >= follower.end_at_last_ack:
-            follower.caught_up_ms = max(follower.caught_up_ms, follower.last_ack_ms)
+            follower = self._followers[replica] = _Follower(float("-inf"))
         if match_end >= log_end:
             follower.caught_up_ms = now_ms
-        follower.end_at_last_ack = log_end
-        follower.last_ack_ms = now_ms
+        else:
+            known = bisect_right(self._ends, match_end)
+            if known and self._times[known - 1] > follower.caught_up_ms:
+                follower.caught_up_ms = self._times[known - 1]
+        if not self._times or now_ms - self._times[-1] >= self._lag_ms_max / SAMPLES:
+            self._sample(log_end, now_ms)
+
+    def _sample(self, log_end: RaftIndex, now_ms: float) -> None:
+        if self._ends and self._ends[-1] == log_end:
+            self._times[-1] = now_ms  # nothing was appended: it still ended there
+            return
+        self._ends.append(log_end)
+        self._times.append(now_ms)
+        too_old = bisect_right(self._times, now_ms - self._lag_ms_max)
+        del self._ends[:too_old], self._times[:too_old]
 
     def vouch(self, replica: ReplicaId, now_ms: float) -> None:
         """It is known to have been caught up until now, without a reply."""
         follower = self._followers.get(replica)
         if follower is not None:
-            follower.caught_up_ms = follower.last_ack_ms = now_ms
+            follower.caught_up_ms = now_ms
 
     def is_in_sync(self, replica: ReplicaId, now_ms: float, lag_ms_max: float) -> bool:
         """True when it was caught up within the allowed lag."""

@@ -126,7 +126,8 @@ def test_cluster_json_names_every_node(three: Dev) -> None:
     for i, node in enumerate(content["nodes"]):
         assert list(node) == ["id", "pid", "host", "port", "peer_port", "admin_port", "data"]
         assert (node["id"], node["host"], node["port"]) == (i + 1, "127.0.0.1", three.port + i)
-        assert os.getsid(node["pid"]) == node["pid"], "a session of its own"
+        assert os.getpgid(node["pid"]) == node["pid"], "a process group of its own"
+        assert os.getsid(node["pid"]) != node["pid"], "the nodes share the CPU as one session"
         assert Path(node["data"]).is_dir()
 
 
@@ -151,6 +152,30 @@ def test_the_commands_of_a_day(three: Dev) -> None:
     assert three.run("cluster", "describe").returncode == 0
     assert three.run("topic", "delete", "day").returncode == 0
     assert three.run("topic", "describe", "day").returncode == 1
+
+
+def test_leaders_are_listed_moved_and_moved_back(three: Dev) -> None:
+    assert three.run("topic", "create", "moved", "-p", "3", "-r", "3").returncode == 0
+
+    def row(partition: int = 0) -> dict[str, Any]:
+        listed = three.run("leader", "list", "-t", "moved", "--json")
+        found: dict[str, Any] = json.loads(listed.stdout)[partition]
+        return found
+
+    wait_until(lambda: sorted(row()["Isr"]) == [1, 2, 3], 20, "all in sync")
+    before = row()
+    target = next(node for node in (1, 2, 3) if node != before["Leader"])
+    moved = three.run("leader", "transfer", "moved", "0", str(target))
+    assert moved.stdout == f"node {target} leads moved-0\n", moved.stderr
+    wait_until(lambda: (row()["Leader"], row()["Preferred"]) == (target, target), 20)
+    refused = three.run("leader", "transfer", "moved", "0", "9")
+    assert refused.returncode == 1
+    assert "INVALID_REPLICA_ASSIGNMENT" in refused.stderr
+    balanced = three.run("leader", "balance", "-t", "moved")
+    assert balanced.returncode == 0, balanced.stderr
+    planned = three.run("leader", "balance", "--dry-run", "--json")
+    assert planned.returncode == 0
+    assert all(move["Topic"] != "moved" or move["From"] for move in json.loads(planned.stdout))
 
 
 def test_a_dead_cluster_is_told_without_a_traceback(

@@ -65,8 +65,8 @@ class TestOutbox:
 
 
 class TestInSync:
-    def test_reaching_the_end_of_the_previous_ack_counts_from_then(self) -> None:
-        tracker = InSyncTracker()
+    def test_reaching_an_earlier_end_counts_from_then(self) -> None:
+        tracker = InSyncTracker(100.0)
         tracker.observe(B, RaftIndex(0), RaftIndex(10), 0.0)
         assert not tracker.is_in_sync(B, 0.0, 100.0)
         tracker.observe(B, RaftIndex(10), RaftIndex(20), 50.0)
@@ -74,16 +74,16 @@ class TestInSync:
         assert not tracker.is_in_sync(B, 101.0, 100.0)
 
     def test_a_silent_follower_leaves(self) -> None:
-        tracker = InSyncTracker()
+        tracker = InSyncTracker(100.0)
         tracker.observe(B, RaftIndex(10), RaftIndex(10), 0.0)
         assert tracker.is_in_sync(B, 100.0, 100.0)
         assert not tracker.is_in_sync(B, 101.0, 100.0)
 
     def test_nobody_is_in_sync_at_first(self) -> None:
-        assert not InSyncTracker().is_in_sync(B, 0.0, 100.0)
+        assert not InSyncTracker(100.0).is_in_sync(B, 0.0, 100.0)
 
     def test_who_lost_its_storage_is_out_of_sync_at_once(self) -> None:
-        tracker = InSyncTracker()
+        tracker = InSyncTracker(100.0)
         tracker.observe(B, RaftIndex(10), RaftIndex(10), 0.0)
         assert tracker.is_in_sync(B, 1.0, 100.0)
         tracker.forget(B)
