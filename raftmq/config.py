@@ -134,6 +134,10 @@ class NodeConfig:
     connections_max: int = _key("Most client connections.", default=10_000)
     pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
     pipeline_bytes_max: int = _key("Most unanswered bytes of a connection.", default=16 << 20)
+    parked_fetches_max: int = _key(
+        "Most fetches that wait for records; beyond it they are answered at once.",
+        default=100_000,
+    )
     socket_send_bytes: int = _key(
         "The kernel's send buffer of a client connection; 0: small for clients of this machine, "
         "the kernel's choice for others.",

@@ -23,6 +23,10 @@ class DiskFullError(DiskError):
     """No space left (ENOSPC, EDQUOT): the write did not happen as a whole; space may come back."""
 
 
+class TooManyFilesError(DiskFullError):
+    """No descriptor is left to open a file with; as with a full disk they may come back."""
+
+
 class Clock(Protocol):
     """Time. No clock is trusted for safety."""
 

@@ -14,10 +14,11 @@ import shutil
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from raftmq.ports import DiskError, DiskFullError, File
+from raftmq.ports import DiskError, DiskFullError, File, TooManyFilesError
 from raftmq.types import Buffer
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _PIECES_MAX: Final = 1024  # IOV_MAX of Linux
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 _CANNOT_TELL: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -36,6 +37,8 @@ DISK_FULL: Final = RefusedWrites()
 
 def _refuse(error: OSError, path: str, verb: str) -> NoReturn:
     kind = DiskFullError if error.errno in _NO_SPACE else DiskError
+    if error.errno in _NO_DESCRIPTORS:
+        kind = TooManyFilesError
     DISK_FULL.count += kind is DiskFullError
     raise kind(f"cannot {verb} {path}: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from raftmq.ports import Disk, File
+from raftmq.ports import Disk, File, TooManyFilesError
 
 
 class FileCache:
@@ -45,9 +45,32 @@ class FileCache:
             if file is not None:
                 self._files.move_to_end(path)
                 return file
-        file = self.disk.open(path)
+        file = self.open(path)
         self.put(path, file)
         return file
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file that its owner keeps; where descriptors are short, others are let go first.
+
+        Raises:
+            FileNotFoundError: absent and not `create`.
+            TooManyFilesError: no descriptor is left even so.
+            DiskError: it cannot be opened.
+        """
+        try:
+            return self.disk.open(path, create=create)
+        except TooManyFilesError:
+            if not self._let_go():
+                raise
+        return self.disk.open(path, create=create)
+
+    def _let_go(self) -> int:
+        """Forget the longest unused half; how many that were."""
+        with self._lock:
+            count = -(-len(self._files) // 2)
+            for _ in range(count):
+                self._files.popitem(last=False)
+        return count
 
     def put(self, path: str, file: File) -> None:
         """Remember a file that is open already."""

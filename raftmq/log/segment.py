@@ -143,7 +143,7 @@ class Segment:
         Raises:
             DiskFullError: nothing was created.
         """
-        file = self._shared.files.disk.open(self.path, create=True)
+        file = self._shared.files.open(self.path, create=True)
         try:
             if file.size():
                 file.truncate(0)  # left by an append that was refused, or by an unfinished repair
@@ -162,7 +162,7 @@ class Segment:
 
     def activate(self, created_ms: int) -> None:
         """Become the active segment again after recovery."""
-        self._file = self._shared.files.disk.open(self.path)
+        self._file = self._shared.files.open(self.path)
         self._shared.files.forget(self.path)
         self.created_ms = created_ms
         self.allocated = self._file.size()

@@ -339,6 +339,6 @@ class SparseIndex:
         try:
             return self._files.get(self.path)
         except FileNotFoundError:
-            file = self._files.disk.open(self.path, create=True)
+            file = self._files.open(self.path, create=True)
             self._files.put(self.path, file)
             return file

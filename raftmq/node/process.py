@@ -6,6 +6,7 @@ Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data 
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,8 @@ from raftmq.server.listener import open_listen_socket
 OK, FAILED, UNUSABLE = 0, 1, 2
 SWITCH_INTERVAL_S: Final = 0.0005
 """A flusher thread that holds the interpreter longer delays every heartbeat."""
+OTHER_DESCRIPTORS: Final = 1_000
+"""Peers, the admin port, the journal, threads, and files of segments that are being appended to."""
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -88,6 +91,7 @@ def run_node(
         node_id=config.node_id,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_descriptor_limit(config)
     try:
         opened = listeners or open_listeners(config)
     except ListenError as error:
@@ -106,6 +110,23 @@ def run_node(
         raise
     finally:
         opened.close()
+
+
+def raise_descriptor_limit(config: NodeConfig) -> int:
+    """Take as many descriptors as the system allows; warn when the configured limits need more."""
+    wanted = config.connections_max + config.open_files_max + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        logger.warning(
+            "descriptors may run out",
+            limit=limit,
+            wanted=wanted,
+            hint="raise the hard limit (ulimit -Hn), or lower connections_max or open_files_max",
+        )
+    return limit
 
 
 async def _run(

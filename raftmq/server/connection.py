@@ -72,6 +72,7 @@ class Connection:
         "_cancel",
         "_is_finishing",
         "_large",
+        "_large_since",
         "_reading",
         "_shared",
         "_sock",
@@ -90,6 +91,7 @@ class Connection:
         self._shared = shared
         self._cancel = trio.CancelScope()
         self._large: LowWater | None = None  # of a large frame, in part here, in node memory
+        self._large_since = 0.0
         self._reading = trio.CancelScope()
         self._is_finishing = False
         self._turn_bytes = 0
@@ -158,7 +160,11 @@ class Connection:
         if stalled_since is not None:
             is_over = (now - stalled_since) * 1000 > limits.send_stall_ms
         elif self._large is not None:
-            is_over = quiet_ms > limits.receive_stall_ms
+            since_ms = (now - self._large_since) * 1000
+            is_over = quiet_ms > limits.receive_stall_ms or (
+                # Others wait for the memory that this frame holds, and it comes in drops.
+                self._shared.memory.waiting_count > 0 and since_ms > limits.receive_stall_ms
+            )
             if quiet_ms > LINGER_S * 1000:
                 self._large.tolerate()
         else:
@@ -257,6 +263,7 @@ class Connection:
         sock = self._sock
         await memory.charge_when_free(size)
         large = self._large = LowWater(sock)
+        self._large_since = trio.current_time()
         try:
             frame = bytearray(size)
             filled = len(pending) - 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,8 @@ import pytest
 
 from jepsen_like.disk import SECTOR, CrashOdds, SimCrash, SimDisk
 from raftmq.adapters.disk import RealDisk
-from raftmq.ports import DiskError, DiskFullError
+from raftmq.log.file_cache import FileCache
+from raftmq.ports import DiskError, DiskFullError, TooManyFilesError
 from tests.log.conftest import Place
 from tests.log.helpers import sim_disk
 
@@ -159,6 +161,31 @@ def test_bytes_that_left_memory_are_told(tmp_path: Path) -> None:
     assert not file.is_cached(0, 4 << 20)
     file.pread(4 << 20, 0)
     assert file.is_cached(0, 4 << 20)
+
+
+def test_a_shortage_of_descriptors_may_pass(tmp_path: Path) -> None:
+    disk = RealDisk()
+    for name in "abc":
+        disk.open(str(tmp_path / name), create=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(tmp_path, os.O_RDONLY) for _ in range(20)]
+    files = FileCache(disk, 10)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+    try:
+        for descriptor in (taken.pop(), taken.pop()):
+            os.close(descriptor)
+        assert [files.get(str(tmp_path / name)).size() for name in "abc"] == [0, 0, 0]
+        assert len(files) == 2, "one was let go for the third"
+        kept = [files.open(str(tmp_path / name)) for name in "ab"]
+        with pytest.raises(TooManyFilesError, match="cannot open"):
+            files.open(str(tmp_path / "c"), create=True)
+        assert len(files) == 0
+        kept.pop()
+        assert files.get(str(tmp_path / "c")).size() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def test_a_file_system_that_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

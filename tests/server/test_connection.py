@@ -303,6 +303,30 @@ async def test_stalled_connections_are_hung_up_on(autojump_clock: trio.testing.M
             await client.is_served.wait()
 
 
+async def test_a_frame_that_comes_in_drops_costs_nobody_their_memory(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    limits = Limits(request_memory_bytes_max=600_000, receive_stall_ms=2_000)
+    async with connected(FakeBroker(), limits) as client:
+        slow = client.connection
+        memory = client.shared.memory
+        frame = request(1, 500_000, PRODUCE)
+        await client.send(frame[:100])
+        await trio.testing.wait_all_tasks_blocked()
+        for second in range(5):
+            await trio.sleep(1)
+            await client.send(frame[100 + second : 101 + second])
+            await trio.testing.wait_all_tasks_blocked()
+            assert not slow.hang_up_if_stalled(trio.current_time()), "it is slow, and alone"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(memory.charge_when_free, 500_000)
+            await trio.testing.wait_all_tasks_blocked()
+            assert memory.waiting_count == 1
+            assert slow.hang_up_if_stalled(trio.current_time())
+        assert memory.waiting_count == 0, "who waited has the memory"
+        memory.release(500_000)
+
+
 async def test_spans_leave_in_order_between_bytes(tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000  # 5 MB
     path = tmp_path / "segment"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import attrs
 import pytest
 
 from raftmq.cluster.partition import Partition
@@ -229,6 +230,17 @@ def test_long_waits_end_together() -> None:
     assert [slot.pieces for slot in slots] == [None] * 4, "none before its time"
     world.bench.sleep(21)
     assert all(slot.pieces is not None for slot in slots)
+
+
+def test_no_more_fetches_wait_than_may() -> None:
+    world, _ = filled()
+    world.broker.config = attrs.evolve(world.broker.config, parked_fetches_max=2)
+    slots = [world.fetch(12, [("t", 0, 3)], max_wait_ms=500) for _ in range(3)]
+    assert [slot.pieces is None for slot in slots] == [True, True, False]
+    assert not fetched(world, 12, slots[2]).records
+    world.bench.sleep(521)
+    assert fetched(world, 12, slots[0]).error_code == ErrorCode.NONE
+    assert world.fetch(12, [("t", 0, 3)], max_wait_ms=500).pieces is None
 
 
 def test_a_poller_that_repeats_itself_is_understood_at_once() -> None:

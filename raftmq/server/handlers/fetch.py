@@ -301,9 +301,12 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.park(wait_ms)
 
     def park(self, wait_ms: float) -> None:
-        """Wait at every partition."""
-        self._is_parked = True
+        """Wait at every partition; where too many wait already, answer what there is."""
         broker = self._reading.broker
+        if broker.metrics.parked_fetches >= broker.config.parked_fetches_max:
+            self.resolve(self._reading.respond())
+            return
+        self._is_parked = True
         self._parked_at = [partition for partition, _ in self._reading.partitions]
         for partition in self._parked_at:
             partition.fetches.park(self)
