@@ -39,7 +39,17 @@ from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
-from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftIndex, ReplicaId, StorageId
+from raftmq.types import (
+    METADATA_GROUP,
+    Buffer,
+    LeaderEpoch,
+    NodeId,
+    Offset,
+    RaftIndex,
+    ReplicaId,
+    StorageId,
+    TopicId,
+)
 
 TICK_MS = 10.0
 
@@ -107,11 +117,15 @@ class WorldNode:
         self.clock = WorldClock(world, self.random.uniform(-5_000, 5_000))
         self.life = 0
         self.is_up = False
+        self.is_gone = False
+        """Never to be started again."""
         self.control: ControlPlane
         self.engine: RaftMetadataEngine
         self.multiraft: MultiRaft
 
     def boot(self) -> None:
+        if self.is_gone:
+            return
         self.life += 1
         self.is_up = True
         disk, world = self.disk, self.world
@@ -157,6 +171,7 @@ class WorldNode:
             ),
         )
         self.replica = replica
+        self.engine.first_voters = world.voters
         self.engine.attach(replica)
         self.engine.wake = lambda: self.multiraft.touch(replica)
         self.control = ControlPlane(
@@ -212,6 +227,29 @@ class WorldNode:
         self.later(self.random.uniform(0.9, 1.1) * TICK_MS, self._tick)
         self.multiraft.tick()
         self.control.tick()
+        if self.world.has_leaders and self.control.lifecycle.is_ready:
+            self._lead()
+
+    def _lead(self) -> None:
+        """State what this node leads of the pretended partitions: they follow every wish at once,
+        led by the first of their replicas that is up."""
+        world, brokers = self.world, self.engine.image.brokers
+        for topic in self.engine.image.topics_by_id():
+            for partition in topic.partitions:
+                live = [n for n in partition.replicas if world.nodes[n].is_up]
+                if live[:1] != [self.node_id]:
+                    continue
+                key = (topic.topic_id, partition.index)
+                leader, epoch = world.leaderships.get(key, (NodeId(0), 0))
+                if leader != self.node_id:
+                    epoch += 1
+                    world.leaderships[key] = self.node_id, epoch
+                self.control.partition_led(
+                    *key,
+                    leader_epoch=LeaderEpoch(epoch),
+                    isr=[brokers[n].replica_id for n in live if n in brokers],
+                    voters=[brokers[n].replica_id for n in partition.replicas if n in brokers],
+                )
 
     def _send(self, node_id: NodeId, frame: Sequence[Buffer], *, is_heartbeat: bool) -> bool:
         world = self.world
@@ -284,6 +322,8 @@ class ControlWorld:
         """True once clients do nothing more."""
         self.barriers = 0
         self.topics = 0
+        self.has_leaders = False
+        self.leaderships: dict[tuple[TopicId, int], tuple[NodeId, int]] = {}
         for node in self.nodes.values():
             self.schedule(self.random.uniform(0, 200), node.boot)
 
@@ -383,9 +423,10 @@ class ControlWorld:
                 assert key not in self.applied, f"{key} failed for certain, yet was applied"
 
     def is_converged(self) -> bool:
-        images = [encode_image(node.engine.image) for node in self.nodes.values() if node.is_up]
+        nodes = [node for node in self.nodes.values() if not node.is_gone]
+        images = [encode_image(node.engine.image) for node in nodes if node.is_up]
         return (
-            len(images) == len(self.nodes)
+            len(images) == len(nodes)
             and all(image == images[0] for image in images)
-            and all(node.control.lifecycle.is_ready for node in self.nodes.values())
+            and all(node.control.lifecycle.is_ready for node in nodes)
         )

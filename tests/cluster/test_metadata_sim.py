@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftmq.cluster.broker_messages import ReplaceNodeCall
 from tests.cluster.control_world import ControlWorld
 
 SEEDS = range(4)
@@ -43,7 +44,7 @@ def _heal(world: ControlWorld) -> None:
     world.loss = 0.0
     for node in world.nodes.values():
         if not node.is_up:
-            node.boot()
+            node.boot()  # unless it is gone for good
 
 
 @pytest.mark.slow
@@ -94,3 +95,47 @@ def test_a_wiped_voter_of_the_metadata_group_comes_back(seed: int) -> None:
         assert [v.node_id for v in voters] == [1, 2, 3]
         assert old not in [v.storage_id for v in voters]
         assert node.control.lifecycle.is_ready
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_a_voter_gone_for_good_is_replaced_under_faults(seed: int) -> None:
+    """Crashes, partitions and power failures at any step; the same wish is said again and again."""
+    world = ControlWorld(2_000 + seed, observers=2)
+    world.has_leaders = True
+    world.run(2_000)
+    for node in world.nodes.values():
+        world.client(node)
+    world.run(500)
+    gone = world.nodes[world.random.choice(world.voters)]
+    gone.crash()
+    gone.is_gone = True
+    stay = [n for n in world.nodes.values() if n is not gone]
+
+    def ask() -> None:
+        if world.is_over:
+            return
+        world.schedule(400, ask)
+        node = world.random.choice(stay)
+        if node.is_up:
+            node.control.call(ReplaceNodeCall(old_id=gone.node_id, new_id=4, timeout_ms=300))
+
+    ask()
+    for _ in range(6):
+        _nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+    _heal(world)
+    world.run(5_000)
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()
+    wanted = sorted([*(n for n in world.voters if n != gone.node_id), 4])
+    for node in stay:
+        assert [v.node_id for v in node.replica.configuration.voters] == wanted
+        assert gone.node_id not in node.engine.image.brokers
+        assert node.engine.image.replacements[gone.node_id].is_done
+        assert not node.engine.image.removals
+        for topic in node.engine.image.topics_by_id():
+            for partition in topic.partitions:
+                assert gone.node_id not in partition.replicas
