@@ -81,6 +81,7 @@ class MultiRaft:
         self._send_stored = send_stored or self._send_read
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
+        self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
         self._dirty: dict[RaftGroupId, Replica] = {}
         self._waiting: dict[RaftGroupId, Replica] = {}
         self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
@@ -106,6 +107,7 @@ class MultiRaft:
         """Take in an opened replica; it takes part from now on."""
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
+        self._awake[replica.group] = replica
         replica.on_touched = self.touch
         replica.on_journal_failed = self._journal_failed
         self._heartbeat_ticks = replica.config.heartbeat_ticks
@@ -114,6 +116,7 @@ class MultiRaft:
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
         """Let a replica go; the caller closes or deletes its log."""
+        self._awake.pop(group, None)
         self._dirty.pop(group, None)
         self._waiting.pop(group, None)
         self._rests.remove(group)
@@ -159,7 +162,7 @@ class MultiRaft:
         """One tick for every replica that is awake."""
         with self.batch():
             self._rests.tick(self._heartbeat_ticks, self._election_ticks)
-            for replica in self.replicas.values():
+            for replica in list(self._awake.values()):
                 if not replica.resting.is_resting and replica.tick():
                     self._dirty[replica.group] = replica
 
@@ -205,6 +208,7 @@ class MultiRaft:
         """End a replica's rest, and the others' unless they ended it."""
         if self._rests.remove(replica.group) is None:
             return
+        self._awake[replica.group] = replica
         replica.resting.wake(silent)
         self._dirty[replica.group] = replica
         if by is None or replica.core.is_leader or by.sender != replica.core.leader:
@@ -253,6 +257,7 @@ class MultiRaft:
                     self._flush(replica)
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
+                        self._awake.pop(replica.group, None)
                 for hook in self.after_drain:
                     hook()
         finally:

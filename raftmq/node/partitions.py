@@ -325,8 +325,8 @@ class Partitions:
 
     @property
     def lacks_space(self) -> bool:
-        """True when a replica stopped, or could not begin, for want of disk space."""
-        return bool(self._unopened) or any(r.lacks_space for r in self._replicas.values())
+        """True when a replica could not begin for want of disk space."""
+        return bool(self._unopened)
 
     def space_is_back(self) -> None:
         """Begin again with what stopped or could not begin for want of disk space."""

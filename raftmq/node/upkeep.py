@@ -56,7 +56,8 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
                 logger.error("replica stopped", group=str(replica.group), reason=replica.failure)
                 if replica.group == METADATA_GROUP:
                     plane.fail(f"the metadata replica stopped: {replica.failure}")
-        if partitions.lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
+        lacks_space = partitions.lacks_space or any(r.lacks_space for r in failed)
+        if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
             partitions.space_is_back()
         await trio.sleep(WATCH_INTERVAL_S)
 
