@@ -1,0 +1,175 @@
+"""Every limit of a node's configuration has a test at the limit; a new one must name its own.
+
+Some tests live elsewhere, beside what they bound; the table says where. Then limits that need the
+whole client port.
+"""
+
+from __future__ import annotations
+
+import ast
+import resource
+import socket
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from raftmq.config import NodeConfig
+from raftmq.errors import RemoteProtocolError
+from raftmq.node.process import OTHER_DESCRIPTORS, raise_descriptor_limit
+from raftmq.protocol import ApiKey
+from raftmq.server.dispatch import Dispatcher
+from raftmq.server.handlers.table import HANDLERS
+from raftmq.server.limits import Limits
+from raftmq.server.listener import (
+    ACCEPTS_PER_PASS,
+    LOCAL_SEND_BYTES,
+    ClientPort,
+    open_listen_socket,
+)
+from raftmq.server.log_rate import LINES_MAX, RateLimitedLog
+from raftmq.server.metrics import ServerMetrics
+from tests.server.world import World
+
+TESTS = Path(__file__).parent.parent
+CONNECTION = "server/test_connection.py::"
+
+
+class Lines:
+    """A logger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def warning(self, event: str, **_fields: object) -> None:
+        self.events.append(event)
+
+
+LIMITS = {
+    "request_bytes_max": CONNECTION + "test_frames_at_their_limits_are_taken",
+    "request_control_bytes_max": CONNECTION + "test_frames_at_their_limits_are_taken",
+    "request_elements_max": "server/test_limits.py::test_elements_are_counted",
+    "request_memory_bytes_max": CONNECTION + "test_large_frames_queue_for_node_memory",
+    "connections_max": "server/test_limits.py::test_who_comes_too_many_is_told_once_a_while",
+    "pipeline_depth_max": CONNECTION + "test_no_more_than_the_pipeline_depth_is_begun",
+    "pipeline_bytes_max": CONNECTION + "test_no_more_than_the_pipeline_bytes_are_begun",
+    "connection_idle_ms": CONNECTION + "test_stalled_connections_are_hung_up_on",
+    "parked_fetches_max": "server/test_produce_fetch.py::test_no_more_fetches_wait_than_may",
+    "peer_queue_bytes_max": "adapters/test_peer_links.py::test_a_full_queue_drops_and_says_so",
+    "open_files_max": "log/test_parts.py::test_the_file_cache_forgets_the_least_recently_used",
+    "index_memory_bytes_max": "log/test_parts.py::test_the_index_cache_is_bounded",
+    "recent_bytes_max": "log/test_parts.py::test_the_budget_holds_over_all_logs",
+}
+NO_RESOURCE = {
+    "replica_lag_time_max_ms",  # after it something is reported
+    "replica_moves_max",  # a pace
+    "metrics_partitions_max",  # the detail of a page
+    "metrics_groups_max",
+}
+
+
+def names_in(path: Path) -> set[str]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, functions)}
+
+
+def test_every_limit_has_its_test() -> None:
+    limits = {a.name for a in attrs.fields(NodeConfig) if "_max" in a.name}
+    assert limits - NO_RESOURCE <= LIMITS.keys(), "name the test of a new limit"
+    for limit, where in LIMITS.items():
+        assert hasattr(NodeConfig, limit)
+        path, _, name = where.partition("::")
+        assert name in names_in(TESTS / path), f"{limit}: no {where}"
+
+
+def test_elements_are_counted() -> None:
+    world = World()
+    world.broker.config = attrs.evolve(world.broker.config, request_elements_max=10)
+    world.dispatcher = Dispatcher(world.broker, HANDLERS)
+    part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    for count in (9, 10):  # and one topic
+        fields = {"replica_id": -1, "topics": [{"name": "t", "partitions": [part] * count}]}
+        if count == 9:
+            assert world.ask(ApiKey.LIST_OFFSETS, 7, **fields).topics
+            continue
+        with pytest.raises(RemoteProtocolError, match="elements"):
+            world.send(ApiKey.LIST_OFFSETS, 7, **fields)
+
+
+async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines()
+    monkeypatch.setattr("raftmq.server.listener._log", RateLimitedLog(lines))
+    port = ClientPort(lambda *_: None, Limits(connections_max=1), ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        number = sock.getsockname()[1]
+        first = await trio.open_tcp_stream("127.0.0.1", number)
+        with trio.fail_after(5):
+            while not port.connections:
+                await trio.lowlevel.checkpoint()
+            for _ in range(20):
+                late = await trio.open_tcp_stream("127.0.0.1", number)
+                assert await late.receive_some() == b"", "a clear end"
+                await late.aclose()
+        nursery.cancel_scope.cancel()
+    await first.aclose()
+    assert port.metrics.connections_refused == 20
+    assert lines.events == ["connection refused: connections_max"] * LINES_MAX
+
+
+async def test_a_storm_of_connections_leaves_room_for_others() -> None:
+    """Accepting goes a few at a time: another task has its turns meanwhile."""
+    port = ClientPort(lambda *_: None, Limits(), ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    count = 300
+    turns = 0
+    async with trio.open_nursery() as nursery:
+        callers = []
+        for _ in range(count):
+            caller = socket.socket()
+            caller.setblocking(False)
+            caller.connect_ex(sock.getsockname())
+            callers.append(caller)
+        await nursery.start(port.serve, sock)
+        with trio.fail_after(10):
+            while port.metrics.connections_accepted < count:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+        assert turns >= count // (2 * ACCEPTS_PER_PASS)
+        nursery.cancel_scope.cancel()
+        for caller in callers:
+            caller.close()
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(0, LOCAL_SEND_BYTES), (200_000, 200_000)])
+async def test_clients_of_this_machine_get_a_small_buffer(configured: int, expected: int) -> None:
+    port = ClientPort(lambda *_: None, Limits(socket_send_bytes=configured), ServerMetrics())
+    with open_listen_socket("127.0.0.1", 0) as listening:
+        client = socket.create_connection(listening.getsockname())
+        server, _ = listening.accept()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(port.serve_socket, server, "here")
+            await trio.testing.wait_all_tasks_blocked()
+            # Linux doubles it, for its own bookkeeping.
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * expected
+            client.close()
+
+
+def test_a_node_takes_the_descriptors_that_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines()
+    monkeypatch.setattr("raftmq.node.process.logger", lines)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = NodeConfig(node_id=1, data=".", connections_max=100, open_files_max=100)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
+        wanted = 200 + OTHER_DESCRIPTORS
+        assert raise_descriptor_limit(config) == min(wanted, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(wanted, hard)
+        many = attrs.evolve(config, connections_max=1 << 40)
+        assert raise_descriptor_limit(many) == hard
+        assert lines.events == ["descriptors may run out"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
