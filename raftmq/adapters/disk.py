@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from raftmq.adapters.reaper import Reaper
 from raftmq.ports import DiskError, DiskFullError, File, TooManyFilesError
 from raftmq.types import Buffer
 
@@ -161,6 +162,9 @@ class RealFile:
 class RealDisk:
     """The machine's file system."""
 
+    def __init__(self) -> None:
+        self._reaper = Reaper()
+
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing.
 
@@ -213,7 +217,7 @@ class RealDisk:
     def remove(self, path: str) -> None:
         """Unlink a file that may be absent; durable after `sync_directory`."""
         try:
-            os.unlink(path)
+            self._reaper.unlink(path)
         except FileNotFoundError:
             return
         except OSError as error:

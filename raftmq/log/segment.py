@@ -184,8 +184,8 @@ class Segment:
         self.offset_index.remove()
         self.time_index.remove()
         self._shared.files.forget(self.path)
+        self._file = None  # before the name goes: the last close of a large file takes long
         self._shared.files.disk.remove(self.path)
-        self._file = None
 
     def release(self) -> None:
         """Drop open files; the segment is not used any more."""
