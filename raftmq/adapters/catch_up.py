@@ -43,6 +43,6 @@ class NodeCatchUp:
         )
 
     def close(self) -> None:
-        """End the threads after what they have."""
-        self._workers.close()
-        self._menders.close()
+        """End the threads after what they are at; the rest is for a later life."""
+        self._workers.close(drop=True)
+        self._menders.close(drop=True)

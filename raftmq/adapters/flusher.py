@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Protocol
 
@@ -56,8 +57,13 @@ class Flusher:
         """Run `job` in a thread; then `done(error)` on the loop."""
         self._queue.put((job, done))
 
-    def close(self) -> None:
-        """End the threads after what is queued; returns when they have ended."""
+    def close(self, *, drop: bool = False) -> None:
+        """End the threads after what is queued, or without that; returns when they have ended."""
+        while drop and not self._queue.empty():
+            try:
+                self._queue.get_nowait()
+            except Empty:
+                break  # a thread was quicker
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -74,13 +80,22 @@ class Flusher:
                 job.run()
             except DiskError as failure:
                 error = failure
+            except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
+                self._tell(partial(_raise, bug))
+                return
             self._finished.append((done, error, perf_counter() - started))
             if not self._is_waking:  # a lost race costs one spare wake-up
                 self._is_waking = True
-                try:
-                    self._token.run_sync_soon(self._report)
-                except trio.RunFinishedError:
-                    return  # the node is gone; nobody waits for this flush
+                if not self._tell(self._report):
+                    return
+
+    def _tell(self, call: Callable[[], None]) -> bool:
+        """Call something on the loop; False when the node is gone, and nobody waits any more."""
+        try:
+            self._token.run_sync_soon(call)
+        except trio.RunFinishedError:
+            return False
+        return True
 
     def _report(self) -> None:
         self._is_waking = False
@@ -88,3 +103,7 @@ class Flusher:
             done, error, seconds = self._finished.popleft()
             self.latency.observe(seconds)
             done(error)
+
+
+def _raise(bug: Exception) -> None:
+    raise bug

@@ -1,0 +1,72 @@
+"""Threads that run jobs and bring the news back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+
+from raftmq.adapters.flusher import Flusher
+from raftmq.ports import DiskError
+
+
+class Job:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.gate.set()
+
+    def run(self) -> None:
+        self.began.set()
+        self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+async def test_a_failing_disk_is_told_to_whom_it_concerns() -> None:
+    flusher = Flusher(2, "worker")
+    done = trio.Event()
+    errors: list[DiskError | None] = []
+
+    def told(error: DiskError | None) -> None:
+        errors.append(error)
+        if len(errors) == 2:
+            done.set()
+
+    failure = DiskError("gone")
+    flusher.submit(Job(), told)
+    flusher.submit(Job(failure), told)
+    with trio.fail_after(5):
+        await done.wait()
+    assert set(errors) == {None, failure}
+    flusher.close()
+
+
+def test_a_bug_in_a_job_stops_the_node() -> None:
+    """A thread that ended silently would leave whoever waits for it waiting."""
+
+    async def node() -> None:
+        flusher = Flusher(1)
+        flusher.submit(Job(AssertionError("ours")), lambda _: None)
+        with trio.fail_after(5):
+            await trio.sleep_forever()
+
+    with pytest.raises(trio.TrioInternalError) as raised:
+        trio.run(node)
+    cause = raised.value.__cause__
+    assert isinstance(cause, BaseExceptionGroup)
+    assert cause.subgroup(AssertionError) is not None
+
+
+async def test_what_is_queued_may_be_dropped_at_the_end() -> None:
+    flusher = Flusher(1)
+    first, second = Job(), Job()
+    first.gate.clear()
+    flusher.submit(first, lambda _: None)
+    await trio.to_thread.run_sync(first.began.wait, 5)
+    flusher.submit(second, lambda _: None)
+    threading.Timer(0.05, first.gate.set).start()
+    flusher.close(drop=True)
+    assert not second.began.is_set()
