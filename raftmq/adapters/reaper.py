@@ -1,9 +1,9 @@
 """Files that are gone by name give their space back in a thread.
 
 The last close of an unlinked file lets the kernel drop its pages and blocks: a tenth of a second
-a quarter of a gigabyte, in which no heartbeat would leave. So whoever unlinks a large file holds it
-open meanwhile and leaves the close to this thread. Owns descriptors handed over, nothing else;
-closing one that was only read cannot lose anything.
+for a quarter of a gigabyte, in which no heartbeat would leave. So whoever unlinks a large file
+holds it open meanwhile and leaves the close to this thread. Owns descriptors handed over, nothing
+else; closing one that was only read cannot lose anything.
 """
 
 from __future__ import annotations
