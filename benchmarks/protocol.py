@@ -1,4 +1,4 @@
-"""Micro-benchmarks of the protocol layer: `python benchmarks/protocol.py [--repeat N]`.
+"""Micro-benchmarks of the protocol layer: `python -m benchmarks.protocol [--repeat N]`.
 
 Prints microseconds per call, the best of several rounds, beside kio's own reader and writer where
 they do the same work. No network, no disk, one core; the garbage collector rests, as in timeit.

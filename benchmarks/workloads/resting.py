@@ -6,10 +6,11 @@ import time
 
 from benchmarks.clients import create_topic, delete_topics, new_name, producer
 from benchmarks.errors import BenchmarkError
+from benchmarks.loop_clients import Poller, Tally, TopicLeaders
 from benchmarks.plan import Metrics, Plan
 from benchmarks.processes import MIB, Usage, usage
 from benchmarks.targets import Target
-from benchmarks.wire import Line, Loop, check_fetched, fetch_frame, settled_leaders
+from benchmarks.wire import Loop, fetch_frame
 from benchmarks.workloads.bulk import bulk
 
 
@@ -72,45 +73,37 @@ def idle_consumers(target: Target, plan: Plan) -> Metrics:
     """Many consumers that wait for records which do not come, each on a connection of its own."""
     topic = new_name("polls")
     create_topic(target, topic, plan.partitions)
-    default = _polled(target, plan, topic, plan.fetch_wait_ms)
-    patient = _polled(target, plan, topic, plan.fetch_wait_ms * 10)
+    tally = Tally()
+    default = _polled(target, plan, topic, plan.fetch_wait_ms, tally)
+    patient = _polled(target, plan, topic, plan.fetch_wait_ms * 10, tally)
     delete_topics(target, topic)
     return {
         "cpu_percent_max": max(default),
         "cpu_percent_mean": sum(default) / len(default),
         "patient_cpu_percent_max": max(patient),
         "polls_per_s": plan.consumers * 1000 / plan.fetch_wait_ms,
+        "moved": float(tally.moved),
     }
 
 
-def _polled(target: Target, plan: Plan, topic: str, wait_ms: int) -> list[float]:
-    leaders = settled_leaders(target.bootstrap, topic)
-    frames = {part: fetch_frame(topic, part, 0, wait_ms) for part in leaders}
-    answers = 0
-
+def _polled(target: Target, plan: Plan, topic: str, wait_ms: int, tally: Tally) -> list[float]:
+    leaders = TopicLeaders(target.bootstrap, topic)
+    parts = sorted(leaders.addresses)
+    frames = {part: fetch_frame(topic, part, 0, wait_ms) for part in parts}
     with Loop() as loop:
         for number in range(plan.consumers):
-            part = number % len(leaders)
-            frame = frames[part]
-
-            def again(line: Line, answer: bytes, frame: bytes = frame) -> None:
-                nonlocal answers
-                answers += 1
-                if check_fetched(answer):
-                    raise BenchmarkError("records came, though none were sent")
-                line.send(frame)
-
-            line = loop.connect(leaders[part], again)
+            part = parts[number % len(parts)]
+            poller = Poller(loop, tally, leaders, part, frames[part])
             # Spread over the time of one poll, as consumers of a real crowd are.
-            begin = time.perf_counter() + wait_ms / 1000 * number / plan.consumers
-            loop.at(begin, lambda line=line, frame=frame: line.send(frame))  # type: ignore[misc]
+            loop.at(time.perf_counter() + wait_ms / 1000 * number / plan.consumers, poller.send)
         loop.run_until(time.perf_counter() + 2 * wait_ms / 1000)
-        before, answers = _all_usage(target), 0
+        before, answered_before = _all_usage(target), tally.answered
         begun = time.perf_counter()
         loop.run_until(begun + plan.consumers_s)
         seconds = time.perf_counter() - begun
         percent = _cpu_percent(before, _all_usage(target), seconds)
+    answered = tally.answered - answered_before
     expected = plan.consumers * seconds / (wait_ms / 1000)
-    if not 0.5 * expected <= answers <= 1.5 * expected:
-        raise BenchmarkError(f"{answers} polls were answered where {expected:.0f} were expected")
+    if not 0.5 * expected <= answered <= 1.5 * expected:
+        raise BenchmarkError(f"{answered} polls were answered where {expected:.0f} were expected")
     return percent
