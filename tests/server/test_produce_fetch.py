@@ -85,6 +85,9 @@ def test_acks_0_has_no_answer() -> None:
     assert world.replica("t").log_end_offset == 1
     with pytest.raises(RemoteProtocolError):
         world.produce(9, [("unknown", 0, batch())], acks=0)
+    world.replica("t").follow(None)
+    with pytest.raises(RemoteProtocolError, match="acks=0 failed"):
+        world.produce(9, [("t", 0, batch())], acks=0)  # waits for no leader: it has no answer
 
 
 @pytest.mark.parametrize(

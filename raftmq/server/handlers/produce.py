@@ -67,6 +67,8 @@ def _answer(
             break
     else:
         return _respond(broker, version, request, results)
+    if request.acks == 0:
+        return _respond(broker, version, request, results)  # nobody waits for it
     parts = [(topic, part.index) for topic in request.topics for part in topic.partitions]
     moved = [
         (topic.name, topic.topic_id, index)
