@@ -19,6 +19,7 @@ from attrs import frozen
 from raftmq.adapters.data_folder import DataFolderError
 from raftmq.config import Address, NodeConfig
 from raftmq.logs import configure_logs, structlog
+from raftmq.node.collections_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError
 from raftmq.server.listener import open_listen_socket
@@ -91,6 +92,7 @@ def run_node(
         node_id=config.node_id,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    watch_collections()
     raise_descriptor_limit(config)
     try:
         opened = listeners or open_listeners(config)

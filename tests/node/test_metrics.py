@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import time
@@ -20,6 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
 from raftmq.counts import BUCKET_COUNT, Histogram, TopicCounts
+from raftmq.node.collections_watch import FULL_COLLECTIONS, _collecting, watch_collections
 from raftmq.node.metrics import exposition
 from raftmq.node.metrics.exposition import AREAS, Exposition, Prepared
 from raftmq.node.metrics.families import OTHER, Family, Metric
@@ -115,6 +117,21 @@ def test_buckets_are_cumulative() -> None:
     counts = [count for _, count in histogram.cumulative()]
     assert counts == sorted(counts)
     assert counts[-1] == BUCKET_COUNT
+
+
+def test_full_collections_are_timed_and_others_are_not() -> None:
+    watch_collections()
+    watch_collections()
+    try:
+        before = FULL_COLLECTIONS.count
+        gc.collect(0)
+        gc.collect(1)
+        assert FULL_COLLECTIONS.count == before
+        gc.collect()
+        assert FULL_COLLECTIONS.count == before + 1
+        assert FULL_COLLECTIONS.seconds > 0
+    finally:
+        gc.callbacks.remove(_collecting)
 
 
 # ---- bounds, without a cluster ----
@@ -223,7 +240,7 @@ async def test_openmetrics_is_spoken_to_who_asks(monkeypatch: pytest.MonkeyPatch
 NAMES = st.text(max_size=6)
 VALUES = st.one_of(
     st.integers(-10, 10**12).map(float),
-    st.floats(allow_nan=False),
+    st.floats(allow_nan=False).map(lambda value: value + 0.0),  # nothing counts to -0.0
     st.sampled_from([0.0, 0.1, 999_999.0, 1e6, 1_000_001.0, 123_456_789.0, 1e21, float("inf")]),
 )
 

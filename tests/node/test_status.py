@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import urllib.error
+import urllib.request
 from typing import Any
 
 import confluent_kafka
@@ -28,9 +31,6 @@ def status(cluster: Cluster, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def http_status(node: Node, path: str) -> int:
-    import urllib.error
-    import urllib.request
-
     try:
         with urllib.request.urlopen(
             f"http://{node.host}:{node.admin_port}{path}", timeout=5
@@ -167,9 +167,22 @@ def test_lost_nodes_are_named_and_the_reason_given(three: Cluster, topic: str) -
         assert {"cluster", "node", "topic", "partition", "leader_epoch"} <= set(event)
 
 
-def test_watching_ends_without_a_traceback(three: Cluster) -> None:
-    import signal
+def test_a_node_that_hangs_is_told_and_does_not_hang_the_asker(three: Cluster) -> None:
+    paused = three[3]
+    paused.signal(signal.SIGSTOP)
+    try:
+        code, told = status(three, "--timeout", "3", "--admin", f"127.0.0.1:{three[1].admin_port}")
+    finally:
+        paused.signal(signal.SIGCONT)
+    assert code in (0, 1)
+    (row,) = (node for node in told["Nodes"] if node["NodeId"] == paused.node_id)
+    assert row["State"] in ("no answer", "fenced")
+    assert "no answer in time" in row["Remarks"]
+    code, told = status(three, "--wait", "60")
+    assert code == 0
 
+
+def test_watching_ends_without_a_traceback(three: Cluster) -> None:
     process = subprocess.Popen(
         [RAFTMQ, "cluster", "status", "--watch", "--interval", "0.1", "-b", three.bootstrap],
         stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from raftmq.adapters.disk import DISK_FULL
+from raftmq.node.collections_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
@@ -321,6 +322,11 @@ def _version() -> str:
         return "unknown"
 
 
+COLLECTIONS: Final = Metric(
+    "raftmq_gc_full_seconds",
+    "histogram",
+    "Time of a full garbage collection, in which the loop stands still",
+)
 VERSIONS: Final = (_version(), platform.python_version())
 """Looked up once, while a worker thread imports this module: that takes tens of milliseconds."""
 
@@ -333,10 +339,12 @@ def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
     config = node.config
     scrape[NODE].add((config.cluster_id, str(config.node_id), config.rack or ""), 1)
     scrape[LOOP_LAG].add_histogram((), node.plane.loop_lag)
+    scrape[COLLECTIONS].add_histogram((), FULL_COLLECTIONS)
     scrape[FSYNC].add_histogram((), node.plane.flusher.latency)
     yield None
 
 
 WHOLE: Final = Area(
-    (*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, SCRAPE_TURN, FSYNC), _collect
+    (*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, COLLECTIONS, SCRAPE_TURN, FSYNC),
+    _collect,
 )
