@@ -227,13 +227,13 @@ def test_every_command_has_help_with_an_example(call: Call) -> None:
     groups = {
         "topic": ["create", "list", "describe", "alter", "delete", "add-partitions", "trim"],
         "cluster": ["status", "describe"],
-        "node": ["list"],
+        "node": ["list", "replace"],
         "group": ["list", "describe", "delete"],
         "log": ["dump", "verify"],
         "config": ["check", "keys"],
     }
     commands = [[group, name] for group, names in groups.items() for name in names]
-    for words in [*commands, ["produce"], ["consume"], ["bench"]]:
+    for words in [*commands, ["produce"], ["consume"], ["bench"], ["recover"]]:
         done = call(*words, "--help")
         assert done.exit_code == 0
         assert "Examples:" in done.stdout, words

@@ -8,10 +8,8 @@ from random import Random
 
 import pytest
 from attrs import evolve
-from msgspec.structs import replace
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
-from raftmq.cluster.commands import COMMAND_VERSION, CreateTopics, Envelope, encode_envelope
 from raftmq.cluster.giving_up import (
     TERM_STEP,
     Account,
@@ -33,12 +31,9 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import SoftState
-from raftmq.records import NewRecord, build_batch, parse_header, read_records
+from raftmq.records import parse_header, read_records
 from raftmq.types import (
-    METADATA_GROUP,
-    LeaderEpoch,
     NodeId,
     Offset,
     RaftGroupId,
@@ -46,105 +41,23 @@ from raftmq.types import (
     ReplicaId,
     StorageId,
 )
-from tests.cluster.metadata_commands import creation, register, topic_id
+from tests.cluster.given_up_node import (
+    ME,
+    TOPIC,
+    fill_node,
+    folder_of,
+    group,
+    partition_group,
+    replica,
+)
 from tests.log.helpers import FakeClock
-
-ME = ReplicaId(NodeId(1), StorageId(101))
-TOPIC = topic_id(7)
-CREATED_AT = 3
-
-
-def replica(number: int) -> ReplicaId:
-    return ReplicaId(NodeId(number), StorageId(100 + number))
-
-
-def group(voters: str, learners: str = "") -> Configuration:
-    return Configuration(
-        tuple(replica(int(n)) for n in voters), tuple(replica(int(n)) for n in learners)
-    )
-
-
-def partition_group(index: int) -> RaftGroupId:
-    return RaftGroupId(TOPIC, index, CREATED_AT)
-
-
-def folder_of(index: int) -> str:
-    return f"data/topics/t-{TOPIC}/partition-{index}"
-
-
-def _batch(base: int, epoch: int, *values: bytes) -> bytes:
-    records = [NewRecord(None, value) for value in values]
-    return bytes(build_batch(records, base_offset=base, leader_epoch=epoch, timestamp=1000))
-
-
-def _write(
-    disk: SimDisk,
-    journal: HardStateJournal,
-    raft_group: RaftGroupId,
-    folder: str,
-    configurations: list[Configuration],
-    batches: list[list[bytes]],
-    *,
-    segment_bytes: int = 1 << 20,
-) -> None:
-    """A flushed log: an election, each configuration but the first as an entry, then batches."""
-    first = LogStart(configuration=configurations[0].encode())
-    config = LogConfig(segment_bytes=segment_bytes)
-    log = ReplicatedLog.open(disk, folder, config, initial=first, clock=FakeClock())
-    log.append_bare(log.end_index, LeaderEpoch(4), int(EntryKind.ELECTION), b"")
-    for configuration in configurations[1:]:
-        payload = configuration.encode()
-        log.append_bare(log.end_index, LeaderEpoch(4), int(EntryKind.MEMBERSHIP), payload)
-    for values in batches:
-        _flush(log)
-        log.append_batch(_batch(log.log_end_offset, 4, *values))
-    _flush(log)
-    state = GroupState(
-        term=4,
-        vote=replica(2),
-        bootstrapped=ME.storage_id,
-        flushed_end=log.flushed_end,
-        commit_end=log.flushed_end - 1,
-    )
-    journal.put(raft_group, state)
-    journal.flush_now()  # and the process ends: no index vouches for the log at the next start
-
-
-def _flush(log: ReplicatedLog) -> None:
-    while (job := log.flush_job()) is not None:
-        job.run()
-        log.complete(job)
-
-
-def _commands() -> list[list[bytes]]:
-    made = creation("t", 1, (1, 2, 3), (1,), (2,), (1, 2, 4))
-    created = CreateTopics(topics=(replace(made, topic_id=TOPIC),))
-    rows = []
-    for sequence, command in enumerate([*(register(n) for n in (1, 2, 3, 4)), created]):
-        envelope = Envelope(
-            version=COMMAND_VERSION,
-            node_id=NodeId(1),
-            incarnation=1,
-            sequence=sequence,
-            command=command,
-        )
-        rows.append([encode_envelope(envelope)])
-    return rows
 
 
 def make_disk() -> SimDisk:
-    """Node 1 of a cluster of 1, 2, 3 and the observer 4; partition 2 is not on it."""
     disk = SimDisk(Random(1))
     disk.make_directories("data")
     journal = HardStateJournal.open(disk, "data/state.journal")
-    _write(
-        disk, journal, METADATA_GROUP, "data/meta", [group("123"), group("123", "4")], _commands()
-    )
-    values = [[b"a", b"b"], [b"c"], [b"d", b"e", b"f"]]
-    changed = [group("12"), group("12", "3"), group("123")]
-    _write(disk, journal, partition_group(0), folder_of(0), changed, values)
-    _write(disk, journal, partition_group(1), folder_of(1), [group("1")], values)
-    _write(disk, journal, partition_group(3), folder_of(3), [group("124")], values)
+    fill_node(disk, journal)
     journal.close()
     return disk
 
