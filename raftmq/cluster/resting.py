@@ -61,7 +61,12 @@ class Resting:
             self._idle_end, self._idle_ticks = core.log_end, 0
             return
         self._idle_ticks += ticks
-        if self._idle_ticks < replica.config.rest_after_ticks:
+        patience = replica.config.rest_after_ticks
+        if core.log_end == leadership.term_start + 1:
+            # Nobody wrote in this term: a new group, or one of many that lost their leader. They
+            # come in hundreds, and their heartbeats would keep each other from coming to rest.
+            patience = min(patience, core.config.election_ticks)
+        if self._idle_ticks < patience:
             return
         absent = self._absent()
         if not self._all_have_all(absent):
