@@ -40,6 +40,21 @@ def test_a_busy_group_does_not_rest() -> None:
         assert resting(cluster) == [0, 0, 0]
 
 
+def test_a_group_in_which_nobody_wrote_rests_sooner() -> None:
+    """New ones come in hundreds, and so do those that lost their leader."""
+    cluster = SimCluster(rest_after_ticks=400, groups=1)
+    cluster.until(lambda: resting(cluster) == [1, 1, 1], within_ms=1_500)
+    cluster.commit()
+    cluster.run(3_000)
+    assert resting(cluster) == [0, 0, 0]
+    cluster.leader.crash()
+    cluster.until(lambda: bool(cluster.leaders()))
+    for node in cluster.nodes:
+        if not node.is_up:
+            node.start()
+    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+
+
 def test_an_append_wakes_all_and_is_committed() -> None:
     cluster = at_rest()
     cluster.commit()
