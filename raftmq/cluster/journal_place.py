@@ -92,7 +92,7 @@ class JournalPlace:
         commit_end = max(RaftIndex(state.commit_end), min(commit_end, flushed_end))
         if (flushed_end, commit_end) == (state.flushed_end, state.commit_end):
             return
-        state = attrs.evolve(state, flushed_end=flushed_end, commit_end=commit_end)
+        state = state.claiming(flushed_end, commit_end)
         try:
             self._journal.put(self._group, state, lazy=True)
         except DiskFullError:

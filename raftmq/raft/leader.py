@@ -143,9 +143,17 @@ class Leadership:
             self._round_is_unsent = False
             for progress in self._followers:
                 self._send_heartbeat(progress)
+        log_end = core.log_end
         for progress in self._followers:
-            self._replicate(progress)
-        self._chunks.clear()
+            # Every Ready comes by here, and nearly every one finds all followers served.
+            if (
+                progress.next_end < log_end
+                or progress.must_ask
+                or progress.state is not ProgressState.REPLICATE
+            ):
+                self._replicate(progress)
+        if self._chunks:
+            self._chunks.clear()
         if core.config.announce_commit:
             for progress in self._followers:
                 if progress.told_commit_end < min(core.commit_end, progress.match_end):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from uuid import UUID
 
+import attrs
 import pytest
 
 from jepsen_like.disk import CrashOdds, SimDisk
@@ -330,3 +331,13 @@ def test_a_left_over_file_is_removed() -> None:
     disk.open(f"{PATH}.tmp", create=True).pwrite(b"x", 0)
     start(disk)
     assert disk.list("data") == ["state.journal"]
+
+
+def test_another_claim_changes_nothing_else() -> None:
+    every = {
+        field.name: value
+        for value, field in enumerate(attrs.fields(GroupState), start=1)  # no default's value
+    }
+    known = GroupState(**every)  # type: ignore[arg-type]
+    claimed = known.claiming(100, 200)
+    assert claimed == attrs.evolve(known, flushed_end=100, commit_end=200)
