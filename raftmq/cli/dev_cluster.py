@@ -2,7 +2,7 @@
 
 Owns `DIR/cluster.json`, `DIR/node-ID.toml` and the child processes. Everything is imported once in
 a parent without threads, then forked, so that nodes start in milliseconds; each child gets its own
-session, log file and data, and dies with its parent. Never used inside a trio run.
+process group, log file and data, and dies with its parent. Never used inside a trio run.
 """
 
 from __future__ import annotations
@@ -429,7 +429,10 @@ def _be_node(
     """The child's whole life."""
     code = 1
     try:
-        os.setsid()
+        # A group of its own, so that Ctrl-C is the parent's to handle, and no session of its own:
+        # Linux schedules sessions against each other (autogroup), and on a busy machine one node
+        # would then wait for the others' turns, now and then beyond its election timeout.
+        os.setpgid(0, 0)
         die_with_parent(parent)
         _redirect(log)
         signal.set_wakeup_fd(-1)
