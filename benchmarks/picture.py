@@ -48,6 +48,8 @@ def draw(points: Sequence[Point], paths: Sequence[Path]) -> None:
 
 
 def _panel(axis: Any, points: Sequence[Point], load: str) -> None:
+    from matplotlib.ticker import LogFormatter
+
     for point in points:
         is_ours = point.engine == "raftmq"
         colour = _COLOURS.get(point.batch_kib, "#444444")
@@ -62,6 +64,9 @@ def _panel(axis: Any, points: Sequence[Point], load: str) -> None:
         )
     axis.set_xscale("log")
     axis.set_yscale("log")
+    for side in (axis.xaxis, axis.yaxis):
+        for set_formatter in (side.set_major_formatter, side.set_minor_formatter):
+            set_formatter(LogFormatter(minor_thresholds=(1.5, 0.4)))
     axis.set_xlabel("MB/s acknowledged" if load == "full" else "server CPU seconds per GB")
     axis.set_ylabel("p99 from produce to acknowledgement, ms")
     axis.set_title(_TITLES[load], fontsize=11)

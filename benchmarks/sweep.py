@@ -30,6 +30,8 @@ LINGER_MS: Final = (0, 5, 50)
 PARTITIONS: Final = (1, 6, 24)
 LOADS: Final = ("full", "steady")
 STEADY_MB_S: Final = 20.0
+_HELD: Final = 0.9
+"""A steady rate counts as held from this share on."""
 _KIB: Final = 1024
 _UNACKNOWLEDGED: Final = 16 * 1024
 """Records, thus 16 MiB: enough for several full batches under way."""
@@ -213,4 +215,8 @@ def markdown(points: Sequence[Point], engine: str = "raftmq") -> str:
 
 
 def _cells(point: Point | None, figures: Callable[[Point], tuple[float, ...]]) -> list[str]:
-    return [""] * 3 if point is None else [f"{value:.1f}" for value in figures(point)]
+    if point is None:
+        return [""] * 3
+    if point.load == "steady" and point.mb_s < _HELD * STEADY_MB_S:
+        return [f"only {point.mb_s:.0f} MB/s", "", ""]
+    return [f"{value:.1f}" for value in figures(point)]

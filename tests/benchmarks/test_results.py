@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.compare import RESULT, collect, comparison_of
 from benchmarks.errors import BenchmarkError
+from benchmarks.picture import draw
 from benchmarks.report import BEGIN, END, insert, markdown
 from benchmarks.results import Comparison, Measured, Run, medians_of, merge, read, schema, write
-from benchmarks.sweep import Point, grid
+from benchmarks.sweep import LOADS, Point, Sweep, grid, read_sweep
 from benchmarks.sweep import markdown as sweep_markdown
 from tests.benchmarks.test_table import ENVIRONMENT, measured, runs_of
 
@@ -108,24 +110,52 @@ def test_figures_replace_those_between_the_marks(tmp_path: Path) -> None:
     assert document.read_text() == "no marks"
 
 
+def point(load: str, mb_s: float, batch_kib: int = 16) -> Point:
+    """A point of a sweep."""
+    return Point(
+        engine="raftmq",
+        load=load,
+        batch_kib=batch_kib,
+        linger_ms=5,
+        partitions=6,
+        mb_s=mb_s,
+        p50_ms=1.0,
+        p99_ms=2.0,
+        cpu_s_per_gb=5.0,
+    )
+
+
 def test_a_sweep_has_each_setting_once_and_its_table_both_loads() -> None:
     settings = list(grid(small=False))
     assert len(settings) == len(set(settings)) == 27
-
-    def point(load: str, mb_s: float) -> Point:
-        return Point(
-            engine="raftmq",
-            load=load,
-            batch_kib=16,
-            linger_ms=5,
-            partitions=6,
-            mb_s=mb_s,
-            p50_ms=1.0,
-            p99_ms=2.0,
-            cpu_s_per_gb=5.0,
-        )
-
     text = sweep_markdown([point("full", 100.0), point("steady", 20.0)])
     assert "| 16 KiB | 5 | 6 | 100.0 | 2.0 | 5.0 | 1.0 | 2.0 | 5.0 |" in text
     assert point("full", 1.0).is_of("raftmq", "full", 16, 5, 6)
     assert not point("full", 1.0).is_of("kafka", "full", 16, 5, 6)
+
+
+def test_a_rate_that_was_not_held_gives_no_latencies() -> None:
+    text = sweep_markdown([point("full", 9.0), point("steady", 9.0)])
+    assert "| 16 KiB | 5 | 6 | 9.0 | 2.0 | 5.0 | only 9 MB/s |  |  |" in text
+
+
+def test_a_sweep_is_read_again_and_other_files_refused(tmp_path: Path) -> None:
+    whole = Sweep(environment=ENVIRONMENT, points=[point("full", 1.0)])
+    (tmp_path / "sweep.json").write_bytes(msgspec.json.encode(whole))
+    assert read_sweep(tmp_path / "sweep.json") == whole
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(BenchmarkError, match="no sweep"):
+        read_sweep(tmp_path / "sweep.json")
+
+
+@pytest.mark.slow
+def test_the_same_points_give_the_same_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="of the bench group")
+    points = [point(load, 10.0, batch_kib=size) for load in LOADS for size in (16, 1024)]
+    first, second = tmp_path / "1.svg", tmp_path / "deep" / "2.svg"
+    draw(points, [first, tmp_path / "1.png"])
+    draw(points, [second])
+    assert first.read_bytes() == second.read_bytes()
+    assert (tmp_path / "1.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(BenchmarkError, match="no points"):
+        draw([], [first])
