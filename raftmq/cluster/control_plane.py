@@ -295,14 +295,24 @@ class ControlPlane:
         voters: Iterable[ReplicaId],
     ) -> None:
         """This node leads a partition, its election entry is committed; or its ISR or voters
-        changed. Told to all nodes at once (at the next drain)."""
+        changed. Told to all nodes at once (at the next drain).
+
+        A node whose former storage still votes is not told as in sync: that vote is lost, and
+        until it is taken back the group bears one failure less than its ISR would say.
+        """
+        voting = list(voters)
+        isr = [
+            replica
+            for replica in isr
+            if all(voter == replica or voter.node_id != replica.node_id for voter in voting)
+        ]
         self.leaders.led(
             topic_id,
             partition,
             leader=self.node_id,
             leader_epoch=leader_epoch,
             isr=sorted({replica.node_id for replica in isr}),
-            voters=sorted({replica.node_id for replica in voters}),
+            voters=sorted({replica.node_id for replica in voting}),
         )
 
     def replica_removed(self, topic_id: TopicId, partition: int) -> None:

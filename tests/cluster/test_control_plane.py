@@ -16,7 +16,7 @@ from raftmq.cluster.broker_messages import (
 )
 from raftmq.cluster.commands import RegisterBroker
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
-from raftmq.types import LeaderEpoch, NodeId, TopicId
+from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 from tests.cluster.metadata_cluster import MetadataCluster
 
 TOPIC = TopicId(UUID(int=7))
@@ -35,6 +35,24 @@ def _lead(cluster: MetadataCluster, node_id: int, epoch: int, topic_id: TopicId 
 def _known(cluster: MetadataCluster, topic_id: TopicId = TOPIC) -> list[tuple[int, int] | None]:
     rows = [cluster.nodes[n].control.leaders.get(topic_id, 0) for n in cluster.voters]
     return [None if row is None else (row.leader_id, row.leader_epoch) for row in rows]
+
+
+def test_a_node_whose_former_storage_still_votes_is_not_in_sync() -> None:
+    """Whoever relies on the ISR to take another node down would end the group."""
+    cluster = MetadataCluster.formed()
+    one, two, three = (cluster.nodes[n].self_id for n in (1, 2, 3))
+    control = cluster.nodes[1].control
+    former = ReplicaId(two.node_id, StorageId(two.storage_id ^ 1))
+
+    def told(voters: list[ReplicaId]) -> list[NodeId]:
+        epoch = LeaderEpoch(1)
+        control.partition_led(TOPIC, 0, leader_epoch=epoch, isr=[one, two, three], voters=voters)
+        row = control.leaders.get(TOPIC, 0)
+        assert row is not None
+        return list(row.isr)
+
+    assert told([one, former, two, three]) == [one.node_id, three.node_id]
+    assert told([one, two, three]) == [one.node_id, two.node_id, three.node_id]
 
 
 def test_a_new_leader_is_known_everywhere_at_once() -> None:
