@@ -138,6 +138,22 @@ def test_transfer_waits_until_the_target_has_everything() -> None:
     assert TimeoutNow(Term(1), ONE, TWO) in accept(core, 2, 2).send_now
 
 
+def test_transfer_waits_until_what_was_proposed_is_committed() -> None:
+    """Thesis §3.10 does not ask for it; but else whoever waits for an answer gets none."""
+    core = leader()
+    core.propose(b"batch", 1)
+    core.ready()  # written, not flushed here yet
+    core.transfer_leadership(TWO)
+    core.step(AppendReply(core.term, TWO, ONE, True, RaftIndex(2)))
+    ready = core.ready()
+    assert ready is None or TimeoutNow(Term(1), ONE, TWO) not in ready.send_now
+    core.advance(RaftIndex(2))
+    assert core.commit_end == 2
+    ready = core.ready()
+    assert ready is not None
+    assert TimeoutNow(Term(1), ONE, TWO) in ready.send_now
+
+
 def test_timeout_now_starts_an_election_at_once() -> None:
     """Thesis §3.10: without a pre-vote, and marked so that leases do not stop it."""
     core = make(term=1, pre_vote=True, check_quorum=True)
