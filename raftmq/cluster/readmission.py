@@ -40,11 +40,13 @@ class Wish:
         present: under which storage a node that this group has not heard of may be added; one that
             is missing here and unheard of has to wait.
         leaving: nodes that should be no members; None: whoever is not to vote.
+        demoted: nodes that should follow the log without a vote.
     """
 
     voters: tuple[NodeId, ...]
     present: Mapping[NodeId, StorageId] = field(factory=dict)
     leaving: tuple[NodeId, ...] | None = None
+    demoted: tuple[NodeId, ...] = ()
 
     def must_leave(self, member: ReplicaId) -> bool:
         """True for a member that the group should lose."""
@@ -55,8 +57,10 @@ class Wish:
     def is_fulfilled(self, configuration: Configuration) -> bool:
         """True when there is nothing left to do."""
         voting = [voter.node_id for voter in configuration.voters]
-        return all(node_id in voting for node_id in self.voters) and not any(
-            self.must_leave(member) for member in configuration.members
+        return (
+            all(node_id in voting for node_id in self.voters)
+            and not any(node_id in voting for node_id in self.demoted)
+            and not any(self.must_leave(member) for member in configuration.members)
         )
 
 
@@ -112,7 +116,7 @@ class Readmission:
         if step is None:
             return
         try:
-            if core.self_id in step.members or core.self_id not in configuration.voters:
+            if core.self_id in step.voters or core.self_id not in configuration.voters:
                 core.propose_membership(step)
             elif core.transferee is None:
                 # Somebody else had better remove this replica: no pause until it has gone.
@@ -206,9 +210,11 @@ def _departure(
     if not has_all and len(voters) <= len(wish.voters):
         return None
     leader = next(iter(live), None)
-    going = [voter for voter in voters if wish.must_leave(voter)]
+    going = [v for v in voters if wish.must_leave(v) or v.node_id in wish.demoted]
     for voter in sorted(going, key=lambda v: (v in live, v == leader, v)):
         step = configuration.without(voter)
+        if voter.node_id in wish.demoted:
+            step = configuration.with_learner(voter)
         if step.voters and keeps_quorum(step, live):
             return step
     return None

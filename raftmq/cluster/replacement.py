@@ -59,14 +59,16 @@ def metadata_wish(
     for node_id in candidates:
         if len(wished) < len(first_voters) and node_id in present and node_id not in wished:
             wished.append(node_id)
-    gone = tuple(
+    parting = [
         member.node_id
         for member in configuration.members
         if member.node_id in leaving and member.node_id not in wished
-    )
-    if not gone and sorted(wished) == sorted(voting):
-        return None
-    return Wish(tuple(wished), present, gone)
+    ]
+    # While it lives it has to learn what it is to give away and to delete.
+    gone = tuple(node_id for node_id in parting if node_id not in present)
+    demoted = tuple(node_id for node_id in parting if node_id in present)
+    wish = Wish(tuple(wished), present, gone, demoted)
+    return None if wish.is_fulfilled(configuration) else wish
 
 
 def _heir(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
@@ -195,7 +197,7 @@ class Progress:
     """How far a replacement is.
 
     Attributes:
-        is_voting_settled: OLD is out of the metadata group, and NEW is what OLD was.
+        is_voting_settled: OLD does not vote on metadata; if it did, NEW does.
         partitions: whose replica on OLD is not replaced yet.
         stuck: those of them that nobody leads.
         waits_for_end: all is moved; OLD is still alive.
@@ -211,11 +213,22 @@ class Progress:
     is_done: bool
 
 
+def partitions_left(image: MetadataImage) -> int:
+    """How many partitions nodes that leave still hold."""
+    leaving = image.leaving()
+    if not leaving:
+        return 0
+    return sum(
+        any(_holds(partition, node_id) for node_id in leaving)
+        for _, partition in _partitions(image)
+    )
+
+
 def progress(
     image: MetadataImage, configuration: Configuration | None, leaders: LeaderTable
 ) -> list[Progress]:
     """All replacements that this image knows of."""
-    members = [] if configuration is None else [m.node_id for m in configuration.members]
+    voting = [] if configuration is None else [v.node_id for v in configuration.voters]
     rows = []
     for old_id in sorted(image.replacements):
         row = image.replacements[old_id]
@@ -225,7 +238,7 @@ def progress(
             led = leaders.get(topic.topic_id, partition.index)
             if led is None or image.live_epoch(led.leader_id) is None:
                 stuck.append(f"{topic.name}-{partition.index}")
-        is_settled = old_id not in members
+        is_settled = old_id not in voting
         rows.append(
             Progress(
                 old_id=old_id,
@@ -361,6 +374,8 @@ def _change_text(before: Configuration, after: Configuration) -> str:
         return f"add {_ids(arrived)} as a learner"
     if promoted := [v for v in after.voters if v not in before.voters]:
         return f"let {_ids(promoted)} vote once it has caught up"
+    if demoted := [m for m in after.learners if m in before.voters]:
+        return f"make {_ids(demoted)} a learner"
     return f"remove {_ids([m for m in before.members if m not in after.members])}"
 
 

@@ -21,6 +21,7 @@ from raftmq.cluster.commands import (
 from raftmq.cluster.leader_table import LeaderTable
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_snapshot import decode_image, encode_image
+from raftmq.cluster.readmission import next_configuration
 from raftmq.cluster.replacement import (
     metadata_wish,
     next_end,
@@ -149,6 +150,7 @@ def test_producer_ids_are_skipped_after_a_recovery(machine: Machine) -> None:
 def test_the_metadata_group_wishes_what_is_missing(machine: Machine) -> None:
     image = machine.image
     assert metadata_wish(_group("123", "45"), image, FIRST) is None
+    _fence(machine, 1)
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
     wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
     assert wish is not None
@@ -156,10 +158,27 @@ def test_the_metadata_group_wishes_what_is_missing(machine: Machine) -> None:
     assert wish.leaving == (1,)
     assert metadata_wish(_group("234", "5"), machine.image, FIRST) is None
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
+    _fence(machine, 4)
     wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
     assert wish is not None
     assert wish.voters == (5, 2, 3), "a successor that goes itself is passed over"
     assert wish.leaving == (1, 4)
+
+
+def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> None:
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    wish = metadata_wish(_group("1234", "5"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
+    live = [_replica(n) for n in (2, 1, 3, 4, 5)]
+    step = next_configuration(_group("1234", "5"), {}, live, live, wish)
+    assert step == _group("234", "15")
+    assert metadata_wish(step, machine.image, FIRST) is None
+    assert next_end(machine.image, step) is None
+    _fence(machine, 1)
+    wish = metadata_wish(step, machine.image, FIRST)
+    assert wish is not None
+    assert next_configuration(step, {}, live, live, wish) == _group("234", "5")
 
 
 def test_voters_that_were_given_up_are_made_up_for(machine: Machine) -> None:
@@ -178,6 +197,8 @@ def test_voters_that_were_given_up_are_made_up_for(machine: Machine) -> None:
 
 def test_an_observer_that_is_replaced_makes_no_voter(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
+    assert metadata_wish(_group("123", "45"), machine.image, FIRST) is None, "it lives"
+    _fence(machine, 4)
     wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
     assert wish is not None
     assert (wish.voters, wish.leaving) == ((1, 2, 3), (4,))

@@ -108,3 +108,28 @@ def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
 def _holders(node: Node, topic: str) -> set[tuple[int, ...]]:
     partitions = node.get("/status")["partitions"]
     return {tuple(p["voters"]) for p in partitions if p["topic"] == topic}
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_a_live_node_is_emptied_under_load_and_forgotten(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_topic(cluster.bootstrap, "t", partitions=6)
+        cluster.add_node()
+        old = cluster[1].get("/nodes")["controller_id"]
+        with Load(cluster.bootstrap, "t", 6, rate=1000) as load:
+            load.wait_for(1000)
+            done = cluster.run("node", "replace", str(old), "4", "--even-if-alive")
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert f"node {old} holds nothing any more" in done.stdout
+            load.wait_for(500, 60)
+            left = cluster[old].get("/status")
+            assert left["partitions"] == []
+            assert list(cluster[old].data.glob("topics/*/*")) == [], "deleted by order"
+            assert cluster[old].terminate() == 0
+            again = cluster.run("node", "replace", str(old), "4")
+            assert again.returncode == 0, again.stderr
+            assert f"done: node 4 has taken the place of node {old}" in again.stdout
+            load.wait_for(500, 60)
+        load.reckon(f"127.0.0.1:{cluster[4].client_port}").check()
+        assert _voters(cluster, 4) == [n for n in (1, 2, 3, 4) if n != old]

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from raftmq.adapters.disk import DISK_FULL
+from raftmq.cluster.replacement import partitions_left
 from raftmq.node.collections_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 
@@ -58,6 +59,21 @@ gauge(
     "raftmq_brokers_fenced",
     "Registered brokers that are fenced: out of Metadata",
     lambda node: sum(broker.is_fenced for broker in node.engine.image.brokers.values()),
+)
+gauge(
+    "raftmq_nodes_leaving",
+    "Nodes that are being replaced (`raftmq node replace`)",
+    lambda node: len(node.engine.image.leaving()),
+)
+gauge(
+    "raftmq_nodes_leaving_partitions",
+    "Partitions that a leaving node still holds, as far as metadata knows",
+    lambda node: partitions_left(node.engine.image),
+)
+gauge(
+    "raftmq_recoveries",
+    "How often a lost majority was given up (`raftmq recover --unsafe`)",
+    lambda node: node.engine.image.recoveries,
 )
 gauge("raftmq_topics", "Topics of the cluster", lambda node: len(node.engine.image.topics))
 gauge("raftmq_groups", "Consumer groups", lambda node: len(node.engine.image.groups.groups))
