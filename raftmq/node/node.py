@@ -69,6 +69,9 @@ from raftmq.types import (
 logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
+NO_MAJORITY_S: Final = 10.0
+NO_MAJORITY_AGAIN_S: Final = 60.0
+"""After so long without a leader of the metadata group a starting node says so, and again."""
 LOST_HEARTBEATS: Final = 3
 """A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
 CUT_OFF_MS: Final = 1_000.0
@@ -403,11 +406,30 @@ class Node:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         refusal = None
+        tell_at = trio.current_time() + NO_MAJORITY_S
         while not condition():
+            if trio.current_time() >= tell_at:
+                tell_at = trio.current_time() + NO_MAJORITY_AGAIN_S
+                self._tell_no_majority()
             if self.control.lifecycle.refusal != refusal:
                 refusal = self.control.lifecycle.refusal
                 logger.error("the cluster refuses this node", reason=refusal)
             await trio.sleep(POLL_S)
+
+    def _tell_no_majority(self) -> None:
+        """Without a leader of the metadata group nothing goes on: say whose vote is wanted."""
+        engine, links = self.engine, self.plane.links
+        configuration = engine.configuration
+        if configuration is None or engine.controller_id is not None:
+            return
+        voters = [voter.node_id for voter in configuration.voters]
+        logger.warning(
+            "no majority of the metadata group",
+            voters=voters,
+            connected=[n for n in voters if n == self.node_id or links.is_connected(n)],
+            hint="bring voters back with their data; if a majority of them is lost for good, see "
+            "`raftmq recover --unsafe`",
+        )
 
     # ---- living ----
 

@@ -1,0 +1,43 @@
+"""A node that starts without a majority says whose vote it lacks and what an operator may do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from raftmq.node.node import NO_MAJORITY_AGAIN_S, NO_MAJORITY_S, Node
+from raftmq.raft.membership import Configuration
+from raftmq.types import NodeId, ReplicaId, StorageId
+
+
+def _node(controller: int | None) -> Any:
+    voters = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+    node: Any = Node.__new__(Node)
+    node.node_id = NodeId(1)
+    node.control = SimpleNamespace(lifecycle=SimpleNamespace(refusal=None))
+    node.engine = SimpleNamespace(controller_id=controller, configuration=Configuration(voters))
+    node.plane = SimpleNamespace(links=SimpleNamespace(is_connected=lambda n: n == 3))
+    return node
+
+
+async def _wait(node: Any, seconds: float) -> list[Any]:
+    with capture_logs() as logs, trio.move_on_after(seconds):
+        await node._until(lambda: False)
+    return logs
+
+
+async def test_it_is_told_after_a_while_and_then_seldom(autojump_clock: MockClock) -> None:
+    assert await _wait(_node(None), NO_MAJORITY_S - 1) == []
+    [told] = await _wait(_node(None), NO_MAJORITY_AGAIN_S)
+    assert told["event"] == "no majority of the metadata group"
+    assert (told["voters"], told["connected"]) == ([1, 2, 3], [1, 3])
+    assert "raftmq recover --unsafe" in told["hint"]
+    assert len(await _wait(_node(None), NO_MAJORITY_S + NO_MAJORITY_AGAIN_S + 1)) == 2
+
+
+async def test_a_start_that_only_takes_long_says_nothing(autojump_clock: MockClock) -> None:
+    assert await _wait(_node(2), 100) == []
