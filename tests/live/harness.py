@@ -92,6 +92,11 @@ class Node:
         return self.cluster.folder / f"node-{self.node_id}.log"
 
     @property
+    def address(self) -> str:
+        """Where clients find this node alone."""
+        return f"{self.host}:{self.client_port}"
+
+    @property
     def pid(self) -> int:
         assert self.process is not None, f"node {self.node_id} does not run"
         return self.process.pid

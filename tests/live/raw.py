@@ -20,7 +20,7 @@ def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
     """One request on a connection of its own."""
     head = encode_request_header(api, version, 7, "raw")
     body = encode_request(api, version, request)
-    with socket.create_connection((node.host, node.client_port), timeout=10) as sock:
+    with socket.create_connection((node.host, node.client_port), timeout=20) as sock:
         sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
         (size,) = struct.unpack(">i", _receive(sock, 4))
         frame = memoryview(_receive(sock, size))
