@@ -3,13 +3,70 @@
 from __future__ import annotations
 
 from raftmq.protocol import ApiKey
-from tests.server.world import World
+from raftmq.records import NewRecord, build_batch
+from tests.server.world import FakeSlot, World
 
 
 def world_of_one() -> World:
     world = World()
     world.add_topic("t")
     return world
+
+
+PARTITIONS = 600
+
+
+def test_a_fetch_of_many_partitions_takes_turns() -> None:
+    world = World()
+    world.add_topic("t", PARTITIONS)
+    batch = bytes(build_batch([NewRecord(None, b"v")], timestamp=1_000_000))
+    wanted = [("t", index, 0) for index in range(PARTITIONS)]
+
+    def turn() -> None:
+        world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
+
+    def add(index: int) -> None:
+        world.produce(9, [("t", index, bytearray(batch))], acks=1)
+        world.replica("t", index).commit(world.replica("t", index).log_end_offset)
+
+    def given(slot: FakeSlot) -> list[int]:
+        while slot.pieces is None:
+            turn()
+        (topic,) = world.fetched(12, slot).topics
+        assert len(topic.partitions) == PARTITIONS
+        return [row.partition for row in topic.partitions if row.records]
+
+    empty = world.fetch(12, wanted, max_wait_ms=100)  # type: ignore[arg-type]
+    while not world.broker.metrics.parked_fetches:
+        turn()
+    world.bench.sleep(121)
+    assert given(empty) == []
+
+    woken = world.fetch(12, wanted, max_wait_ms=500)  # type: ignore[arg-type]
+    while not world.broker.metrics.parked_fetches:
+        turn()
+    add(7)
+    assert given(woken) == [7]
+    assert world.broker.metrics.parked_fetches == 0
+
+    passed = world.fetch(12, wanted, max_wait_ms=500, min_bytes=len(batch) + 1)  # type: ignore[arg-type]
+    turn()
+    add(3)  # behind the look, which has passed it
+    assert given(passed) == [3, 7]
+
+    gone = world.fetch(12, wanted, max_wait_ms=500, min_bytes=1 << 20)  # type: ignore[arg-type]
+    (abandon,) = world.connection.on_close.values()
+    abandon()
+    while world.broker.slices:
+        turn()
+    assert gone.pieces is not None
+    assert world.broker.metrics.parked_fetches == 0
+
+    leaving = world.fetch(12, wanted, max_wait_ms=500, min_bytes=1 << 20)  # type: ignore[arg-type]
+    while not world.broker.metrics.parked_fetches:
+        turn()
+    world.partition("t", 5).stop_waiting()
+    assert given(leaving) == [3, 7]
 
 
 def test_many_partitions_are_looked_at_in_short_turns() -> None:

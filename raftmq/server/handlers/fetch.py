@@ -27,6 +27,7 @@ from raftmq.protocol.fetch import (
 from raftmq.server.broker import Broker
 from raftmq.server.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.parked import Abandonable
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
 from raftmq.types import Offset
 
 TOPIC_IDS_FROM: Final = 13
@@ -58,8 +59,12 @@ def handle(
     except KafkaError as error:
         return _refuse_all(broker, error.code)
     reading = _Reading(broker, version, request, context)
-    reading.read()
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
+    if reading.is_large:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.look(broker.clock.monotonic_ms() + wait_ms)
+        return parked
+    reading.read()
     if reading.jobs:
         parked = ParkedFetch(reading, min_bytes)
         parked.check(wait_ms)
@@ -87,6 +92,7 @@ class _Reading:
     __slots__ = (
         "_broker",
         "_context",
+        "_ends",
         "_found",
         "_may_wait",
         "_request",
@@ -108,6 +114,7 @@ class _Reading:
         self._request = request
         self._context = context
         self.answers: list[tuple[Wanted, FetchPartitionResponse]] = []
+        self._ends: list[int] = []
         self.partitions: list[tuple[Partition, int]] = []
         """Those found here, with the offset wanted."""
         self.size = 0
@@ -117,17 +124,29 @@ class _Reading:
         """What a worker must read or check before it can be served."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
 
+    @property
+    def is_large(self) -> bool:
+        """True when a look at all of them is too much for one turn of the loop."""
+        return len(self._context.wanted) > TURN_PARTITIONS
+
     def read(self, *, may_wait: bool = False) -> None:
         """Look at every partition, within the request's limits."""
+        all_at_once(self.steps(may_wait=may_wait))
+
+    def steps(self, *, may_wait: bool = False) -> Work[None]:
+        """As `read`, in short turns."""
         self._may_wait = may_wait
         self.answers = []
         self.partitions = []
+        self._ends = []
         self.jobs = []
         self._found = []
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
-        for wanted in self._context.wanted:
+        for count, wanted in enumerate(self._context.wanted, 1):
+            if count % TURN_PARTITIONS == 0:
+                yield
             answer = self._read_one(wanted, left)
             self.answers.append((wanted, answer))
             if answer.records:
@@ -175,6 +194,13 @@ class _Reading:
         ]
         return self._broker.next_leaders(moved) if moved else None
 
+    def has_moved(self) -> bool:
+        """True when a partition's end is another than it was when it was looked at."""
+        return any(
+            partition.readable_end != end
+            for (partition, _), end in zip(self.partitions, self._ends, strict=True)
+        )
+
     def has_news(self, min_bytes: int) -> bool:
         """After a wake: read again only where that can change the answer."""
         for partition, offset in self.partitions:
@@ -197,6 +223,7 @@ class _Reading:
         if isinstance(found, ErrorCode):
             return self._refuse(wanted, found)
         self.partitions.append((found, request.fetch_offset))
+        self._ends.append(found.readable_end)
         is_first = self.size == 0
         result = found.read(
             Offset(request.fetch_offset),
@@ -256,7 +283,15 @@ def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
 class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
-    __slots__ = ("_deadline", "_is_parked", "_min_bytes", "_parked_at", "_reading", "_rounds")
+    __slots__ = (
+        "_deadline",
+        "_is_parked",
+        "_min_bytes",
+        "_parked_at",
+        "_reading",
+        "_rounds",
+        "_until_ms",
+    )
 
     def __init__(self, reading: _Reading, min_bytes: int) -> None:
         super().__init__()
@@ -266,8 +301,9 @@ class ParkedFetch(Abandonable[FetchResponse]):
         self._deadline: Deadline | None = None
         self._is_parked = False
         self._rounds = 0
+        self._until_ms = 0.0
 
-    def check(self, wait_ms: int) -> None:
+    def check(self, wait_ms: float) -> None:
         """Let workers read and check what is cold, then look again."""
         left = len(self._reading.jobs)
         self._rounds += 1
@@ -289,10 +325,35 @@ class ParkedFetch(Abandonable[FetchResponse]):
             promise = self._reading.broker.workers.submit(job.run)
             promise.when_done(settled_for(partition, job))
 
-    def _look(self, wait_ms: int) -> None:
+    def _look(self, wait_ms: float) -> None:
         reading = self._reading
+        if reading.is_large:
+            self.look(reading.broker.clock.monotonic_ms() + wait_ms)
+            return
         # An index that was cold says now where the cold bytes are, and these may need a check.
         reading.read(may_wait=self._rounds >= COLD_ROUNDS_MAX)
+        self._judge(wait_ms)
+
+    def look(self, until_ms: float) -> None:
+        """Look at many partitions in short turns, and again for as long as there is too little."""
+        reading = self._reading
+
+        def looked(done: Promise[None]) -> None:
+            if self.is_done:
+                return
+            if done.error is not None:
+                self.fail(done.error)
+            else:
+                self._judge(until_ms - reading.broker.clock.monotonic_ms())
+
+        self._until_ms = until_ms
+        work = reading.steps(may_wait=self._rounds >= COLD_ROUNDS_MAX)
+        result = reading.broker.slices.run(work)
+        assert isinstance(result, Promise), "so many partitions take more than a turn"
+        result.when_done(looked)
+
+    def _judge(self, wait_ms: float) -> None:
+        reading = self._reading
         if reading.jobs:
             self.check(wait_ms)
         elif reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
@@ -316,10 +377,17 @@ class ParkedFetch(Abandonable[FetchResponse]):
             wait_ms += -until_ms % WAIT_GRID_MS
         self._deadline = broker.deadlines.after(wait_ms, self._expire)
         broker.metrics.parked_fetches += 1
+        if self._reading.is_large and self._reading.has_moved():
+            self.woken()  # while the others were looked at
 
     def woken(self) -> None:
         """A partition moved: answer if that is enough."""
-        if not self.is_done and self._reading.has_news(self._min_bytes):
+        if self._reading.is_large:
+            if self._is_parked:
+                self._unpark()
+                is_over = any(p.fetches.is_over for p, _ in self._reading.partitions)
+                self.look(0.0 if is_over else self._until_ms)
+        elif not self.is_done and self._reading.has_news(self._min_bytes):
             self._unpark()
             self._answer()
 
@@ -347,6 +415,10 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.resolve(FetchResponse())
 
     def _expire(self) -> None:
+        if self._reading.is_large:
+            self._unpark()
+            self._answer()
+            return
         self._reading.has_news(0)  # reads again where there is anything to read
         self._unpark()
         self.resolve(self._reading.respond())
