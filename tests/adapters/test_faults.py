@@ -15,12 +15,10 @@ import trio
 from raftmq.adapters.faults import FaultSwitch, is_armed
 from raftmq.adapters.flusher import Flusher
 from raftmq.adapters.peer_links import PeerLinks
-from raftmq.cluster.partition_registry import PartitionRegistry
 from raftmq.server.admin_http import FAULTS_BYTES_MAX, serve_admin
 from raftmq.server.listener import open_listen_socket
-from raftmq.server.metrics import ServerMetrics
 from tests.adapters.test_peer_links import Node
-from tests.server.test_admin_http import ask
+from tests.server.test_admin_http import ask, metrics, status
 
 WHOLE = {"block_to": [], "block_from": [], "fsync_delay_ms": 0}
 
@@ -41,15 +39,16 @@ def links() -> Iterator[PeerLinks]:
 
 @asynccontextmanager
 async def admin_port(faults: FaultSwitch | None) -> AsyncIterator[Callable[..., Any]]:
-    broker: Any = SimpleNamespace(metrics=ServerMetrics(), partitions=PartitionRegistry())
     sock = open_listen_socket("127.0.0.1", 0)
 
     async def serve() -> None:
-        await serve_admin(sock, broker, health=lambda: (True, {}), status=dict, faults=faults)
+        await serve_admin(
+            sock, health=lambda: (True, {}), status=status, metrics=metrics, faults=faults
+        )
 
     async def request(method: str, body: bytes = b"") -> tuple[int, Any]:
-        status, answer = await ask(sock.getsockname()[1], method, "/faults", body)
-        return status, msgspec.json.decode(answer) if answer[:1] == b"{" else answer
+        code, answer = await ask(sock.getsockname()[1], method, "/faults", body)
+        return code, msgspec.json.decode(answer) if answer[:1] == b"{" else answer
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
