@@ -107,7 +107,7 @@ WORKLOADS: Final = (
         "kill -9 of the leader of 300 partitions",
         failover.failover_many,
         Ground.OWN,
-        kafka_runs=2,
+        kafka_runs=1,
     ),
     Workload(
         "partitions",

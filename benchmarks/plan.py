@@ -18,7 +18,7 @@ class Plan:
     bulk_count: int = 512 * 1024
     """1 KiB records."""
     small_count: int = 400_000
-    batch_count: int = 768
+    batch_count: int = 600
     """Prebuilt batches of a mebibyte."""
     batch_records: int = 9_500
     batches_in_flight: int = 4
@@ -26,7 +26,7 @@ class Plan:
     latency_s: float = 5.0
     rate: int = 300
     """Records a second where latency is measured at a steady rate."""
-    follower_s: float = 8.0
+    follower_s: float = 6.0
     failover_rate: int = 1_000
     failover_before_s: float = 1.5
     failover_after_s: float = 1.0
