@@ -139,3 +139,35 @@ def test_nonsense_is_the_senders_fault() -> None:
 
 def test_formations_of_other_disks_have_other_names() -> None:
     assert formation_id_of(((1, 5), (2, 6))) != formation_id_of(((1, 5), (2, 7)))
+
+
+def test_who_joins_a_recovered_cluster_learns_of_the_recovery() -> None:
+    net = Net({1: [1, 2, 3], 4: [1, 2, 3], 2: [1, 2, 3]})
+    chosen = ((1, 101), (2, 102), (3, 103))
+    net.saved[1] = FormationState(chosen=chosen, recoveries=("1",))
+    net.saved[2] = FormationState(chosen=chosen)
+    for node_id in (1, 4, 2):
+        net.start(node_id)
+    net.run(3_000)
+    survivor, joined, given_up = (net.nodes[n] for n in (1, 4, 2))
+    assert joined.chosen == survivor.chosen
+    assert joined.formation_id in (survivor.formation_id, given_up.formation_id)
+    assert given_up.formation_id != survivor.formation_id, "they refuse each other by name"
+
+
+def test_a_wiped_node_takes_the_recovered_formation() -> None:
+    net = Net({1: [1, 2, 3], 2: [1, 2, 3]})
+    chosen = ((1, 101), (2, 102), (3, 103))
+    net.saved[1] = FormationState(chosen=chosen, recoveries=("1", "1"))
+    for node_id in (1, 2):
+        net.start(node_id)
+    net.run(5_000)
+    assert net.nodes[2].formation_id == net.nodes[1].formation_id
+    assert net.saved[2].recoveries == ("1", "1")
+
+
+def test_every_recovery_makes_another_formation() -> None:
+    chosen = ((1, 101),)
+    names = [formation_id_of(chosen, recoveries) for recoveries in ((), ("1",), ("1", "1"), ("4",))]
+    assert len(set(names)) == len(names)
+    assert names[0] == formation_id_of(chosen)
