@@ -34,6 +34,8 @@ CONFUSED = -1
 """In place of an incarnation: wake all that we share, we do not agree on what rests."""
 ABSENT_AFTER_RESTS = 10
 """A member silent for so many times the idle time before a rest is absent."""
+PROBE_BEATS = 20
+"""The absent are asked once in so many beats: about once a second."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups rest: messages are on their way."""
 
@@ -110,6 +112,14 @@ class Resting:
             for member, progress in core.progress.items()
             if member not in absent
         )
+
+    def probe(self) -> None:
+        """Ask the absent: a disk that was exchanged meanwhile says so only when it is asked."""
+        core = self._replica.core
+        for member in self.absent:
+            commit_end = min(core.commit_end, core.progress[member].match_end)
+            beat = Heartbeat(core.term, core.self_id, member, commit_end, self._round)
+            self._replica.send(beat)
 
     def on_rest(self, rest: Rest) -> None:
         """The leader lets the group rest, which takes that this replica has everything."""
@@ -252,6 +262,10 @@ class Rests:
         if not self._records:
             return
         is_due = self._now % heartbeat_ticks == 0
+        if self._now % (PROBE_BEATS * heartbeat_ticks) == 0:
+            for record in self._records.values():
+                if record.replica.resting.absent:
+                    record.replica.resting.probe()
         for node_id, peer in list(self._peers.items()):
             if not peer.shared:
                 continue

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jepsen_like.network import Network
 from jepsen_like.node import SimNode
+from raftmq.cluster.peer_messages import PeerMessage
 from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import Heartbeat
 from raftmq.types import Offset
 from tests.cluster.sim_cluster import SimCluster
 
@@ -244,3 +248,33 @@ def test_a_learner_that_was_cut_off_is_served_again() -> None:
     cluster.mend()
     cluster.until(lambda: learner.leader is not None, 2_000)
     cluster.settle()
+
+
+def test_the_absent_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with another disk may have nothing to say of itself: it answers that it is new."""
+    cluster, dead = with_one_dead()
+    leader = cluster.replica(cluster.leader)
+    (absent,) = leader.resting.absent
+    assert absent.node_id == dead.node_id
+    asked: list[object] = []
+    send = leader.send
+
+    def noted(message: PeerMessage) -> None:
+        asked.append((type(message), message.to))
+        send(message)
+
+    monkeypatch.setattr(leader, "send", noted)
+    cluster.run(3_100)
+    assert asked == [(Heartbeat, absent)] * 3
+    assert resting(cluster) == [1, 1], "asking wakes nobody"
+
+
+def test_a_member_whose_disk_was_exchanged_meanwhile_is_admitted() -> None:
+    cluster, dead = with_one_dead()
+    before = cluster.replica(cluster.leader).voters
+    dead.wipe()
+    dead.start()
+    cluster.until(lambda: set(cluster.replica(cluster.leader).voters) != set(before), 20_000)
+    cluster.settle()
+    cluster.until(lambda: resting(cluster) == [1, 1, 1], 20_000)
+    assert cluster.replica(dead).self_id in cluster.replica(cluster.leader).voters
