@@ -33,6 +33,9 @@ RETRY_MS: Final = 250.0
 LOST_MS: Final = 1_000.0
 ISOLATED_MS: Final = 10_000.0
 
+LearnAddress = Callable[[NodeId, str], None]
+"""Told where a node listens for other nodes, as `host:port`."""
+
 
 @frozen(slots=True)
 class BrokerInfo:
@@ -59,6 +62,7 @@ class BrokerLifecycle:
         heartbeat_ms: float,
         bootstrap: Sequence[NodeId],
         is_member: Callable[[], bool],
+        learn_address: LearnAddress | None = None,
     ) -> None:
         """`bootstrap` are nodes to ask for the controller; `is_member` tells whether this node is
         in the metadata group's configuration as far as it knows."""
@@ -69,6 +73,7 @@ class BrokerLifecycle:
         self._heartbeat_ms = heartbeat_ms
         self._bootstrap = tuple(n for n in bootstrap if n != info.replica_id.node_id)
         self._is_member = is_member
+        self._learn_address = learn_address
         self.broker_epoch = -1
         self.refusal: str | None = None
         """Why the cluster refuses this node, if so: other cluster id, or its number is taken."""
@@ -188,6 +193,9 @@ class BrokerLifecycle:
             if reply is None or is_hint or reply.code is not ErrorCode.NOT_CONTROLLER:
                 return
             if reply.controller_id >= 0 and reply.controller_id != node_id:
+                if reply.payload and self._learn_address is not None:
+                    # No first voter leads: this node's file says nothing of where the leader is.
+                    self._learn_address(reply.controller_id, reply.payload.decode(errors="replace"))
                 self._ask_to_join(reply.controller_id, is_hint=True)
 
         self._forwarder.send(node_id, encode(request)).when_done(done)

@@ -12,7 +12,11 @@ from typing import Final
 
 from attrs import define
 
-from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle
+from raftmq.cluster.broker_lifecycle import (
+    BrokerInfo,
+    BrokerLifecycle,
+    LearnAddress,
+)
 from raftmq.cluster.broker_messages import (
     AdminCall,
     AdminRequest,
@@ -105,6 +109,7 @@ class ControlPlane:
         heartbeat_ms: float,
         bootstrap: Iterable[NodeId],
         move_locally: MoveLocally,
+        learn_address: LearnAddress | None = None,
     ) -> None:
         """Compose.
 
@@ -118,6 +123,7 @@ class ControlPlane:
             heartbeat_ms: between two heartbeats to the controller.
             bootstrap: nodes to ask for the controller before any is known.
             move_locally: hands over the leadership of a partition that this node leads.
+            learn_address: told where the controller listens for nodes, by whom is asked to join.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
@@ -148,6 +154,7 @@ class ControlPlane:
             heartbeat_ms=heartbeat_ms,
             bootstrap=tuple(bootstrap),
             is_member=lambda: engine.is_member,
+            learn_address=learn_address,
         )
         self.quorum_view: AskQuorum = _no_view
         """Set by the node where metadata is a Raft group of ours."""
@@ -325,8 +332,16 @@ class ControlPlane:
         try:
             self.engine.admit(ReplicaId(request.node_id, StorageId(request.storage_id)))
         except KafkaError as error:
-            return Reply(error.code, self._controller_hint(), message=error.message)
+            hint = self._controller_hint()
+            where = self._peer_address(hint)
+            return Reply(error.code, hint, payload=where.encode(), message=error.message)
         return Reply(ErrorCode.NONE, self.node_id)
+
+    def _peer_address(self, node_id: NodeId) -> str:
+        """Where other nodes reach one, "" when it is not known: a joiner's file may not name it."""
+        broker = self.engine.image.brokers.get(node_id)
+        endpoint = None if broker is None else broker.endpoint("peer")
+        return "" if endpoint is None else f"{endpoint.host}:{endpoint.port}"
 
     def _controller_hint(self) -> NodeId:
         controller = self.engine.controller_id

@@ -55,9 +55,12 @@ def metadata_wish(
         heir = _heir(leaving, node_id)
         if heir not in wished:
             wished.append(heir)
+    observers = [learner.node_id for learner in configuration.learners]
     candidates = [_heir(leaving, node_id) for node_id in (*leaving, *first_voters, *present)]
     for node_id in candidates:
-        if len(wished) < len(first_voters) and node_id in present and node_id not in wished:
+        if len(wished) >= len(first_voters):
+            break
+        if node_id in present and node_id in observers and node_id not in wished:
             wished.append(node_id)
     parting = [
         member.node_id

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
@@ -35,7 +36,7 @@ from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.topic_configs import check_static_configs
-from raftmq.config import Address, NodeConfig
+from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
@@ -207,6 +208,7 @@ class Node:
             heartbeat_ms=config.broker_heartbeat_ms,
             bootstrap=self._first_voters(),
             move_locally=self._move_locally,
+            learn_address=self._learn_address,
         )
         self.partitions = Partitions(plane, self.control, self.deadlines)
 
@@ -474,6 +476,12 @@ class Node:
         self.calls.peer_lost(node_id)
         self.broker.elections.node_lost(node_id)
         self.control.peer_lost(node_id)
+
+    def _learn_address(self, node_id: NodeId, where: str) -> None:
+        if node_id in self.engine.image.brokers:
+            return  # the image knows it better
+        with suppress(ConfigError):  # of a peer that speaks nonsense: ask another one
+            self.plane.links.set_addresses({node_id: Address.parse(where)})
 
     def _learn_addresses(self) -> None:
         addresses = {}

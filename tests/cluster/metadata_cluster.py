@@ -205,7 +205,10 @@ class Node:
                 self.self_id,
                 "test",
                 cluster.racks.get(node_id),
-                (Endpoint("client", "127.0.0.1", 9000 + node_id),),
+                (
+                    Endpoint("client", "127.0.0.1", 9000 + node_id),
+                    Endpoint("peer", "127.0.0.1", 9100 + node_id),
+                ),
             ),
             self.engine,
             cluster.forwarder(self.node_id),

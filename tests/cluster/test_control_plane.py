@@ -6,16 +6,20 @@ from uuid import UUID
 
 import pytest
 
+from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle
 from raftmq.cluster.broker_messages import (
     AlterConfigsCall,
     BrokerHeartbeat,
     CreateTopicsCall,
     DeleteTopicsCall,
+    JoinRequest,
     NewTopic,
     encode,
+    read_reply,
 )
 from raftmq.cluster.commands import RegisterBroker
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 from tests.cluster.metadata_cluster import MetadataCluster
 
@@ -153,3 +157,43 @@ def test_a_broker_whose_registration_was_replaced_registers_anew() -> None:
     cluster.run(1_000)
     assert lifecycle.is_ready
     assert lifecycle.broker_epoch > epoch + 1
+
+
+def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() -> None:
+    """After replacements none of the first voters may lead, and a new node knows only those."""
+    cluster = MetadataCluster.formed(3)
+    cluster.elect(3)
+    cluster.run(300)
+    answer = cluster.nodes[1].control.receive(NodeId(4), encode(JoinRequest(NodeId(4), 104)))
+    learned: list[tuple[NodeId, str]] = []
+
+    class OnlyFirst:
+        """Reaches node 1 alone, until it was told of others."""
+
+        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+            if node_id == 1:
+                return cluster.nodes[1].control.receive(NodeId(4), payload)
+            if (node_id, "127.0.0.1:9103") not in learned:
+                return Promise.failed(KafkaError(code=ErrorCode.NETWORK_EXCEPTION))
+            return cluster.nodes[3].control.receive(NodeId(4), payload)
+
+    reply = read_reply(answer)
+    assert reply is not None
+    assert (reply.code, reply.controller_id) == (ErrorCode.NOT_CONTROLLER, 3)
+    assert reply.payload == b"127.0.0.1:9103"
+    joiner = MetadataCluster(1).nodes[1]
+    lifecycle = BrokerLifecycle(
+        BrokerInfo(ReplicaId(NodeId(4), StorageId(104)), "test", None, ()),
+        joiner.engine,
+        OnlyFirst(),
+        clock=cluster.clock,
+        heartbeat_ms=250,
+        bootstrap=(NodeId(1), NodeId(2)),
+        is_member=lambda: False,
+        learn_address=lambda node_id, where: learned.append((node_id, where)),
+    )
+    for _ in range(3):
+        cluster.clock.now_ms += 300
+        lifecycle.tick()
+    assert (NodeId(3), "127.0.0.1:9103") in learned
+    assert ReplicaId(NodeId(4), StorageId(104)) in cluster.configuration.learners
