@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from time import perf_counter
 from typing import Final
 
 import msgspec
@@ -35,6 +36,7 @@ FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096
 READ_BUFFER_SIZE: Final = 64 << 10
 READ_TURN_BYTES: Final = 256 << 10
+READ_TURN_S: Final = 0.005
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 ACCEPT_RETRY_S: Final = 0.1
@@ -417,6 +419,7 @@ class PeerLinks:
         is_torn = False
         while True:
             count = await _recv_into(sock, buffer[filled:])
+            began = perf_counter()
             filled += count
             turn_bytes += count
             start = 0
@@ -456,6 +459,10 @@ class PeerLinks:
                         continue
                     kind, payload = whole
                 self._on_frame(sender, kind, payload.toreadonly())
+                if perf_counter() - began > READ_TURN_S:
+                    # Thousands of small frames may wait: votes of all groups, after an outage.
+                    await trio.lowlevel.checkpoint()
+                    began = perf_counter()
             if start:
                 buffer[: filled - start] = bytes(buffer[start:filled])
                 filled -= start

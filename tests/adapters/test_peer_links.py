@@ -325,3 +325,26 @@ async def test_a_stranger_is_answered_where_it_says_it_is() -> None:
     async with running(a, b):
         await a.until(lambda: a.links.send(NodeId(2), KIND_RAFT, [b"welcome"]))
         await b.until(lambda: b.frames)
+
+
+async def test_many_small_frames_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrived at once may take long to handle; ticks go on meanwhile."""
+    monkeypatch.setattr(peer_links, "READ_TURN_S", 0.0)
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b) as nursery:
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += bool(b.frames)
+
+        nursery.start_soon(others)
+        a.links.send(NodeId(2), KIND_RAFT, [b"x" * 200_000])  # so that what follows waits behind
+        for _ in range(500):
+            a.links.send(NodeId(2), KIND_RAFT, [b"small"])
+        await b.until(lambda: len(b.frames) == 501)
+    assert turns >= 250
