@@ -53,10 +53,15 @@ class Reckoning:
     """Partition, number, offsets."""
     reordered: int
     gap_ms_max: float
+    given_up: int = 0
+    """Records that the client itself gave up (`message.timeout.ms`). It then begins a new epoch of
+    its producer id, and sends under that what was under way under the old one: second copies that
+    no broker can tell from new records."""
 
     def check(self) -> None:
         assert self.lost == [], f"{len(self.lost)} acknowledged records lost: {self.lost[:5]}"
-        assert self.duplicates == [], f"{len(self.duplicates)} twice: {self.duplicates[:5]}"
+        told = f"{len(self.duplicates)} twice: {self.duplicates[:5]}, {self.given_up} given up"
+        assert self.duplicates == [], told
         assert self.reordered == 0
         assert self.acknowledged > 0
 
@@ -173,7 +178,8 @@ class Load:
             reordered += sum(1 for a, b in itertools.pairwise(numbers) if b < a)
         times = self.acknowledged_at
         gap = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
-        return Reckoning(self.count, lost, duplicates, reordered, gap * 1e3)
+        given_up = len(self.errors)
+        return Reckoning(self.count, lost, duplicates, reordered, gap * 1e3, given_up)
 
 
 def watermarks(
