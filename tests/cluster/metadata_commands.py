@@ -18,12 +18,14 @@ from raftmq.cluster.commands import (
     CreateTopics,
     DeleteTopics,
     Endpoint,
+    EndReplacement,
     Envelope,
     FenceBroker,
     NoOperation,
     PartitionAddition,
     ReassignPartition,
     RegisterBroker,
+    ReplaceNode,
     ReportVoters,
     Result,
     TopicCreation,
@@ -147,6 +149,8 @@ COMMANDS = st.one_of(
     st.builds(FenceBroker, node_id=NODES, broker_epoch=EPOCHS),
     st.builds(UnfenceBroker, node_id=NODES, broker_epoch=EPOCHS),
     st.builds(UnregisterBroker, node_id=NODES),
+    st.builds(ReplaceNode, old_id=NODES, new_id=NODES),
+    st.builds(EndReplacement, old_id=NODES),
     st.builds(
         CreateTopics,
         topics=st.lists(
