@@ -1,7 +1,7 @@
 """Offset commits on their way to the metadata group: one command under way, the next one gathering.
 
-While a command is not yet answered, or left only a moment ago, all commits that come wait, and the
-next command carries them together; a commit after a while without any leaves at once. Owns who
+While commands are not yet answered, or one left only a moment ago, all commits that come wait, and
+the next command carries them together; a commit after a while without any leaves at once. Owns who
 waits for what; a commit is judged when it is applied, each by itself. Never decides whether one is
 allowed.
 
@@ -56,6 +56,7 @@ class CommitQueue:
         clock: Clock,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         linger_ms: float = 0.0,
+        in_flight_max: int = 1,
         offsets_per_command_max: int = OFFSETS_PER_COMMAND_MAX,
         offsets_waiting_max: int = OFFSETS_WAITING_MAX,
     ) -> None:
@@ -64,6 +65,7 @@ class CommitQueue:
         self._clock = clock
         self._later = later
         self._linger_ms = linger_ms
+        self._in_flight_max = in_flight_max
         self._sent_ms = float("-inf")
         self._is_lingering = False
         self._propose = propose
@@ -114,7 +116,7 @@ class CommitQueue:
             self._send(self._take())
 
     def _send_if_due(self) -> None:
-        if self._in_flight or self._is_lingering or not self._groups:
+        if self._in_flight >= self._in_flight_max or self._is_lingering or not self._groups:
             return
         left_ms = self._sent_ms + self._linger_ms - self._clock.monotonic_ms()
         if left_ms <= 0 or self._later is None:
@@ -125,7 +127,7 @@ class CommitQueue:
 
     def _lingered(self) -> None:
         self._is_lingering = False
-        if not self._in_flight and self._groups:
+        if self._in_flight < self._in_flight_max and self._groups:
             self._send(self._take())
 
     def _take(self) -> list[_Waiting]:

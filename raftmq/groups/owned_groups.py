@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 COMMAND_TIMEOUT_MS: Final = 10_000.0
 BARRIER_INTERVAL_MS: Final = 1_000.0
+COMMITS_IN_FLIGHT_MAX: Final = 2
 TICKS_PER_ROUND: Final = 10
 """In so many ticks every group gets its turn."""
 _RESTLESS: Final = (Phase.PREPARING, Phase.COMPLETING)
@@ -127,6 +128,8 @@ class OwnedGroups:
             clock=clock,
             later=None if deadlines is None else deadlines.after,
             linger_ms=config.commit_linger_ms,
+            # With timers, one may be written while the one before it is being committed.
+            in_flight_max=1 if deadlines is None else COMMITS_IN_FLIGHT_MAX,
         )
         self._agreed_ms: int | None = None
 

@@ -233,3 +233,15 @@ def test_ends_as_one_after_the_other_would(
     assert found == expected
     assert len(world.settled) == count
     assert len(world.queue) == 0
+
+
+def test_commands_may_follow_each_other_closely_where_a_round_is_long() -> None:
+    world = World({"in_flight_max": 2})
+    for number in range(4):
+        world.add(str(number), commit("g", "a", (0, number)))
+    assert len(world.proposed) == 2
+    world.answer(0)
+    assert [o.offset for c in world.commits(2) for o in c.offsets] == [3], "in the member's order"
+    world.answer(1)
+    world.answer(2)
+    assert [name for name, _ in world.settled] == ["0", "1", "2", "3"]
