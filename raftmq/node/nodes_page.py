@@ -56,9 +56,7 @@ class NodesPage:
                 }
                 for node_id in node_ids
             ],
-            "replacements": [
-                asdict(row) for row in progress(image, engine.configuration, leaders)
-            ],
+            "replacements": [asdict(row) for row in progress(image, engine.configuration, leaders)],
         }
 
     def _describe(self, node_id: NodeId, configuration: Configuration) -> dict[str, Any]:
