@@ -140,7 +140,10 @@ def wait_in_sync(
     client = client or admin(target)
 
     def is_whole() -> bool:
-        found = placements(target, topic, client)
+        try:
+            found = placements(target, topic, client)
+        except KafkaException:
+            return False  # a busy or just killed node did not answer in time: asked again
         return len(found) == partitions and all(
             part.leader >= 0 and len(part.in_sync) >= target.replicas for part in found.values()
         )

@@ -38,7 +38,7 @@ def idle_partitions(target: Target, plan: Plan) -> Metrics:
     """Many replicated partitions that have one record each and then nothing to do."""
     topic = new_name("idle")
     started = time.perf_counter()
-    create_topic(target, topic, plan.idle_partitions, timeout_s=120)
+    create_topic(target, topic, plan.idle_partitions, timeout_s=240)
     created_s = time.perf_counter() - started
     errors: list[str] = []
     client = producer(
@@ -48,7 +48,7 @@ def idle_partitions(target: Target, plan: Plan) -> Metrics:
     )
     for number in range(plan.idle_partitions):
         client.produce(topic, b"one", partition=number)
-    if client.flush(60) or errors:
+    if client.flush(180) or errors:
         raise BenchmarkError(f"not every partition took its record: {errors[:1]}")
     del client  # its connections and questions would be part of what is measured
     time.sleep(plan.idle_settle_s)
