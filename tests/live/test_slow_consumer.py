@@ -101,7 +101,7 @@ def test_slow_consumers_slow_nobody(tmp_path: Path) -> None:
         create_topic(cluster.bootstrap, "fast", 1)
         producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
         for _ in range(60):
-            producer.produce("big", os.urandom(1_000_000))
+            producer.produce("big", os.urandom(900_000))
             producer.poll(0.01)
         assert producer.flush(60) == 0
         node = cluster[leaders(cluster.bootstrap, "big")[0]]
