@@ -27,9 +27,8 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from raftmq.cli.picture import find_addresses
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import ResourceType
-from raftmq_client.errors import BrokerError
 
 node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
 
@@ -45,7 +44,6 @@ NODE_COLUMNS: Final = (
     "Leaders",
     "Replicas",
 )
-ADMIN_KEY: Final = "raftmq.admin.listener"
 POLL_S: Final = 0.25
 LOST_S: Final = 30.0
 """No node answers for so long: nobody knows how far the replacement is."""
@@ -227,15 +225,21 @@ class AdminPort:
 
     @classmethod
     def find(cls, admin: Admin, timeout_s: float) -> AdminPort | None:
-        """Ask brokers for the addresses; None where nobody has such a port."""
-        addresses = []
-        for broker in admin.brokers():
+        """Ask brokers for one that answers, and it for the others; None where nobody has one.
+
+        Brokers that are gone or hang are passed over: an operator comes when nodes are missing.
+        """
+        silent = []
+        for address in find_addresses(admin):
             try:
-                entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
-            except BrokerError:
-                continue  # no raftmq, or gone meanwhile
-            addresses += [e.value for e in entries if e.name == ADMIN_KEY and e.value]
-        return cls(addresses, timeout_s) if addresses else None
+                told = cls([address], timeout_s).get("/nodes")
+            except CommandError:
+                silent.append(address)
+                continue
+            others = [n.get("admin_address") for n in told["nodes"] if n["state"] == "live"]
+            rest = [other for other in others if other and other != address]
+            return cls([address, *rest], timeout_s)
+        return cls(silent, timeout_s) if silent else None
 
     def get(self, path: str) -> dict[str, Any]:
         """What any node answers.

@@ -1,0 +1,76 @@
+"""How commands find an admin port when nodes are missing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raftmq.cli.nodes import AdminPort
+from raftmq.cli.picture import ADMIN_KEY
+from raftmq_client.blocking.admin import Admin
+from raftmq_client.core.admin import ResourceType
+from raftmq_client.errors import ConnectionFailedError
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(
+            {
+                "controller_id": 2,
+                "nodes": [
+                    {"node_id": 1, "state": "fenced", "admin_address": "127.0.0.1:1"},
+                    {"node_id": 2, "state": "live", "admin_address": "127.0.0.1:2"},
+                ],
+            }
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output to itself."""
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class _Admin:
+    """Brokers of which the first does not answer before the client's time is up."""
+
+    def __init__(self, addresses: dict[int, str | None]) -> None:
+        self._addresses = addresses
+
+    def brokers(self) -> list[Any]:
+        return [SimpleNamespace(node_id=node_id) for node_id in self._addresses]
+
+    def describe_configs(self, resource: ResourceType, name: str) -> list[Any]:
+        address = self._addresses[int(name)]
+        if address is None:
+            raise ConnectionFailedError(f"node {name} does not answer")
+        return [SimpleNamespace(name=ADMIN_KEY, value=address)]
+
+
+def test_brokers_that_do_not_answer_are_passed_over(page: str) -> None:
+    admin = cast(Admin, _Admin({1: None, 3: page}))
+    found = AdminPort.find(admin, 5.0)
+    assert found is not None
+    assert found.get("/nodes")["controller_id"] == 2
+    assert found._addresses == [page, "127.0.0.1:2"], "and it named the other live one"
+
+
+def test_nobody_has_an_admin_port() -> None:
+    assert AdminPort.find(cast(Admin, _Admin({1: None})), 5.0) is None
