@@ -62,7 +62,6 @@ from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
 
-REPLANS_MAX: Final = 10
 CALLS_MAX: Final = 1_000
 TOPICS_PER_CALL_MAX: Final = 1_000
 PARTITIONS_PER_CALL_MAX: Final = 10_000
@@ -97,7 +96,6 @@ class _Call:
     request: AdminRequest
     promise: Promise[Outcomes]
     deadline_ms: float
-    attempts: int = 0
 
 
 @define(eq=False)
@@ -382,10 +380,12 @@ class Controller:
                 return
             self._is_planning = False
             if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_UPDATE_VERSION:
-                call.attempts += 1
-                if call.attempts < REPLANS_MAX:
-                    self._plan_next()  # the state moved on: judge by the newer one
+                # Many reports may stand between plan and apply, as after a restart: the state
+                # moved on, judge by the newer one for as long as the client waits.
+                if self._clock.monotonic_ms() < call.deadline_ms:
+                    self._plan_next()
                     return
+                error = KafkaError("the state kept changing", code=ErrorCode.REQUEST_TIMED_OUT)
             self._calls.popleft()
             if error is not None:
                 call.promise.fail(error)

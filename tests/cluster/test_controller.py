@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from raftmq.cluster.broker_messages import (
     NewTopic,
     Outcome,
 )
+from raftmq.cluster.commands import AnyCommand, CreateTopics
 from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.types import NodeId
@@ -68,6 +70,40 @@ def test_defaults_are_three_replicas_and_one_partition() -> None:
     cluster = _formed(static={"num.partitions": "4", "default.replication.factor": "2"})
     [outcome] = _create(cluster, NewTopic(name="a"))
     assert (outcome.partitions, outcome.replication_factor) == (4, 2)
+
+
+def _outdate(cluster: MetadataCluster, times: int) -> list[int]:
+    """Let plans of topics be overtaken by other commands so many times; returns what is left."""
+    left = [times]
+
+    def outdated(propose: Callable[..., Any]) -> Callable[..., Any]:
+        def proposed(command: AnyCommand, **options: Any) -> Any:
+            if isinstance(command, CreateTopics) and left[0] > 0:
+                left[0] -= 1
+                options["expected_version"] = 0
+            return propose(command, **options)
+
+        return proposed
+
+    for node in cluster.nodes.values():
+        node.engine.propose = outdated(node.engine.propose)  # type: ignore[method-assign]
+    return left
+
+
+def test_a_plan_that_is_overtaken_is_made_again_until_the_client_gives_up() -> None:
+    cluster = _formed()
+    left = _outdate(cluster, 40)
+    request = CreateTopicsCall(topics=(NewTopic(name="a"),), timeout_ms=5_000)
+    [outcome] = _call(cluster, request, ms=3_000)
+    assert left == [0]
+    assert outcome.code is ErrorCode.NONE
+    _outdate(cluster, 10_000)
+    request = CreateTopicsCall(topics=(NewTopic(name="b"),), timeout_ms=500)
+    promise = cluster.nodes[2].control.call(request)
+    cluster.run(5_000)
+    assert isinstance(promise.error, KafkaError)
+    assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
+    assert all("b" not in cluster.nodes[n].engine.image.topics for n in cluster.voters)
 
 
 WRONG_TOPICS = {
