@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_node_beat
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply
@@ -31,6 +31,7 @@ from raftmq.raft.messages import (
     InstallLogStart,
     StoredChunk,
 )
+from raftmq.raft.ready import Role
 from raftmq.types import Buffer, NodeId, RaftGroupId
 
 
@@ -59,6 +60,12 @@ class RequestFlush(Protocol):
     def __call__(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
         """Run `job.run()` elsewhere, then call `done` in the loop's thread."""
         ...
+
+
+STANDING_MAX: Final = 64
+"""So many groups of a node ask for votes at a time. When a thousand lose their leaders at once, all
+of them asking would keep each other from being answered before the next timeout, for ever."""
+_STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
 
 class MultiRaft:
@@ -162,9 +169,18 @@ class MultiRaft:
         """One tick for every replica that is awake."""
         with self.batch():
             self._rests.tick(self._heartbeat_ticks, self._election_ticks)
-            for replica in list(self._awake.values()):
-                if not replica.resting.is_resting and replica.tick():
+            awake = list(self._awake.values())
+            # Nodes begin at different groups, so that they do not stand against each other.
+            start = len(awake) * (self.node_id % 5) // 5
+            standing = sum(replica.core.role in _STANDING for replica in awake)
+            for replica in awake[start:] + awake[:start]:
+                if replica.resting.is_resting:
+                    continue
+                was_standing = replica.core.role in _STANDING
+                replica.core.waits_for_turn = standing >= STANDING_MAX
+                if replica.tick():
                     self._dirty[replica.group] = replica
+                standing += (replica.core.role in _STANDING) - was_standing
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:
         """Take a frame that `sender` sent; nobody may change it afterwards.
@@ -189,6 +205,14 @@ class MultiRaft:
                     if replica.resting.is_late(message):
                         continue
                     self._wake(replica, by=message)
+                if (
+                    isinstance(message, Heartbeat | HeartbeatReply)
+                    and group not in self._dirty
+                    and (reply := replica.take_beat(message))
+                ):
+                    if reply is not True:
+                        self.send(group, reply)
+                    continue
                 self._dirty[group] = replica
                 replica.step(message)
 

@@ -34,11 +34,12 @@ from raftmq.cluster.peer_messages import (
     Wake,
     WrongReplica,
 )
+from raftmq.cluster.quiet_beats import QuietBeats
 from raftmq.cluster.read_barriers import ReadBarriers
 from raftmq.cluster.readmission import Readmission
 from raftmq.cluster.repair import Repairer
 from raftmq.cluster.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
-from raftmq.cluster.replica_view import DISK_FULL, ReplicaView
+from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.cluster.resting import Resting
 from raftmq.cluster.retention import Retention
 from raftmq.errors import KafkaError, NotLeaderError, StorageError
@@ -77,7 +78,7 @@ def _nobody(*_what: object) -> None:
     """Nobody wants to be told."""
 
 
-class Replica(ReplicaView):
+class Replica(QuietBeats):
     """One copy of one Raft group. `cluster/recovery.py` opens it."""
 
     def __init__(
@@ -555,11 +556,6 @@ class Replica(ReplicaView):
             return False
         check_append(request)
         return True
-
-    def _observe(self, sender: ReplicaId) -> None:
-        if self.core.role is Role.LEADER:
-            end, now_ms = self.log.end_index, self._clock.monotonic_ms()
-            self._in_sync.observe(sender, self.flushed_end_of(sender), end, now_ms)
 
     # ---- upkeep ----
 

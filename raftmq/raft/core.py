@@ -154,6 +154,8 @@ class RaftCore:
         self.claimed_term_floor = self.term
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
+        # No campaign for the moment: set by the engine while many other groups ask for votes.
+        self.waits_for_turn = False
         # A replica whose past is lost: no vote, no campaign, no promise until a committed
         # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
         # unless its votes and claimed end survived.
@@ -277,6 +279,31 @@ class RaftCore:
         if self.leadership is not None:
             return self.leadership.is_due
         return self.role is not Role.FOLLOWER or self._soft_state.leader != self.leader
+
+    def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None:
+        """The reply to a heartbeat of the known leader that says nothing new; None: `step` it.
+
+        Thousands of groups hear little else, so it must cost no round of effects.
+        """
+        if (
+            heartbeat.term != self.term
+            or self.role is not Role.FOLLOWER
+            or self.leader != heartbeat.sender
+            or heartbeat.to != self.self_id
+            or min(heartbeat.commit_end, self.matched_end) > self.commit_end
+        ):
+            return None
+        self.election.hear_leader(heartbeat.sender)
+        return follower.heartbeat_reply(self, heartbeat)
+
+    def takes_quietly(self, reply: HeartbeatReply) -> bool:
+        """Note the reply of a follower that has everything; False: `step` it.
+
+        True means that nothing is to be sent and nobody is to be told.
+        """
+        if self.leadership is None or reply.term != self.term or reply.to != self.self_id:
+            return False
+        return self.leadership.takes_quietly(reply)
 
     def step(self, message: Message) -> None:
         """Advance the group by one message; never blocks, never performs I/O."""

@@ -83,7 +83,10 @@ class Election:
         """Stand for election when the leader was silent for a timeout; a group of one at once."""
         core = self._core
         if core.now >= self._deadline or (core.leader is None and core.is_sole_voter):
-            if core.can_campaign:
+            if core.waits_for_turn:
+                if core.role is not Role.FOLLOWER:
+                    core.become_follower(core.term, None)  # so that another group may try
+            elif core.can_campaign:
                 self._stand()
             else:
                 core.become_follower(core.term, None)

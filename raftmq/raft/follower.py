@@ -52,15 +52,18 @@ def on_heartbeat(core: RaftCore, heartbeat: Heartbeat) -> None:
     """Note that the leader lives, and what it committed of what we are known to hold."""
     core.election.hear_leader(heartbeat.sender)
     _commit(core, heartbeat.commit_end)
-    core.effects.send_now.append(
-        HeartbeatReply(
-            core.term,
-            core.self_id,
-            heartbeat.sender,
-            heartbeat.round,
-            core.matched_end,
-            core.clock_ms,
-        )
+    core.effects.send_now.append(heartbeat_reply(core, heartbeat))
+
+
+def heartbeat_reply(core: RaftCore, heartbeat: Heartbeat) -> HeartbeatReply:
+    """Say what of the leader's log has arrived here."""
+    return HeartbeatReply(
+        core.term,
+        core.self_id,
+        heartbeat.sender,
+        heartbeat.round,
+        core.matched_end,
+        core.clock_ms,
     )
 
 

@@ -325,6 +325,21 @@ class Leadership:
         patience_ticks = core.config.election_ticks // 2
         progress.heard_matched_end(reply.matched_end, core.now, patience_ticks)
 
+    def takes_quietly(self, reply: HeartbeatReply) -> bool:
+        """Note a reply after which nothing is due: its sender holds all there is, for good."""
+        progress = self.progress.get(reply.sender)
+        log_end = self._core.log_end
+        if (
+            progress is None
+            or self.transferee is not None
+            or progress.state is not ProgressState.REPLICATE
+            or progress.must_ask
+            or not reply.matched_end == progress.match_end == progress.next_end == log_end
+        ):
+            return False
+        self.on_heartbeat_reply(reply)
+        return not progress.must_ask
+
     def commit_if_possible(self) -> None:
         """Move commit_end to what a majority flushed."""
         core = self._core

@@ -11,7 +11,7 @@ import pytest
 from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.machine import SimMachine
-from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.multiraft import STANDING_MAX, MultiRaft
 from raftmq.cluster.peer_codec import decode, encode, encode_beats
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
@@ -22,6 +22,7 @@ from raftmq.log.model import LogConfig
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Heartbeat, HeartbeatReply, VoteRequest
+from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import (
     Buffer,
@@ -114,6 +115,38 @@ def test_heartbeat_replies_of_all_groups_leave_in_one_urgent_frame() -> None:
     replies = decode(frame)
     assert len(replies) == 50
     assert all(isinstance(message, HeartbeatReply) for _, message in replies)
+
+
+def test_heartbeats_that_say_nothing_new_cost_no_round_of_effects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(50)
+    node.flush()
+    node.hear_leader(B)
+    drained: list[Replica] = []
+    drain = Replica.drain
+    monkeypatch.setattr(Replica, "drain", lambda self: (drained.append(self), drain(self)))
+    node.sent.clear()
+    node.hear_leader(B)
+    [(_, frame, _)] = node.sent
+    assert len(decode(frame)) == 50
+    assert drained == []
+    node.hear_leader(C, term=2)
+    assert len(drained) == 50, "another leader is news"
+
+
+def test_few_groups_stand_at_a_time_and_all_get_their_turn() -> None:
+    node = Node(200)
+    node.flush()
+    stood: dict[RaftGroupId, bool] = {}
+    for _ in range(20 * ReplicaConfig().election_ticks):
+        node.multiraft.tick()
+        standing = [
+            g for g, r in node.multiraft.replicas.items() if r.core.role is Role.PRE_CANDIDATE
+        ]
+        assert len(standing) <= STANDING_MAX
+        stood |= dict.fromkeys(standing, True)
+    assert len(stood) == 200
 
 
 def test_a_thousand_votes_are_one_flush_and_none_leaves_before_it() -> None:

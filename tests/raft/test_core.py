@@ -24,6 +24,7 @@ from raftmq.raft.messages import (
 from raftmq.raft.ready import Effects, HardState, Role, SoftState
 from raftmq.types import RaftIndex, Term
 from tests.raft.network import Disk, Network, configuration, entry, epochs_of, group, replica
+from tests.raft.single import ONE, THREE, TWO, accept, effects, leader, make
 
 
 def elected(**settings: object) -> tuple[Network, RaftCore]:
@@ -395,3 +396,67 @@ def request(prev_end: int, prev_term: int, *entries: Entry, term: int) -> Append
         RaftIndex(0),
         entries,
     )
+
+
+def test_a_quiet_answer_is_what_a_step_would_have_sent() -> None:
+    quiet, stepped = make(), make()
+    for core in (quiet, stepped):
+        core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
+        effects(core)
+        core.tick()
+    heartbeat = Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 2)
+    stepped.step(heartbeat)
+    assert effects(stepped).send_now == (quiet.answer(heartbeat),)
+    assert quiet.ready() is None
+    for _ in range(9):
+        quiet.tick()
+    assert quiet.role is Role.FOLLOWER, "it counts as a sign of life"
+
+
+NEWS = {
+    "another term": Heartbeat(Term(2), TWO, ONE, RaftIndex(0), 1),
+    "an old term": Heartbeat(Term(0), TWO, ONE, RaftIndex(0), 1),
+    "another leader": Heartbeat(Term(1), THREE, ONE, RaftIndex(0), 1),
+    "for somebody else": Heartbeat(Term(1), TWO, THREE, RaftIndex(0), 1),
+}
+
+
+@pytest.mark.parametrize("heartbeat", NEWS.values(), ids=NEWS.keys())
+def test_a_heartbeat_with_news_is_not_answered_quietly(heartbeat: Heartbeat) -> None:
+    core = make()
+    assert core.answer(heartbeat) is None, "no leader is known yet"
+    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
+    effects(core)
+    assert core.answer(heartbeat) is None
+
+
+def test_a_commit_is_news() -> None:
+    core = make([1, 1])
+    core.step(AppendRequest(Term(1), TWO, ONE, RaftIndex(2), Term(1), RaftIndex(0), ()))
+    effects(core)
+    assert core.answer(Heartbeat(Term(1), TWO, ONE, RaftIndex(1), 1)) is None
+
+
+def test_a_reply_is_taken_quietly_only_from_who_has_everything() -> None:
+    core = leader()
+    reply = HeartbeatReply(Term(1), TWO, ONE, 1, RaftIndex(1))
+    assert not core.takes_quietly(reply), "what it flushed is not known yet"
+    accept(core, 2, 1)
+    accept(core, 3, 1)
+    assert core.takes_quietly(reply)
+    assert core.ready() is None
+    assert not core.takes_quietly(HeartbeatReply(Term(2), TWO, ONE, 1, RaftIndex(1)))
+    core.propose(b"batch", 1)
+    effects(core)
+    assert not core.takes_quietly(reply), "it lacks the batch"
+
+
+def test_who_waits_for_its_turn_does_not_stand() -> None:
+    core = make()
+    core.waits_for_turn = True
+    for _ in range(50):
+        core.tick()
+    assert (core.role, core.term) == (Role.FOLLOWER, 0)
+    core.waits_for_turn = False
+    core.tick()
+    assert core.role is Role.CANDIDATE, "its timeout has long passed"
