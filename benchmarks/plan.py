@@ -33,7 +33,7 @@ class Plan:
     """How long load goes on after the first acknowledgement."""
     failover_limit_s: float = 60.0
     many_partitions: int = 300
-    many_rate: int = 6_000
+    many_rate: int = 1_500
     idle_partitions: int = 1_000
     idle_settle_s: float = 20.0
     idle_s: float = 60.0
