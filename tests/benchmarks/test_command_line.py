@@ -166,6 +166,7 @@ def test_without_java_kafka_is_refused_with_a_reason(monkeypatch: pytest.MonkeyP
         peers.make("kafka")
 
 
+@pytest.mark.soak
 @pytest.mark.live
 @pytest.mark.slow
 def test_a_tiny_comparison_runs_and_goes_on_where_it_ended(
