@@ -2,7 +2,7 @@
 
 Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
 a node. It reads and never changes anything, but for /faults, which is refused in production, and
-for /nodes (`admin_nodes.py`).
+for /nodes and /leaders (`admin_nodes.py`, `admin_leaders.py`).
 /health (and /health/ready) is 503 until this node has joined, and while it sees no majority of the
 metadata group; /health/live only when the process should be started anew.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,6 +25,7 @@ from starlette.routing import Route
 
 from raftmq.server.admin_leaders import LeadersPort, leaders_routes
 from raftmq.server.admin_nodes import NodesPort, nodes_routes
+from raftmq.server.admin_pages import Page, answer, read_body, too_large
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]
@@ -51,20 +51,14 @@ class FaultPort(Protocol):
     def clear(self) -> dict[str, Any]: ...
 
 
-def _faults_page(faults: FaultPort | None) -> Callable[[Request], Awaitable[Response]]:
-    def answer(body: dict[str, Any], status_code: int = 200) -> Response:
-        return Response(msgspec.json.encode(body), status_code=status_code, media_type=_JSON)
-
+def _faults_page(faults: FaultPort | None) -> Page:
     async def page(request: Request) -> Response:
         if faults is None:
             return answer({"error": FAULTS_REFUSED}, 403)
         if request.method == "PUT":
-            body = b""
-            async with aclosing(request.stream()) as stream:
-                async for piece in stream:
-                    body += piece
-                    if len(body) > FAULTS_BYTES_MAX:
-                        return answer({"error": f"more than {FAULTS_BYTES_MAX} bytes"}, 413)
+            body = await read_body(request, FAULTS_BYTES_MAX)
+            if body is None:
+                return too_large(FAULTS_BYTES_MAX)
             try:
                 return answer(faults.replace(body))
             except msgspec.DecodeError as error:
@@ -95,8 +89,7 @@ def make_app(
 
     async def health_page(_request: Request) -> Response:
         is_healthy, body = health()
-        content = msgspec.json.encode(body)
-        return Response(content, status_code=200 if is_healthy else 503, media_type=_JSON)
+        return answer(body, 200 if is_healthy else 503)
 
     async def status_page(_request: Request) -> Response:
         body = await status()
@@ -105,8 +98,7 @@ def make_app(
     async def live_page(_request: Request) -> Response:
         body = health()[1]
         is_live = bool(body.get("is_live", True))
-        content = msgspec.json.encode(body)
-        return Response(content, status_code=200 if is_live else 503, media_type=_JSON)
+        return answer(body, 200 if is_live else 503)
 
     return Starlette(
         routes=[

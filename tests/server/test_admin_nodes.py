@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from raftmq.server.admin_http import serve_admin
-from raftmq.server.admin_nodes import BODY_BYTES_MAX, ReplaceWish
+from raftmq.server.admin_nodes import ReplaceWish
+from raftmq.server.admin_pages import BODY_BYTES_MAX
 from raftmq.server.listener import open_listen_socket
 
 
