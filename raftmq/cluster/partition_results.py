@@ -7,7 +7,7 @@ from typing import Protocol
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.ports import File, Runnable
+from raftmq.ports import Runnable, Span
 from raftmq.types import LeaderEpoch, Offset
 
 NO_OFFSET = Offset(-1)
@@ -15,15 +15,9 @@ NO_EPOCH = LeaderEpoch(-1)
 NO_TIMESTAMP = -1
 
 
-class FileSpan(Protocol):
-    """Bytes of a segment that nobody changes any more (`log.FileSpan`)."""
+class FileSpan(Span, Protocol):
+    """Whole batches of a segment (`log.FileSpan`)."""
 
-    @property
-    def file(self) -> File: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def size(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
 

@@ -154,8 +154,7 @@ class RaftCore:
         self.claimed_term_floor = self.term
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
-        # No campaign for the moment: set by the engine while many other groups ask for votes.
-        self.waits_for_turn = False
+        self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
         # A replica whose past is lost: no vote, no campaign, no promise until a committed
         # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
         # unless its votes and claimed end survived.

@@ -16,13 +16,13 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 
 from raftmq.errors import RaftmqError
 from raftmq.page_cache import is_warm, warm
-from raftmq.ports import DiskError, File
+from raftmq.ports import DiskError, File, Span
 from raftmq.server.cork import Cork
 from raftmq.server.limits import Limits, RequestMemory
 from raftmq.server.metrics import ServerMetrics
@@ -35,17 +35,6 @@ SPAN_JOIN_BYTES_MAX: Final = 16 << 10
 JOIN_BYTES_MAX: Final = 64 << 10
 WARM_S: Final = 1.0
 """What was found in memory is taken to be there still for so long."""
-
-
-class Span(Protocol):
-    """Bytes of a file that nobody changes any more."""
-
-    @property
-    def file(self) -> File: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def size(self) -> int: ...
 
 
 Piece: TypeAlias = Buffer | Span

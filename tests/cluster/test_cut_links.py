@@ -20,17 +20,22 @@ def term(cluster: SimCluster) -> int:
     return max(cluster.replica(node).core.term for node in cluster.nodes)
 
 
+def go_on_and_mend(cluster: SimCluster) -> None:
+    """Let the cut links be for a while, in which records are committed; then heal."""
+    cluster.run(WATCH_MS)
+    cluster.commit()
+    cluster.mend()
+    cluster.commit()
+    cluster.settle()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_follower_that_hears_nothing_changes_nothing(seed: int) -> None:
     cluster = SimCluster(seed)
     leader, before = cluster.leader, term(cluster)
     deaf = cluster.followers()[0]
     cut(cluster, *((other, deaf) for other in cluster.nodes if other is not deaf))
-    cluster.run(WATCH_MS)
-    cluster.commit()
-    cluster.mend()
-    cluster.commit()
-    cluster.settle()
+    go_on_and_mend(cluster)
     assert (cluster.leader, term(cluster)) == (leader, before)
 
 
@@ -42,11 +47,7 @@ def test_a_leader_that_hears_nothing_gives_way_once(seed: int) -> None:
     cluster.until(lambda: any(node is not deaf for node in cluster.leaders()), 3_000)
     cluster.until(lambda: not cluster.replica(deaf).is_leader, 3_000)
     heir, after = cluster.leader, term(cluster)
-    cluster.run(WATCH_MS)
-    cluster.commit()
-    cluster.mend()
-    cluster.commit()
-    cluster.settle()
+    go_on_and_mend(cluster)
     assert (cluster.leader, term(cluster)) == (heir, after)
 
 
@@ -60,11 +61,7 @@ def test_one_link_of_a_leader_is_not_needed(seed: int, direction: str) -> None:
         cut(cluster, (follower, leader))
     if direction != "to the leader":
         cut(cluster, (leader, follower))
-    cluster.run(WATCH_MS)
-    cluster.commit()
-    cluster.mend()
-    cluster.commit()
-    cluster.settle()
+    go_on_and_mend(cluster)
     assert (cluster.leader, term(cluster)) == (leader, before)
 
 
