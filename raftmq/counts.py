@@ -54,13 +54,14 @@ class Histogram:
 class TopicCounts:
     """What clients wrote to and read from one topic on this node."""
 
-    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out")
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "producer_epochs")
 
     def __init__(self) -> None:
         self.messages_in = 0
         self.bytes_in = 0
         self.messages_out = 0
         self.bytes_out = 0
+        self.producer_epochs = 0  # that producers raised themselves
 
 
 class ReplicaCounts:

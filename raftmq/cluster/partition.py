@@ -190,40 +190,48 @@ class Partition:
     def _append(
         self, records: memoryview | None, acks: int, timeout_ms: int
     ) -> AppendResult | Promise[AppendResult]:
-        replica, settings = self.replica, self.settings
         if self._is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if not replica.is_writable:
-            return AppendResult(self._no_leader_code())
-        if acks == ACKS_ALL and settings.min_insync_replicas > 1:
-            in_sync_count = len(replica.in_sync_replicas())
-            if in_sync_count < settings.min_insync_replicas:
-                return AppendResult(
-                    ErrorCode.NOT_ENOUGH_REPLICAS,
-                    message=f"{in_sync_count} replicas in sync, min.insync.replicas is "
-                    f"{settings.min_insync_replicas}",
-                )
-        if not records:
-            return AppendResult(ErrorCode.INVALID_RECORD, message="no records")
-        now_ms = self._clock.wall_ms()
         try:
-            header = check_produced_batch(check_batches(records), settings, now_ms)
-            if header.producer_id >= 0:
-                verdict = self._producers.current().check(header)
-                if isinstance(verdict, Duplicate):
-                    return self._acknowledge_duplicate(verdict, acks, timeout_ms)
-            batch, header = prepare(records, header, settings, now_ms)
-            self._header = header
-            base_offset = replica.append(batch, header)
+            return self._take(records, acks, timeout_ms)
         except KafkaError as error:
+            self._producers.refused(records, error)
             return AppendResult(error.code, message=error.message)
         finally:
             self._header = None
+
+    def _take(
+        self, records: memoryview | None, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        replica, settings = self.replica, self.settings
+        if not replica.is_writable:
+            raise KafkaError(code=self._no_leader_code())
+        if acks == ACKS_ALL and settings.min_insync_replicas > 1:
+            in_sync_count = len(replica.in_sync_replicas())
+            if in_sync_count < settings.min_insync_replicas:
+                raise KafkaError(
+                    f"{in_sync_count} replicas in sync, min.insync.replicas is "
+                    f"{settings.min_insync_replicas}",
+                    code=ErrorCode.NOT_ENOUGH_REPLICAS,
+                )
+        if not records:
+            raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
+        now_ms = self._clock.wall_ms()
+        header = check_produced_batch(check_batches(records), settings, now_ms)
+        if header.producer_id >= 0:
+            verdict = self._producers.judge(header)
+            if isinstance(verdict, Duplicate):
+                return self._acknowledge_duplicate(verdict, acks, timeout_ms)
+            if not header.base_sequence and header.producer_epoch:
+                self.counts.producer_epochs += 1
+        batch, header = prepare(records, header, settings, now_ms)
+        self._header = header
+        base_offset = replica.append(batch, header)
         if not self.is_leader:
             # Lost in the very moment; what was parked then was failed before this one came.
-            return AppendResult(self._no_leader_code())
+            raise KafkaError(code=self._no_leader_code())
         stamped_ms = now_ms if settings.timestamp_type == LOG_APPEND_TIME else -1
         result = AppendResult(
             ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset, None

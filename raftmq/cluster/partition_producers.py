@@ -1,8 +1,9 @@
-"""The producer state of one partition, kept in step with its log.
+"""The producer state of one partition, kept in step with its log, and what it says of new batches.
 
 `producer_state.py` is the pure table; this follows the log with it: forward at each append, back at
 a truncation, to any offset for a log start. Checkpoints at committed offsets bound how much of the
-log is read again for that.
+log is read again for that. A batch behind a refused one is refused as that was
+(`refused_batches.py`).
 
 Invariant: the table given out is exactly what the batches of the log say; while damage hides some
 of them there is none.
@@ -14,16 +15,33 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
-from raftmq.cluster.producer_state import ProducerStateTable
+from raftmq.cluster.producer_state import ACCEPT, ProducerStateTable, Verdict
+from raftmq.cluster.refused_batches import RefusedBatches
+from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
-from raftmq.records import BatchHeader
+from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 from raftmq.types import Offset
 
 CHECKPOINT_BATCHES: Final = 4_000
 """So many headers are replayed at most when a log start moves or a suffix is truncated."""
 CHECKPOINT_PRODUCERS_MAX: Final = 2_000
 """Beyond this taking the state costs more than replaying does."""
+
+COMES_AGAIN: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.CORRUPT_MESSAGE,
+    }
+)
+"""After these a client sends the batch again as it is."""
+_LEAVES_A_GAP: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
+
+
+class BehindRefusedError(KafkaError):
+    """The batch follows one that was refused; its code is that one's."""
 
 
 class HeaderLog(Protocol):
@@ -43,6 +61,7 @@ class PartitionProducers:
         self.table = ProducerStateTable()
         """What `current` gives; without what damage hides, while there is damage."""
         self._is_hidden = False
+        self._refused = RefusedBatches()
         self._checkpoints = checkpoints
         self._log: HeaderLog | None = None
         self._batches_since = 0
@@ -66,6 +85,44 @@ class PartitionProducers:
             self._is_hidden = False
         return self.table
 
+    def judge(self, header: BatchHeader) -> Verdict:
+        """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
+
+        Raises:
+            BehindRefusedError: only the one before it is missing, which may come again.
+            KafkaError: what is wrong with it; DamagedError as `current`.
+        """
+        table = self.current()
+        try:
+            verdict = table.check(header)
+        except KafkaError as error:
+            if error.code not in _LEAVES_A_GAP:
+                raise
+            expected = table.next_sequence(header.producer_id, header.producer_epoch)
+            code = self._refused.reason_behind(header, expected)
+            if code is None:
+                raise
+            raise BehindRefusedError(
+                f"{error.message}; sequence {expected} was refused", code=code
+            ) from error
+        if len(self._refused) and verdict is ACCEPT:
+            self._refused.forget(header.producer_id)
+        return verdict
+
+    def refused(self, records: memoryview | None, error: KafkaError) -> None:
+        """A produced batch was refused: remember it when it may come again."""
+        if error.code not in COMES_AGAIN or isinstance(error, BehindRefusedError):
+            return
+        if records is None or len(records) < HEADER_SIZE:
+            return
+        try:
+            header = parse_header(records)
+        except CorruptBatchError:
+            return  # nobody's
+        if header.producer_id >= 0:
+            batch = header.producer_id, header.producer_epoch, header.base_sequence
+            self._refused.note(*batch, error.code)
+
     def appended(self, header: BatchHeader) -> None:
         """A batch was written at the log's end."""
         if self._is_hidden:
@@ -79,8 +136,14 @@ class PartitionProducers:
             self._planned = self.table.next_offset, self.table.encode()
 
     def truncated(self) -> None:
-        """The log's end moved back."""
+        """The log's end moved back; what is gone was not acknowledged, and may come again."""
         assert self._log is not None
+        end = self._log.log_end_offset
+        for producer_id, producer in self.table.producers():
+            lost = [batch for batch in producer.batches if batch.base_offset >= end]
+            if lost:
+                batch = producer_id, producer.epoch, lost[0].base_sequence
+                self._refused.note(*batch, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._replay()
         if self._planned is not None and self._planned[0] > self._log.log_end_offset:
             self._planned = None

@@ -118,6 +118,13 @@ class ProducerStateTable:
         """What is known of a producer id."""
         return self._producers.get(ProducerId(producer_id))
 
+    def next_sequence(self, producer_id: int, epoch: int) -> int:
+        """The sequence that a producer's next batch under this epoch must begin with."""
+        producer = self._producers.get(ProducerId(producer_id))
+        if producer is None or producer.epoch != epoch:
+            return 0
+        return (producer.last_sequence + 1) % SEQUENCE_MODULUS
+
     def producers(self) -> list[tuple[ProducerId, Producer]]:
         """All producers by id, for DescribeProducers."""
         return sorted(self._producers.items())

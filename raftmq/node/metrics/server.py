@@ -71,6 +71,16 @@ _TOPIC: Final = (
         ),
         "bytes_out",
     ),
+    (
+        Metric(
+            "raftmq_topic_producer_epochs_total",
+            "counter",
+            "Partitions to which an idempotent producer began to write under a raised epoch: its "
+            "client gave up records, and what had an unknown outcome may stand there twice",
+            ("topic",),
+        ),
+        "producer_epochs",
+    ),
 )
 LEFT_OUT: Final = Metric(
     "raftmq_topics_left_out",

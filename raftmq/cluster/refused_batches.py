@@ -1,0 +1,73 @@
+"""Batches of idempotent producers that were refused and may come again, of one partition.
+
+A producer has up to five requests under way. When the first is refused because this node is not
+(yet) the leader, or too few replicas are in sync, and the reason is gone before the second is
+looked at, that one leaves a gap in the sequence. To call it out of order would be true and do harm:
+librdkafka then begins a new epoch of its producer id, for all its partitions, and sends under that
+whatever has an unknown outcome anywhere, which no broker can tell from new records (Kafka has the
+same gap, and its users the second copies). So what follows a refused batch is refused for the same
+reason, and both come again in their order.
+
+Owns which sequences were refused lately and why. Never takes a batch: it only names the reason.
+Invariants: bounded in producers, and in answers per refusal, so that a producer that never sends
+the refused batch again is told the truth in the end; lost with the process, as the connections are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import define
+
+from raftmq.cluster.producer_state import BATCHES_REMEMBERED
+from raftmq.errors import ErrorCode
+from raftmq.records import BatchHeader
+
+PRODUCERS_MAX: Final = 100
+"""So many producers are remembered per partition; the one refused longest ago goes first."""
+
+
+@define(slots=True)
+class _Refused:
+    epoch: int
+    sequences: tuple[int, ...]  # first sequences of the last refused batches
+    code: ErrorCode
+    answers_left: int = BATCHES_REMEMBERED  # so many can have been under way behind it
+
+
+class RefusedBatches:
+    """What was refused lately, by producer id."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(self) -> None:
+        self._refused: dict[int, _Refused] = {}
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def note(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
+        """The batch that begins at `sequence` was refused, or taken back; it may come again."""
+        known = self._refused.pop(producer_id, None)
+        sequences: tuple[int, ...] = (sequence,)
+        if known is not None and known.epoch == epoch:
+            others = [other for other in known.sequences if other != sequence]
+            sequences = (*others[1 - BATCHES_REMEMBERED :], sequence)
+        while len(self._refused) >= PRODUCERS_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[producer_id] = _Refused(epoch, sequences, code)
+
+    def reason_behind(self, header: BatchHeader, expected: int) -> ErrorCode | None:
+        """Why the batch was refused that this one follows; None when none of those that were
+        refused is the one that the log expects next."""
+        known = self._refused.get(header.producer_id)
+        if known is None or known.epoch != header.producer_epoch:
+            return None
+        if expected not in known.sequences or not known.answers_left:
+            return None
+        known.answers_left -= 1
+        return known.code
+
+    def forget(self, producer_id: int) -> None:
+        """What the log expects of this producer was taken."""
+        self._refused.pop(producer_id, None)

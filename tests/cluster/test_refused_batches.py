@@ -1,0 +1,189 @@
+"""What is pipelined behind a refused batch is refused as that was, and nothing is out of order.
+
+librdkafka answers OUT_OF_ORDER_SEQUENCE_NUMBER behind a failed request with a new epoch for all its
+partitions, and sends under that whatever else has an unknown outcome: second copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftmq.cluster.partition import ACKS_ALL
+from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.producer_state import BATCHES_REMEMBERED
+from raftmq.cluster.refused_batches import PRODUCERS_MAX, RefusedBatches
+from raftmq.errors import ErrorCode, StorageError
+from raftmq.promise import Promise
+from raftmq.records import NewRecord, build_batch, parse_header
+from tests.cluster.fake_replica import REPLICAS, Bench
+
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def batch(sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 9) -> memoryview:
+    built = build_batch(
+        [NewRecord(None, b"%d" % (sequence + i)) for i in range(count)],
+        timestamp=1_000_000,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    return memoryview(built)
+
+
+def send(bench: Bench, records: memoryview) -> ErrorCode:
+    """The code; NONE also when it was appended and waits."""
+    result = bench.partition.append(records, ACKS_ALL, 1000)
+    return ErrorCode.NONE if isinstance(result, Promise) else result.code
+
+
+def made() -> Bench:
+    return Bench(settings=PartitionSettings(min_insync_replicas=2))
+
+
+def no_leader(bench: Bench, is_well: bool) -> None:
+    bench.replica.is_writable = is_well
+
+
+def too_few(bench: Bench, is_well: bool) -> None:
+    bench.replica.in_sync = REPLICAS if is_well else REPLICAS[:1]
+
+
+def full_disk(bench: Bench, is_well: bool) -> None:
+    bench.replica.refusal = None if is_well else StorageError("disk full")
+
+
+REASONS = [
+    pytest.param(no_leader, NOT_LEADER, id="not leading yet"),
+    pytest.param(too_few, ErrorCode.NOT_ENOUGH_REPLICAS, id="too few in sync"),
+    pytest.param(full_disk, ErrorCode.KAFKA_STORAGE_ERROR, id="disk full"),
+]
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(("turn", "code"), REASONS)
+def test_what_follows_a_refused_batch_is_refused_for_the_same_reason(
+    turn: Callable[[Bench, bool], None], code: ErrorCode, before: int
+) -> None:
+    bench = made()
+    for sequence in range(before):
+        assert send(bench, batch(sequence)) is ErrorCode.NONE
+    turn(bench, False)
+    assert send(bench, batch(before, 2)) is code
+    turn(bench, True)
+    following = [batch(before + 2 + i) for i in range(4)]
+    assert [send(bench, records) for records in following] == [code] * 4
+    assert bench.replica.log_end_offset == before
+    again = [batch(before, 2), *following]
+    assert [send(bench, records) for records in again] == [ErrorCode.NONE] * 5
+    assert bench.replica.log_end_offset == before + 6
+
+
+def test_several_refused_and_the_last_ones_in_time() -> None:
+    bench = made()
+    no_leader(bench, False)
+    assert [send(bench, batch(i)) for i in range(3)] == [NOT_LEADER] * 3
+    no_leader(bench, True)
+    assert [send(bench, batch(i)) for i in (3, 4)] == [NOT_LEADER] * 2
+    assert [send(bench, batch(i)) for i in range(5)] == [ErrorCode.NONE] * 5
+
+
+def test_a_batch_that_was_taken_back_is_missed_by_those_behind_it() -> None:
+    """Appended, not committed, taken back by another leader; this node leads again, and only now
+    looks at what the producer had sent behind it."""
+    bench = made()
+    first = bench.partition.append(batch(0), ACKS_ALL, 1000)
+    bench.replica.commit(1)
+    lost = [bench.partition.append(batch(i), ACKS_ALL, 1000) for i in (1, 2)]
+    assert isinstance(first, Promise)
+    bench.replica.follow()
+    bench.replica.truncate(1)
+    for promise in lost:
+        assert isinstance(promise, Promise)
+        assert promise.result().code is NOT_LEADER
+    bench.replica.is_leader = bench.replica.is_writable = True
+    assert send(bench, batch(3)) is NOT_LEADER
+    assert [send(bench, batch(i)) for i in (1, 2, 3)] == [ErrorCode.NONE] * 3
+
+
+def test_a_gap_of_the_producers_own_making_is_called_so() -> None:
+    bench = made()
+    assert send(bench, batch(0)) is ErrorCode.NONE
+    no_leader(bench, False)
+    assert send(bench, batch(1)) is NOT_LEADER
+    assert send(bench, batch(5, producer_id=10)) is NOT_LEADER
+    no_leader(bench, True)
+    assert send(bench, batch(1, epoch=1)) is OUT_OF_ORDER, "of another epoch"
+    assert send(bench, batch(7, producer_id=11)) is OUT_OF_ORDER, "of another producer"
+    assert send(bench, batch(6, producer_id=10)) is OUT_OF_ORDER, "not the one that is expected"
+    assert send(bench, batch(1)) is ErrorCode.NONE
+    assert send(bench, batch(3)) is OUT_OF_ORDER, "what was refused came again"
+
+
+def test_a_permanent_refusal_does_leave_a_gap() -> None:
+    bench = Bench(settings=PartitionSettings(max_message_bytes=100))
+    assert send(bench, batch(0, 9)) is ErrorCode.MESSAGE_TOO_LARGE
+    assert send(bench, batch(9)) is OUT_OF_ORDER
+
+
+def test_a_producer_that_never_comes_back_to_it_learns_the_truth() -> None:
+    bench = made()
+    no_leader(bench, False)
+    assert send(bench, batch(0)) is NOT_LEADER
+    no_leader(bench, True)
+    answers = [send(bench, batch(1)) for _ in range(BATCHES_REMEMBERED + 2)]
+    assert answers == [NOT_LEADER] * BATCHES_REMEMBERED + [OUT_OF_ORDER] * 2
+
+
+def test_what_is_no_batch_is_remembered_for_nobody() -> None:
+    bench = made()
+    no_leader(bench, False)
+    assert send(bench, memoryview(bytearray(10))) is NOT_LEADER
+    assert send(bench, memoryview(bytearray(100))) is NOT_LEADER
+    plain = memoryview(build_batch([NewRecord(None, b"v")], timestamp=1_000_000))
+    assert send(bench, plain) is NOT_LEADER
+
+
+def test_few_producers_are_remembered() -> None:
+    refused = RefusedBatches()
+    for producer_id in range(PRODUCERS_MAX + 10):
+        refused.note(producer_id, 0, 0, NOT_LEADER)
+    assert len(refused) == PRODUCERS_MAX
+    behind = [parse_header(batch(1, producer_id=p)) for p in (9, 10)]
+    assert [refused.reason_behind(header, 0) for header in behind] == [None, NOT_LEADER]
+
+
+@given(st.data())
+def test_any_pipeline_ends_in_order_and_never_out_of_order(data: st.DataObject) -> None:
+    """Five requests under way; the client sends again, in order, what was refused."""
+    bench = made()
+    reasons: list[Callable[[Bench, bool], None]] = [no_leader, too_few, full_disk]
+    turn = data.draw(st.sampled_from(reasons))
+    next_new, waiting = 0, list[int]()
+    for _ in range(data.draw(st.integers(1, 12))):
+        while len(waiting) < 5:
+            waiting.append(next_new)
+            next_new += 1
+        refused = []
+        for sequence in waiting:
+            turn(bench, data.draw(st.booleans()))
+            code = send(bench, batch(sequence))
+            assert code is not OUT_OF_ORDER
+            if code is not ErrorCode.NONE:
+                refused.append(sequence)
+        waiting = refused
+    sequences = [header.base_sequence for header, _ in bench.replica.log.batches]
+    assert sequences == list(range(len(sequences)))
+
+
+def test_raised_epochs_are_counted() -> None:
+    bench = made()
+    assert [send(bench, batch(i)) for i in (0, 1)] == [ErrorCode.NONE] * 2
+    assert bench.partition.counts.producer_epochs == 0
+    assert [send(bench, batch(i, epoch=1)) for i in (0, 1, 0)] == [ErrorCode.NONE] * 3
+    assert bench.partition.counts.producer_epochs == 1, "the last one was a duplicate"
