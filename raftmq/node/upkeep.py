@@ -7,9 +7,8 @@ hundred bytes cost far more to check than their bytes say.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
-
-import trio
 
 from raftmq.cluster.replica import Replica
 from raftmq.counts import ReplicaCounts
@@ -24,9 +23,10 @@ logger = structlog.get_logger("raftmq.upkeep")
 SCRUB_STRETCH_BYTES: Final = 1 << 20
 SCRUB_CORE_SHARE_MAX: Final = 0.05
 SCRUB_SMALL_BYTES: Final = 64 << 10
-SCRUB_PAUSE_S: Final = 0.05
+SCRUB_PAUSE_S: Final = 0.1
 """After a log with less than that to check, so that a thousand small ones cost nothing."""
-SCRUB_ROUND_PAUSE_S: Final = 0.25
+SCRUB_ROUND_S: Final = 3.0
+"""A round through all logs takes at least so long: few small ones are not read over and over."""
 WATCH_INTERVAL_S: Final = 0.25
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than that free a replica would only stop again."""
@@ -34,11 +34,13 @@ REOPEN_FREE_BYTES: Final = 16 << 20
 
 async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
     """Retain, scrub and watch until cancelled."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_watch_forever, plane, partitions)
-        nursery.start_soon(_retain_forever, plane, partitions)
-        if plane.config.scrub_bytes_per_s > 0:
-            nursery.start_soon(_scrub_forever, plane, partitions.counts)
+    forever: list[Callable[[], Awaitable[None]]] = [
+        lambda: _watch_forever(plane, partitions),
+        lambda: _retain_forever(plane, partitions),
+    ]
+    if plane.config.scrub_bytes_per_s > 0:
+        forever.append(lambda: _scrub_forever(plane, partitions.counts))
+    await plane.tasks.together(forever)
 
 
 async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
@@ -59,12 +61,12 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
         lacks_space = partitions.lacks_space or any(r.lacks_space for r in failed)
         if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
             partitions.space_is_back()
-        await trio.sleep(WATCH_INTERVAL_S)
+        await plane.tasks.sleep(WATCH_INTERVAL_S)
 
 
 async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
     while True:
-        await trio.sleep(plane.config.retention_check_ms / 1e3)
+        await plane.tasks.sleep(plane.config.retention_check_ms / 1e3)
         for replica in partitions.replicas():
             _close_aged_segment(replica, plane.clock.wall_ms())
         partitions.retain()
@@ -85,14 +87,17 @@ def _close_aged_segment(replica: Replica, now_ms: int) -> None:
 async def _scrub_forever(plane: DataPlane, counts: ReplicaCounts) -> None:
     """Check stored batches over and over; what is damaged is repaired by its replica."""
     while True:
+        clock = plane.clock
+        round_end_ms = clock.monotonic_ms() + SCRUB_ROUND_S * 1e3
         for replica in list(plane.multiraft.replicas.values()):
-            began = trio.current_time()
+            began_ms = clock.monotonic_ms()
             read_bytes = await _scrub(plane, replica, counts)
-            spent_s = trio.current_time() - began
+            spent_s = (clock.monotonic_ms() - began_ms) / 1e3
             due_s = read_bytes / plane.config.scrub_bytes_per_s
             least_s = SCRUB_PAUSE_S if read_bytes < SCRUB_SMALL_BYTES else 0.0
-            await trio.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, least_s))
-        await trio.sleep(SCRUB_ROUND_PAUSE_S)
+            await plane.tasks.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, least_s))
+        left_s = (round_end_ms - clock.monotonic_ms()) / 1e3
+        await plane.tasks.sleep(max(left_s, SCRUB_PAUSE_S))
 
 
 async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> int:
@@ -103,7 +108,7 @@ async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> i
         job = replica.log.scrub_job(min(SCRUB_STRETCH_BYTES, plane.config.scrub_bytes_per_s))
         if job is None:
             return 0
-        await trio.to_thread.run_sync(job.run)
+        await plane.tasks.in_thread(job.run)
     except DiskError as error:
         if plane.multiraft.replicas.get(replica.group) is replica:  # else closed meanwhile
             replica.fail(f"scrub could not read: {error}")
