@@ -1,0 +1,78 @@
+"""The clients of a run, in a process of their own.
+
+`python -m jepsen_like.live.load PLAN.json HISTORY` runs the workloads of the plan until standard
+input ends, waits for what is under way, reads everything back, and says as its last line what came
+of it. A line of counts is written every second meanwhile. Exit 0: the history is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jepsen_like.history_events import HistoryFile, Recorder
+from jepsen_like.live.workloads.append import Appenders
+from jepsen_like.live.workloads.base import Around, Client, Plan
+from jepsen_like.live.workloads.poll import Pollers, read_to_end
+
+WORKLOADS: Final[Mapping[str, Callable[[Around], Client]]] = {
+    "append": Appenders,
+    "poll": Pollers,
+}
+LAST_ANSWERS_S: Final = 60.0
+READ_BACK_S: Final = 120.0
+
+
+def read_plan(path: Path) -> Plan:
+    """Read what `write_plan` wrote."""
+    told: dict[str, Any] = json.loads(path.read_text())
+    return Plan(**{**told, "workloads": tuple(told["workloads"])})
+
+
+def _tell(**counts: Any) -> None:
+    sys.stdout.write(json.dumps(counts) + "\n")
+    sys.stdout.flush()
+
+
+def _wait_for_end_of_input(stop: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    stop.set()
+
+
+def run(plan: Plan, history: Path) -> int:
+    """Run the workloads until told to stop; the exit code."""
+    with HistoryFile(history) as file:
+        recorder = Recorder(file, time.monotonic_ns, threading.Lock())
+        around = Around(plan, recorder)
+        threading.Thread(target=_wait_for_end_of_input, args=(around.stop,), daemon=True).start()
+        clients = [WORKLOADS[name](around) for name in plan.workloads]
+        for client in clients:
+            client.start()
+        while not around.stop.wait(1.0):
+            _tell(acked=around.acked_records, polled=around.polled_records)
+        patience = threading.Timer(LAST_ANSWERS_S, around.is_over.set)
+        patience.start()
+        unfinished = [
+            name
+            for name, client in zip(plan.workloads, clients, strict=True)
+            if not client.join(LAST_ANSWERS_S + 10)
+        ]
+        patience.cancel()
+        has_read = read_to_end(around, READ_BACK_S)
+    _tell(
+        acked=around.acked_records,
+        polled=around.polled_records,
+        unfinished=unfinished,
+        has_read=has_read,
+        fatal=around.fatal,
+    )
+    return 0 if has_read and not unfinished else 2
+
+
+if __name__ == "__main__":
+    sys.exit(run(read_plan(Path(sys.argv[1])), Path(sys.argv[2])))

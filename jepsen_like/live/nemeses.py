@@ -1,0 +1,175 @@
+"""The faults: each breaks something for a while, never more than the design promises to survive.
+
+A nemesis breaks and holds; the stage makes whole again what it left. Only one is at work at a time,
+and the next one waits until every partition is fully replicated, since a wiped, damaged or replaced
+node has spent the minority that may be gone. What a machine lacks is said by `lack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from attrs import frozen
+
+from jepsen_like.live.cluster import Node
+from jepsen_like.live.links import CLIENTS, Pair, Weather
+from jepsen_like.live.stage import Stage
+
+Strike = Callable[[Stage], None]
+Lack = Callable[[Stage], str]
+
+
+def _nothing(_stage: Stage) -> str:
+    return ""
+
+
+@frozen
+class Nemesis:
+    """One kind of fault."""
+
+    name: str
+    strike: Strike
+    lack: Lack = _nothing
+    """Why it cannot be done here; empty when it can."""
+
+
+def kill_one(stage: Stage) -> None:
+    """kill -9 of one node."""
+    nodes = stage.choose(1)
+    stage.tell(f"kill -9 of {_names(nodes)}")
+    stage.kill(nodes)
+    stage.hold(1.5, 4)
+
+
+def kill_majority(stage: Stage) -> None:
+    """kill -9 of more nodes than may be gone; nobody can write meanwhile."""
+    nodes = stage.choose(stage.minority + 1)
+    stage.tell(f"kill -9 of {_names(nodes)}")
+    stage.kill(nodes)
+    stage.hold(0.5, 2)
+
+
+def kill_all(stage: Stage) -> None:
+    """kill -9 of all nodes."""
+    stage.tell("kill -9 of all nodes")
+    stage.kill(list(stage.cluster.nodes.values()))
+    stage.hold(0.2, 1)
+
+
+def pause(stage: Stage) -> None:
+    """SIGSTOP of as many as may be gone."""
+    nodes = stage.choose(stage.rng.randint(1, stage.minority))
+    stage.tell(f"SIGSTOP of {_names(nodes)}")
+    stage.pause(nodes)
+    stage.hold(1.5, 4)
+
+
+def partition_one(stage: Stage) -> None:
+    """One node is cut off from the others; clients reach it."""
+    lonely = stage.rng.choice(stage.ids)
+    stage.tell(f"node {lonely} is cut off")
+    stage.partition({lonely}, set(stage.ids) - {lonely})
+    stage.hold(2, 5)
+
+
+def partition_majority(stage: Stage) -> None:
+    """A majority on one side, a minority on the other, some of it out of clients' reach."""
+    few = set(stage.rng.sample(stage.ids, stage.minority))
+    stage.tell(f"nodes {sorted(few)} are cut off from the majority and from clients")
+    stage.partition(few, set(stage.ids) - few | {CLIENTS})
+    stage.hold(2, 5)
+
+
+def partition_ring(stage: Stage) -> None:
+    """Each node sees its neighbours in a ring alone; with three nodes, one link is gone."""
+    ring = stage.rng.sample(stage.ids, len(stage.ids))
+    if len(ring) == 3:
+        gone = {(ring[0], ring[1]), (ring[1], ring[0])}
+    else:
+        near = {(ring[i - step], ring[i]) for i in range(len(ring)) for step in (1, -1)}
+        gone = {(a, b) for a in ring for b in ring if a != b} - {
+            (a, b) for pair in near for a, b in (pair, pair[::-1])
+        }
+    stage.tell(f"a ring of {ring}")
+    stage.cut(gone)
+    stage.hold(2, 5)
+
+
+def partition_bridge(stage: Stage) -> None:
+    """Two halves that only one node connects."""
+    order = stage.rng.sample(stage.ids, len(stage.ids))
+    middle, rest = order[0], order[1:]
+    left, right = set(rest[: len(rest) // 2]), set(rest[len(rest) // 2 :])
+    stage.tell(f"node {middle} is the bridge between {sorted(left)} and {sorted(right)}")
+    stage.partition(left, right)
+    stage.hold(2, 5)
+
+
+def partition_one_way(stage: Stage) -> None:
+    """One node hears nothing, or nobody hears it."""
+    lonely = stage.rng.choice(stage.ids)
+    others = [other for other in stage.ids if other != lonely]
+    if stage.rng.random() < 0.5:
+        stage.tell(f"node {lonely} hears no other node")
+        stage.cut({(other, lonely) for other in others})
+    else:
+        stage.tell(f"no other node hears node {lonely}")
+        stage.cut({(lonely, other) for other in others})
+    stage.hold(2, 5)
+
+
+def slow_links(stage: Stage) -> None:
+    """Some links are slow or narrow."""
+    pairs = [(a, b) for a in [CLIENTS, *stage.ids] for b in [CLIENTS, *stage.ids] if a != b]
+    weather: dict[Pair, Weather] = {}
+    for pair in stage.rng.sample(pairs, max(1, len(pairs) // 3)):
+        if stage.rng.random() < 0.5:
+            weather[pair] = Weather(delay_ms=stage.rng.uniform(5, 60))
+        else:
+            weather[pair] = Weather(bytes_per_s=stage.rng.uniform(100e3, 1e6))
+    stage.tell(f"{len(weather)} of {len(pairs)} links are slow or narrow")
+    stage.spoil(weather)
+    stage.hold(2, 5)
+
+
+def reset_connections(stage: Stage) -> None:
+    """Connections are reset again and again, as by a firewall that forgets."""
+    struck = 0
+    for _ in range(stage.rng.randint(3, 8)):
+        dialler = stage.rng.choice([CLIENTS, *stage.ids])
+        struck += stage.links.reset((dialler, node) for node in stage.ids)
+        stage.hold(0.1, 0.6)
+    stage.tell(f"{struck} connections reset")
+
+
+def restart_storm(stage: Stage) -> None:
+    """Nodes are killed and started again at once, one after the other, without a pause."""
+    count = stage.rng.randint(3, 6)
+    stage.tell(f"{count} nodes killed and started one after the other")
+    for _ in range(count):
+        nodes = stage.choose(1)
+        stage.kill(nodes)
+        stage.start(nodes)
+        stage.hold(0.1, 1.5)
+
+
+def _names(nodes: list[Node]) -> str:
+    return ", ".join(str(node.node_id) for node in nodes)
+
+
+_ALL: Final = (
+    Nemesis("kill-one", kill_one),
+    Nemesis("kill-majority", kill_majority),
+    Nemesis("kill-all", kill_all),
+    Nemesis("pause", pause),
+    Nemesis("partition-one", partition_one),
+    Nemesis("partition-majority", partition_majority),
+    Nemesis("partition-ring", partition_ring),
+    Nemesis("partition-bridge", partition_bridge),
+    Nemesis("partition-one-way", partition_one_way),
+    Nemesis("slow-links", slow_links),
+    Nemesis("reset-connections", reset_connections),
+    Nemesis("restart-storm", restart_storm),
+)
+NEMESES: Final[Mapping[str, Nemesis]] = {nemesis.name: nemesis for nemesis in _ALL}

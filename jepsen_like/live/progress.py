@@ -1,0 +1,76 @@
+"""How long nothing was acknowledged though a majority was up and connected.
+
+A window is a stretch of time in which a partition's group had to make progress, by the stage's
+timeline. A stall is the longest piece of a window without an acknowledgement. For the cluster as a
+whole, any acknowledgement counts, and any group that had to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from attrs import frozen
+
+from jepsen_like.live.stage import Standing
+
+CLUSTER = "cluster"
+Span = tuple[float, float]
+
+
+@frozen
+class Stall:
+    """The longest time that one group, or the cluster, stood still without an excuse."""
+
+    where: str
+    seconds: float
+    began: float
+
+
+def windows(
+    timeline: Sequence[Standing], must: Callable[[Standing], bool], end: float
+) -> list[Span]:
+    """Half-open spans of time in which it must make progress, joined where they touch."""
+    spans: list[Span] = []
+    starts = [standing.at for standing in timeline[1:]] + [end]
+    for standing, until in zip(timeline, starts, strict=True):
+        if standing.at >= end or not must(standing):
+            continue
+        until = min(until, end)
+        if spans and spans[-1][1] == standing.at:
+            spans[-1] = (spans[-1][0], until)
+        else:
+            spans.append((standing.at, until))
+    return spans
+
+
+def longest_stall(where: str, spans: Iterable[Span], acked_at: Sequence[float]) -> Stall:
+    """The longest piece of these spans in which nothing was acknowledged."""
+    worst = Stall(where, 0.0, 0.0)
+    position = 0
+    for begin, end in spans:
+        while position < len(acked_at) and acked_at[position] <= begin:
+            position += 1
+        inside = []
+        ahead = position
+        while ahead < len(acked_at) and acked_at[ahead] < end:
+            inside.append(acked_at[ahead])
+            ahead += 1
+        for a, b in pairwise([begin, *inside, end]):
+            if b - a > worst.seconds:
+                worst = Stall(where, b - a, a)
+    return worst
+
+
+def stalls(
+    timeline: Sequence[Standing], acked_at: Mapping[str, Sequence[float]], end: float
+) -> list[Stall]:
+    """The cluster's longest stall, then each partition's, the worst first."""
+    everything = sorted(at for times in acked_at.values() for at in times)
+    spans = windows(timeline, lambda s: any(s.must_progress(key) for key in acked_at), end)
+    found = [
+        longest_stall(key, windows(timeline, lambda s, k=key: s.must_progress(k), end), times)
+        for key, times in acked_at.items()
+    ]
+    found.sort(key=lambda stall: -stall.seconds)
+    return [longest_stall(CLUSTER, spans, everything), *found]

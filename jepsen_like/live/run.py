@@ -1,0 +1,267 @@
+"""A live run: rounds of cluster, load and nemeses, and the judgement of each round's history.
+
+A round has a cluster of its own, of three or five nodes, and ends with a healed cluster and all
+records read back. Its folder keeps the history, the nodes' logs and what was judged. The run owns
+every process that it started and leaves none behind.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from attrs import asdict, define, field, frozen
+
+from jepsen_like.live.cluster import Cluster, StuckError
+from jepsen_like.live.links import Links, ProxyLinks
+from jepsen_like.live.load import READ_BACK_S
+from jepsen_like.live.nemeses import Nemesis
+from jepsen_like.live.stage import Stage
+from jepsen_like.live.storage import Disk, PlainDisk
+from jepsen_like.live.workloads.base import Plan
+
+DEFAULTS: Final = {
+    "group.initial.rebalance.delay.ms": "0",
+    "log.segment.bytes": str(1 << 20),
+    "auto.create.topics.enable": "false",
+}
+TOPICS_3: Final = {"log": (6, 3)}
+TOPICS_5: Final = {"wide": (4, 5), "narrow": (4, 3)}
+"""Partitions and replicas by topic; those of five replicas survive the loss of two nodes."""
+FIRST_ACK_S: Final = 30.0
+QUIET_S: Final = (0.5, 1.5)
+"""Between a cluster made whole and the next fault."""
+
+
+@frozen
+class Settings:
+    """What a run is to do."""
+
+    seconds: float
+    nodes: tuple[int, ...]
+    """Nodes of the rounds, in turn."""
+    round_s: float
+    nemeses: tuple[Nemesis, ...]
+    workloads: tuple[str, ...]
+    rate: float
+    seed: int
+    out: Path
+
+
+@define
+class Fault:
+    """One fault that was done; times since the round began."""
+
+    nemesis: str
+    began: float
+    detail: str = ""
+    healed: float = 0.0
+    """When all nodes were up and connected again."""
+    whole: float = 0.0
+    """When every partition was fully replicated."""
+
+
+@define
+class Round:
+    """What came of one round."""
+
+    number: int
+    nodes: int
+    folder: Path
+    began: float = field(factory=time.monotonic)
+    faults: list[Fault] = field(factory=list)
+    lacks: dict[str, str] = field(factory=dict)
+    """Nemeses that this machine cannot do, and why."""
+    stuck: str = ""
+    told: dict[str, Any] = field(factory=dict)
+    """The last line of the load."""
+    load_exit: int = -1
+    stage: Stage | None = None
+    ended: float = 0.0
+    """When the load was told to stop."""
+
+
+class LoadProcess:
+    """The clients' process, and what it told last."""
+
+    def __init__(self, plan: Plan, folder: Path, prefix: tuple[str, ...]) -> None:
+        path = folder / "plan.json"
+        path.write_text(json.dumps(asdict(plan)))
+        self._errors = (folder / "load.log").open("wb")
+        self._process = subprocess.Popen(
+            [
+                *prefix,
+                *(sys.executable, "-m", "jepsen_like.live.load"),
+                *(str(path), str(folder / "history.jsonl")),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self.told: dict[str, Any] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.told = json.loads(line)
+
+    @property
+    def is_running(self) -> bool:
+        """False when it has ended, of itself or told so."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Tell it that no new operation may begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end; the exit code."""
+        try:
+            return self._process.wait(timeout_s)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        if self.is_running:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+
+class Deck:
+    """Nemeses in random order, each as often as the others."""
+
+    def __init__(self, nemeses: tuple[Nemesis, ...], rng: Random) -> None:
+        self._nemeses = nemeses
+        self._rng = rng
+        self._left: list[Nemesis] = []
+
+    def draw(self) -> Nemesis:
+        """The next one."""
+        if not self._left:
+            self._left = self._rng.sample(self._nemeses, len(self._nemeses))
+        return self._left.pop()
+
+
+class Runner:
+    """Runs the rounds of a run."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._rng = Random(settings.seed)
+        self._deck = Deck(settings.nemeses, self._rng)
+        self._ends_at = 0.0
+        self.rounds: list[Round] = []
+
+    def run(self) -> None:
+        """Run until the time is over; results are in `rounds`."""
+        self._ends_at = time.monotonic() + self._settings.seconds
+        number = 0
+        while number == 0 or self._ends_at - time.monotonic() > self._settings.round_s / 3:
+            nodes = self._settings.nodes[number % len(self._settings.nodes)]
+            number += 1
+            folder = self._settings.out / f"round-{number:02}-{nodes}-nodes"
+            folder.mkdir(parents=True)
+            round_ = Round(number, nodes, folder)
+            self.rounds.append(round_)
+            links = ProxyLinks()
+            try:
+                self._round(round_, links)
+            finally:
+                links.close()
+
+    def _round(self, round_: Round, links: Links) -> None:
+        def make_disk(folder: Path) -> Disk:
+            return PlainDisk(folder)
+
+        cluster = Cluster(round_.folder, round_.nodes, links, make_disk, DEFAULTS)
+        load: LoadProcess | None = None
+        try:
+            cluster.start()
+            topics = TOPICS_3 if round_.nodes == 3 else TOPICS_5
+            for topic, (partitions, replicas) in topics.items():
+                words = ["-p", str(partitions), "-r", str(replicas)]
+                done = cluster.command("topic", "create", topic, *words)
+                if done.returncode:
+                    raise StuckError(f"cannot create {topic}: {done.stderr}")
+            plan = Plan(
+                bootstrap=cluster.bootstrap,
+                topics={topic: partitions for topic, (partitions, _) in topics.items()},
+                workloads=self._settings.workloads,
+                rate=self._settings.rate,
+                seed=self._rng.getrandbits(32),
+            )
+            cluster.wait_whole(60)
+            load = LoadProcess(plan, round_.folder, links.client_prefix)
+            self._strike(round_, Stage(cluster, self._rng), load)
+            load.stop()
+            round_.ended = time.monotonic()
+            round_.load_exit = load.wait(READ_BACK_S + 120)
+            round_.told = load.told
+        except StuckError as error:
+            round_.stuck = str(error)
+            self._say(f"stuck: {error}")
+        finally:
+            if load is not None:
+                load.close()
+            cluster.stop()
+
+    def _strike(self, round_: Round, stage: Stage, load: LoadProcess) -> None:
+        """Fault after fault until the round's time is over."""
+        deadline = time.monotonic() + FIRST_ACK_S
+        while not load.told.get("acked"):
+            if time.monotonic() > deadline or not load.is_running:
+                raise StuckError("nothing is acknowledged on a healthy cluster")
+            time.sleep(0.05)
+        round_.stage = stage
+        round_.began = time.monotonic()
+        stage.learn_members()
+        until = min(round_.began + self._settings.round_s, self._ends_at)
+        while time.monotonic() < until and load.is_running:
+            nemesis = self._deck.draw()
+            if lack := nemesis.lack(stage):
+                if nemesis.name not in round_.lacks:
+                    self._say(f"{nemesis.name} is left out: {lack}")
+                round_.lacks[nemesis.name] = lack
+                if len(round_.lacks) == len(self._settings.nemeses):
+                    raise StuckError("this machine can do none of these faults")
+                continue
+            stage.hold(*QUIET_S)
+            fault = Fault(nemesis.name, time.monotonic() - round_.began)
+            round_.faults.append(fault)
+            stage.details.clear()
+            try:
+                nemesis.strike(stage)
+            finally:
+                fault.detail = "; ".join(stage.details)
+            stage.restore()
+            fault.healed = time.monotonic() - round_.began
+            stage.wait_whole()
+            fault.whole = time.monotonic() - round_.began
+            self._say(self._line(round_, fault, load))
+        stage.hold(*QUIET_S)
+
+    def _line(self, round_: Round, fault: Fault, load: LoadProcess) -> str:
+        left = max(0.0, self._ends_at - time.monotonic())
+        return (
+            f"{fault.began:6.1f} s round {round_.number} ({round_.nodes} nodes): {fault.nemesis}: "
+            f"{fault.detail}; healed after {fault.healed - fault.began:.1f} s, whole after "
+            f"{fault.whole - fault.began:.1f} s; {load.told.get('acked', 0)} acknowledged, "
+            f"{left:.0f} s left"
+        )

@@ -1,0 +1,1 @@
+"""What clients do while the cluster suffers; each kind of client is a module."""

@@ -1,0 +1,98 @@
+"""What all clients of a run share: settings, the history, and when to stop.
+
+Times are of CLOCK_MONOTONIC, which all processes of a machine share; no nemesis touches the load's
+clocks. Partitions are keyed `topic-partition`, as everywhere in histories.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from attrs import define, field, frozen
+
+from jepsen_like.history_events import Recorder
+
+FAST_RETRIES: Final[Mapping[str, Any]] = {
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 300,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "topic.metadata.refresh.interval.ms": 5_000,
+    "socket.timeout.ms": 2_000,
+    "log_level": 2,
+}
+"""A broker that was stopped answers nothing: clients wait for it as long as they are told to."""
+
+
+@frozen
+class Plan:
+    """What a load is to do; travels to its process as JSON."""
+
+    bootstrap: str
+    topics: Mapping[str, int]
+    """Partitions by topic."""
+    workloads: tuple[str, ...]
+    rate: float
+    """Records a second, over all partitions."""
+    seed: int
+    size: int = 100
+
+    @property
+    def keys(self) -> list[str]:
+        """All partitions."""
+        return [key_of(topic, i) for topic, count in self.topics.items() for i in range(count)]
+
+
+@define(eq=False)
+class Around:
+    """Handed to every client."""
+
+    plan: Plan
+    recorder: Recorder
+    stop: threading.Event = field(factory=threading.Event)
+    """Set when no new operation may begin."""
+    is_over: threading.Event = field(factory=threading.Event)
+    """Set when what is still under way is given up."""
+    numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
+    acked_records: int = 0
+    polled_records: int = 0
+    fatal: list[str] = field(factory=list)
+    """Errors after which a client cannot go on; none is expected, whatever breaks."""
+
+    def process(self) -> int:
+        """A number for a new client."""
+        return next(self.numbers)
+
+
+class Client(Protocol):
+    """Some threads of one kind."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the last operations after `stop`; False when some did not end."""
+
+
+def join_all(threads: list[threading.Thread], timeout_s: float) -> bool:
+    """Join threads within a time for all of them; False when one still runs."""
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def key_of(topic: str | None, partition: int | None) -> str:
+    """How histories name a partition."""
+    return f"{topic}-{partition}"
+
+
+def parts_of(key: str) -> tuple[str, int]:
+    """The topic and partition of a key."""
+    topic, _, partition = key.rpartition("-")
+    return topic, int(partition)
