@@ -149,7 +149,7 @@ class NodeConfig:
     index_memory_bytes_max: int = _key("Most memory for offset and time indexes.", default=64 << 20)
     recent_bytes_max: int = _key(
         "Memory for the newest batches of all partitions, from which followers are served.",
-        default=32 << 20,
+        default=16 << 20,
     )
     replica_lag_time_max_ms: int = _key(
         "A follower not caught up for so long leaves the reported ISR.", default=10_000
