@@ -1,8 +1,8 @@
 """All replicas of one node: one tick, one way in, one way out, one journal.
 
 Inputs (ticks, frames, finished flushes) touch few replicas; only those touched are drained
-afterwards. Heartbeats and their replies of all groups to one node leave as one frame. Flushes are
-asked for per replica, plus one for the journal that all groups share, so a thousand elections are a
+afterwards. What their groups then have to say leaves in few frames (`mail.py`). Flushes are asked
+for per replica, plus one for the journal that all groups share, so a thousand elections are a
 handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
 
 Invariants: a replica is drained after every input that touched it, before anything else happens to
@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_node_beat
+from raftmq.cluster.mail import Mail, SendFrame
+from raftmq.cluster.peer_codec import decode, encode, encode_node_beat
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.resting import Rests
@@ -32,18 +33,7 @@ from raftmq.raft.messages import (
     StoredChunk,
 )
 from raftmq.raft.ready import Role
-from raftmq.types import Buffer, NodeId, RaftGroupId
-
-
-class SendFrame(Protocol):
-    """The shell's way to another node."""
-
-    def __call__(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        """Send one frame, given in pieces, without blocking; False when it was dropped.
-
-        `is_heartbeat` frames are small and urgent and never queue behind the others.
-        """
-        ...
+from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
 
 
 class SendStored(Protocol):
@@ -91,7 +81,8 @@ class MultiRaft:
         self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
         self._dirty: dict[RaftGroupId, Replica] = {}
         self._waiting: dict[RaftGroupId, Replica] = {}
-        self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
+        self._standing: dict[RaftGroupId, Replica] = {}  # asked for votes when last looked at
+        self._mail = Mail(node_id, send)
         self._depth = 0
         self._is_draining = False
         self.after_drain: list[Callable[[], None]] = []
@@ -126,6 +117,7 @@ class MultiRaft:
         self._awake.pop(group, None)
         self._dirty.pop(group, None)
         self._waiting.pop(group, None)
+        self._standing.pop(group, None)
         self._rests.remove(group)
         replica = self.replicas.pop(group, None)
         if replica is not None:
@@ -136,6 +128,16 @@ class MultiRaft:
     def resting_count(self) -> int:
         """How many replicas are at rest."""
         return len(self._rests)
+
+    @property
+    def is_at_ease(self) -> bool:
+        """True when all groups rest but the metadata group, and that one knows its leader."""
+        if len(self._awake) > 1:
+            return False
+        return all(
+            group == METADATA_GROUP and replica.core.leader is not None
+            for group, replica in self._awake.items()
+        )
 
     def touch(self, replica: Replica) -> None:
         """Something happened to `replica` from outside (an append, a proposal): drain it, at the
@@ -172,15 +174,18 @@ class MultiRaft:
             awake = list(self._awake.values())
             # Nodes begin at different groups, so that they do not stand against each other.
             start = len(awake) * (self.node_id % 5) // 5
-            standing = sum(replica.core.role in _STANDING for replica in awake)
+            for group in [g for g, r in self._standing.items() if r.core.role not in _STANDING]:
+                del self._standing[group]
             for replica in awake[start:] + awake[:start]:
                 if replica.resting.is_resting:
                     continue
-                was_standing = replica.core.role in _STANDING
-                replica.core.waits_for_turn = standing >= STANDING_MAX
+                replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
                 if replica.tick():
                     self._dirty[replica.group] = replica
-                standing += (replica.core.role in _STANDING) - was_standing
+                if replica.core.role in _STANDING:
+                    self._standing[replica.group] = replica
+                elif self._standing:
+                    self._standing.pop(replica.group, None)  # its time ran out
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:
         """Take a frame that `sender` sent; nobody may change it afterwards.
@@ -248,13 +253,14 @@ class MultiRaft:
         if to == self.node_id:
             return  # this node's earlier storage, which is gone
         if isinstance(message, Heartbeat | HeartbeatReply):
-            self._beats.setdefault(to, []).append((group, message))
-            return
-        if isinstance(message, AppendRequest) and message.chunk is not None:
+            self._mail.add_beat(group, message)
+        elif isinstance(message, AppendRequest) and message.chunk is not None:
             self._send_stored(to, encode(group, message), message.chunk)
-            return
-        is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
-        self._send(to, encode(group, message), is_heartbeat=not is_bulk)
+        else:
+            is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
+            self._mail.add(group, message, is_urgent=not is_bulk)
+        if not self._depth and not self._is_draining:
+            self._mail.leave()
 
     def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
         """Without a stream for stored chunks they travel as other frames do."""
@@ -269,7 +275,7 @@ class MultiRaft:
         self._send(beat.to, encode_node_beat(beat), is_heartbeat=True)
 
     def _drain(self) -> None:
-        """Drain what was touched, ask for the flushes that are due, send the heartbeats."""
+        """Drain what was touched, ask for the flushes that are due, send what is to be said."""
         if self._is_draining:
             return  # touched from within: the loop below sees it
         self._is_draining = True
@@ -282,6 +288,9 @@ class MultiRaft:
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
                         self._awake.pop(replica.group, None)
+                    if replica.core.role in _STANDING:
+                        self._standing[replica.group] = replica
+                self._mail.leave()
                 for hook in self.after_drain:
                     hook()
         finally:
@@ -289,12 +298,7 @@ class MultiRaft:
         job = self._journal.flush_job()
         if job is not None:
             self._flush_journal(job)
-        if self._beats:
-            beats, self._beats = self._beats, {}
-            for node_id, messages in beats.items():
-                self._send(
-                    node_id, encode_beats(self.node_id, node_id, messages), is_heartbeat=True
-                )
+        self._mail.leave()
 
     def _flush(self, replica: Replica) -> None:
         if replica.waits_for_journal:

@@ -1,9 +1,9 @@
 """Peer messages to bytes and back.
 
-A frame carries one message of one group, or the heartbeats and heartbeat replies of many groups
-between two nodes. Batches are not copied: `encode` returns a list of buffers to be sent one after
-the other, `decode` returns views into the frame, which nobody may change afterwards. The shell adds
-length and checksum (`adapters/peer_links.py`).
+A frame carries one message of one group, or small ones of many groups, or the heartbeats and
+heartbeat replies of many groups between two nodes. Batches are not copied: `encode` returns a list
+of buffers to be sent one after the other, `decode` returns views into the frame, which nobody may
+change afterwards. The shell adds length and checksum (`adapters/peer_links.py`).
 
 Invariants: every count and size is checked against the bytes at hand before anything is built of
 them; whatever the peer may not send raises `RemoteProtocolError`; nothing else is ever raised.
@@ -16,12 +16,15 @@ them; whatever the peer may not send raises `RemoteProtocolError`; nothing else 
     beat    tag u8 | topic id 16s | partition i32 | creation epoch i64 | sender storage u64
             | to storage u64 | term i64 | round i64 | commit or matched end i64 | clock ms i64
     node    (form 3)    sender node i32 | to node i32 | incarnation i64 | digest of groups u64
+    several (form 4)    size u32 of each frame; behind the head, in place of batches, the frames,
+                        which are all of form 1
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -67,6 +70,11 @@ FORMAT_VERSION: Final = 1
 FORM_MESSAGE: Final = 1
 FORM_BEATS: Final = 2
 FORM_NODE_BEAT: Final = 3
+FORM_SEVERAL: Final = 4
+
+SEVERAL_MAX: Final = 64
+"""So many messages may share a frame: all are taken in one turn of the receiver's loop, and to
+begin to lead takes each group a part of a millisecond."""
 
 _PREFIX: Final = struct.Struct(">BBI")
 _HEAD: Final = struct.Struct(">B28siQiQq")
@@ -160,6 +168,14 @@ def encode_beats(
     return [frame]
 
 
+def encode_several(frames: Sequence[Sequence[Buffer]]) -> list[Buffer]:
+    """Put frames that `encode` made into one. They are copied, so they should be small."""
+    assert len(frames) <= SEVERAL_MAX, "more messages than a receiver takes at once"
+    sizes = [_SIZE.pack(sum(map(len, frame))) for frame in frames]
+    head = _PREFIX.pack(FORMAT_VERSION, FORM_SEVERAL, len(sizes) * _SIZE.size)
+    return [b"".join((head, *sizes, *chain.from_iterable(frames)))]
+
+
 def encode_node_beat(beat: NodeBeat) -> list[Buffer]:
     """Frame a node's sign of life."""
     body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, beat.resting)
@@ -167,30 +183,36 @@ def encode_node_beat(beat: NodeBeat) -> list[Buffer]:
 
 
 def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
-    """Read a frame; payloads are views into it.
+    """Read a frame; payloads are views into it, or small copies.
 
     Raises:
         RemoteProtocolError: not a frame of this format, or impossible values in it.
     """
-    view = memoryview(frame)
     try:
-        version, form, head_size = _PREFIX.unpack_from(view, 0)
-        if version != FORMAT_VERSION:
-            raise RemoteProtocolError(f"peer message format {version}, known is {FORMAT_VERSION}")
-        if head_size > len(view) - _PREFIX.size:
-            raise RemoteProtocolError("peer message head is longer than its frame")
-        head = view[_PREFIX.size : _PREFIX.size + head_size]
-        rest = view[_PREFIX.size + head_size :]
+        form, head, rest = _open(memoryview(frame))
         if form == FORM_MESSAGE:
             return [_decode_message(head, rest)]
         if form == FORM_BEATS:
             return _decode_beats(head, rest)
+        if form == FORM_SEVERAL:
+            return _decode_several(head, rest)
         if form == FORM_NODE_BEAT and not len(rest):
             sender, to, incarnation, resting = _NODE_BEAT.unpack(head)
             return NodeBeat(NodeId(sender), NodeId(to), incarnation, resting)
     except struct.error as error:
         raise RemoteProtocolError(f"truncated peer message: {error}") from error
     raise RemoteProtocolError(f"unknown form {form} of a peer message")
+
+
+def _open(frame: memoryview) -> tuple[int, memoryview, memoryview]:
+    """Form, head and what follows it."""
+    version, form, head_size = _PREFIX.unpack_from(frame, 0)
+    if version != FORMAT_VERSION:
+        raise RemoteProtocolError(f"peer message format {version}, known is {FORMAT_VERSION}")
+    if head_size > len(frame) - _PREFIX.size:
+        raise RemoteProtocolError("peer message head is longer than its frame")
+    head_end = _PREFIX.size + head_size
+    return form, frame[_PREFIX.size : head_end], frame[head_end:]
 
 
 def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
@@ -290,6 +312,24 @@ def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId,
         else:
             raise RemoteProtocolError(f"message {tag} among heartbeats")
     return beats
+
+
+def _decode_several(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId, PeerMessage]]:
+    if not 0 < len(head) <= SEVERAL_MAX * _SIZE.size:
+        raise RemoteProtocolError(f"a frame with sizes of messages in {len(head)} bytes")
+    messages: list[tuple[RaftGroupId, PeerMessage]] = []
+    position = 0
+    for (size,) in _SIZE.iter_unpack(head):
+        form, message_head, payload = _open(_take(rest, position, size))
+        if form != FORM_MESSAGE:
+            raise RemoteProtocolError(f"form {form} among several messages")
+        if len(payload):
+            payload = memoryview(bytes(payload))  # whoever keeps one must not keep them all
+        messages.append(_decode_message(message_head, payload))
+        position += size
+    if position != len(rest):
+        raise RemoteProtocolError("bytes after the last of several messages")
+    return messages
 
 
 def _group(encoded: bytes) -> RaftGroupId:

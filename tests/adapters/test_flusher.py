@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import trio
 
-from raftmq.adapters.flusher import Flusher
+from raftmq.adapters.flusher import REPORT_MAX, Flusher
 from raftmq.ports import DiskError
 
 
@@ -42,6 +44,32 @@ async def test_a_failing_disk_is_told_to_whom_it_concerns() -> None:
         await done.wait()
     assert set(errors) == {None, failure}
     flusher.close()
+
+
+async def test_flushes_that_end_together_are_told_together_and_a_turn_has_its_limit() -> None:
+    """Many logs are flushed when many groups begin to lead: one round of answers, not hundreds."""
+    flusher = Flusher(1)
+    turns: list[int] = []
+    everything = trio.Event()
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        turns.append(0)
+        yield
+
+    def told(error: DiskError | None) -> None:
+        assert error is None
+        turns[-1] += 1
+        if sum(turns) == 2 * REPORT_MAX:
+            everything.set()
+
+    flusher.around = around
+    for _ in range(2 * REPORT_MAX):
+        flusher.submit(Job(), told)
+    flusher.close()  # all have run, and this loop had no turn since
+    with trio.fail_after(5):
+        await everything.wait()
+    assert [count for count in turns if count] == [REPORT_MAX, REPORT_MAX]
 
 
 def test_a_bug_in_a_job_stops_the_node() -> None:

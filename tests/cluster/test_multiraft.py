@@ -12,7 +12,8 @@ from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.machine import SimMachine
 from raftmq.cluster.multiraft import STANDING_MAX, MultiRaft
-from raftmq.cluster.peer_codec import decode, encode, encode_beats
+from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_several
+from raftmq.cluster.peer_messages import NodeBeat, PeerMessage
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import RemoteProtocolError
@@ -21,7 +22,15 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Heartbeat, HeartbeatReply, VoteRequest
+from raftmq.raft.messages import (
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    PreVoteReply,
+    PreVoteRequest,
+    VoteReply,
+    VoteRequest,
+)
 from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import (
@@ -97,6 +106,18 @@ class Node:
             job.run()
             done(None)
 
+    def messages(self) -> list[tuple[NodeId, RaftGroupId, PeerMessage]]:
+        found: list[tuple[NodeId, RaftGroupId, PeerMessage]] = []
+        for to, frame, _ in self.sent:
+            content = decode(frame)
+            assert not isinstance(content, NodeBeat)
+            found += [(to, group, message) for group, message in content]
+        return found
+
+    def deliver(self, sender: ReplicaId, messages: list[tuple[RaftGroupId, PeerMessage]]) -> None:
+        frame = encode_several([encode(group, message) for group, message in messages])
+        self.multiraft.deliver(sender.node_id, b"".join(frame))
+
     def hear_leader(self, leader: ReplicaId, term: int = 1) -> None:
         beats: list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]] = [
             (g, Heartbeat(Term(term), leader, A, RaftIndex(0), 1)) for g in self.multiraft.replicas
@@ -159,7 +180,52 @@ def test_a_thousand_votes_are_one_flush_and_none_leaves_before_it() -> None:
     assert len(node.flushes) == 1
     assert node.sent == []
     node.flush()
-    assert len(node.sent) == 100
+    assert all(is_heartbeat for _, _, is_heartbeat in node.sent), "never behind bulk"
+    assert node.messages() == [
+        (C.node_id, group(number), VoteReply(Term(5), A, C, True)) for number in range(100)
+    ]
+    assert len(node.sent) == 2
+
+
+def test_the_elections_of_many_groups_are_few_frames() -> None:
+    """From the leader's end to the first entries of the new terms: 60 groups, two other nodes."""
+    node = Node(60)
+    node.flush()
+    node.hear_leader(C, term=2)  # in term 3 it is this node's turn to stand at once
+    node.sent.clear()
+    node.multiraft.peer_lost(C.node_id)
+    assert len(node.sent) == 2
+    asked = [(to, g) for to, g, message in node.messages() if isinstance(message, PreVoteRequest)]
+    assert sorted(asked) == sorted((to, group(n)) for to in (2, 3) for n in range(60))
+    node.sent.clear()
+    node.deliver(B, [(group(n), PreVoteReply(Term(3), B, A, True)) for n in range(60)])
+    assert node.sent == [], "its own vote is not durable yet"
+    node.flush()
+    assert len(node.sent) == 2
+    assert {type(message) for _, _, message in node.messages()} == {VoteRequest}
+    node.sent.clear()
+    node.deliver(B, [(group(n), VoteReply(Term(3), B, A, True)) for n in range(60)])
+    entries = [(to, g) for to, g, message in node.messages() if isinstance(message, AppendRequest)]
+    assert sorted(entries) == sorted((to, group(n)) for to in (2, 3) for n in range(60))
+    assert len(node.sent) == 2
+
+
+def test_a_message_that_is_alone_leaves_as_it_is() -> None:
+    node = Node(1)
+    node.flush()
+    request = VoteRequest(Term(5), C, A, Term(0), RaftIndex(0))
+    node.multiraft.deliver(C.node_id, b"".join(encode(group(0), request)))
+    node.flush()
+    [(_, frame, _)] = node.sent
+    assert frame == b"".join(encode(group(0), VoteReply(Term(5), A, C, True)))
+
+
+def test_what_is_said_outside_of_any_input_leaves_at_once() -> None:
+    node = Node(1)
+    node.flush()
+    reply = VoteReply(Term(5), A, C, False)
+    node.multiraft.send(group(0), reply)
+    assert node.messages() == [(C.node_id, group(0), reply)]
 
 
 def test_a_vote_written_while_the_journal_is_flushed_waits_for_the_next_flush() -> None:

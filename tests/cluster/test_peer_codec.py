@@ -9,13 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftmq.cluster.peer_codec import decode, encode, encode_beats
+from raftmq.cluster.peer_codec import (
+    SEVERAL_MAX,
+    decode,
+    encode,
+    encode_beats,
+    encode_node_beat,
+    encode_several,
+)
 from raftmq.cluster.peer_messages import (
+    NodeBeat,
     PeerMessage,
     RepairReply,
     RepairRequest,
+    Rest,
     TailReply,
     TailRequest,
+    Wake,
     WrongReplica,
 )
 from raftmq.errors import RemoteProtocolError
@@ -81,6 +91,8 @@ MESSAGES: list[PeerMessage] = [
     RepairReply(T, A, B, Offset(5), (), b"log start"),
     TailRequest(T, A, B, RaftIndex(9)),
     TailReply(T, A, B, RaftIndex(9), RaftIndex(7), Term(3)),
+    Rest(T, A, B, RaftIndex(9), 4),
+    Wake(T, A, B),
 ]
 
 
@@ -112,6 +124,84 @@ def test_batches_are_not_copied() -> None:
     view = decoded.entries[0].payload
     assert isinstance(view, memoryview)
     assert view.obj is joined
+
+
+def several(frames: list[bytes]) -> bytes:
+    return b"".join(encode_several([[frame] for frame in frames]))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**31 - 1), st.sampled_from(MESSAGES)),
+        min_size=1,
+        max_size=SEVERAL_MAX,
+    )
+)
+def test_messages_of_many_groups_share_a_frame(chosen: list[tuple[int, PeerMessage]]) -> None:
+    messages = [(GROUP._replace(partition=number), message) for number, message in chosen]
+    [data] = encode_several([encode(group, message) for group, message in messages])
+    assert decode(data) == messages
+
+
+def test_who_keeps_a_payload_does_not_keep_the_frame_that_it_shared() -> None:
+    request = MESSAGES[5]
+    data = several([frame(request), frame(request)])
+    for _, decoded in decode(data):
+        assert isinstance(decoded, AppendRequest)
+        for taken in decoded.entries:
+            assert isinstance(taken.payload, memoryview)
+            assert taken.payload.readonly
+            assert len(taken.payload.obj) < len(data) / 2
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        several([frame(MESSAGES[0])]),
+        b"".join(
+            encode_beats(A.node_id, B.node_id, [(GROUP, Heartbeat(T, A, B, RaftIndex(5), 7))])
+        ),
+        b"".join(encode_node_beat(NodeBeat(A.node_id, B.node_id, 1, 2))),
+        b"",
+        frame(MESSAGES[0])[:-1],
+        frame(MESSAGES[0]) + b"x",
+    ],
+    ids=["several", "heartbeats", "a node's", "nothing", "truncated", "too long"],
+)
+def test_only_whole_messages_share_a_frame(inner: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(several([frame(MESSAGES[0]), inner]))
+
+
+def test_no_frame_holds_more_messages_than_one_turn_may_take() -> None:
+    most = several([frame(MESSAGES[0])] * SEVERAL_MAX)
+    assert len(decode(most)) == SEVERAL_MAX
+    with pytest.raises(AssertionError):
+        several([frame(MESSAGES[0])] * (SEVERAL_MAX + 1))
+    head_size = 4 * (SEVERAL_MAX + 1)
+    more = b"\x01\x04" + head_size.to_bytes(4, "big") + most[2 + 4 :][:4] + most[2 + 4 :]
+    with pytest.raises(RemoteProtocolError, match="messages"):
+        decode(more + frame(MESSAGES[0]))
+    with pytest.raises(RemoteProtocolError, match="messages"):
+        decode(b"\x01\x04\0\0\0\0")
+
+
+def test_truncated_or_damaged_frames_of_several_messages_are_refused() -> None:
+    data = several([frame(message) for message in MESSAGES])
+    for size in range(len(data)):
+        with pytest.raises(RemoteProtocolError):
+            decode(data[:size])
+    with pytest.raises(RemoteProtocolError):
+        decode(data + b"\0")
+    random = Random(2)
+    for _ in range(2_000):
+        damaged = bytearray(data)
+        for _ in range(random.randint(1, 3)):
+            damaged[random.randrange(len(damaged))] = random.getrandbits(8)
+        try:
+            decode(bytes(damaged))
+        except RemoteProtocolError:
+            continue
 
 
 def test_heartbeats_of_many_groups_share_a_frame() -> None:
