@@ -53,12 +53,10 @@ class DataFolder:
         is_new: nobody has promised anything under this folder's storage id yet.
     """
 
-    def __init__(
-        self, disk: Disk, path: str, node: NodeFile, lock_fd: int, *, is_new: bool
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, node: NodeFile, *, is_new: bool) -> None:
         self.is_new = is_new
         self._disk = disk
-        self._lock_fd = lock_fd
+        self._lock_fd: int | None = None
         self.path = path
         self.node = node
         self.storage_id = StorageId(int(node.storage_id, 16))
@@ -82,19 +80,34 @@ class DataFolder:
         except BlockingIOError:
             os.close(lock_fd)
             raise DataFolderError(f"data folder {root} is in use by another process") from None
-        path = f"{root}/node.json"
-        is_new = not disk.exists(path)
         try:
-            if is_new:
-                storage_id = int.from_bytes(os.urandom(8)) | 1  # never 0: that means unbound
-                node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
-            else:
-                node = _read(disk, path, NodeFile)
-                _check(root, node, cluster_id, node_id)
+            draw = int.from_bytes(os.urandom(8))
+            folder = cls.unlocked(disk, root, cluster_id=cluster_id, node_id=node_id, draw=draw)
         except BaseException:
             os.close(lock_fd)
             raise
-        return cls(disk, root, node, lock_fd, is_new=is_new)
+        folder._lock_fd = lock_fd
+        return folder
+
+    @classmethod
+    def unlocked(
+        cls, disk: Disk, root: str, *, cluster_id: str, node_id: NodeId, draw: int
+    ) -> DataFolder:
+        """As `open`, of a folder that is there and that nobody else can have; a new one's storage
+        id is made of `draw`.
+
+        Raises:
+            DataFolderError: as `open`.
+        """
+        path = f"{root}/node.json"
+        is_new = not disk.exists(path)
+        if is_new:
+            storage_id = draw | 1  # never 0: that means unbound
+            node = NodeFile(FORMAT_VERSION, cluster_id, node_id, f"{storage_id:016x}")
+        else:
+            node = _read(disk, path, NodeFile)
+            _check(root, node, cluster_id, node_id)
+        return cls(disk, root, node, is_new=is_new)
 
     @classmethod
     def open_known(cls, disk: Disk, data: Path) -> DataFolder:
@@ -140,7 +153,8 @@ class DataFolder:
 
     def close(self) -> None:
         """Let go of the lock."""
-        os.close(self._lock_fd)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
 
 
 def _check(root: str, node: NodeFile, cluster_id: str, node_id: NodeId) -> None:

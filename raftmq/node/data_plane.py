@@ -1,4 +1,4 @@
-"""The data plane of one node: disk, journal, flusher threads, peer links and all its replicas.
+"""The data plane of one node: disk, journal, flushes, links and all its replicas.
 
 Owns what moves bytes and time: ticks, frames between nodes, flushes. Knows nothing of topics or
 Kafka; the control plane tells it which replicas to run. One slow turn of the loop delays heartbeats
@@ -7,20 +7,9 @@ of every group, so the time between ticks is watched and told.
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
-import trio
-
-from raftmq.adapters.catch_up import NodeCatchUp
-from raftmq.adapters.clock import RealClock
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.adapters.disk import RealDisk
-from raftmq.adapters.flusher import Flusher
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
@@ -28,7 +17,6 @@ from raftmq.adapters.peer_links import (
     KIND_RAFT,
     KIND_STORED,
     PeerIdentity,
-    PeerLinks,
 )
 from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.multiraft import MultiRaft
@@ -40,7 +28,9 @@ from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
+from raftmq.node.surroundings import Surroundings
 from raftmq.ports import DiskError
+from raftmq.promise import Promise
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.types import Buffer, NodeId, ReplicaId
 
@@ -56,17 +46,17 @@ FrameReceiver = Callable[[NodeId, memoryview], None]
 
 
 class DataPlane:
-    """Everything below topics, on one trio loop.
+    """Everything below topics, on one loop.
 
     Attributes:
         failure: why the node must stop, once it must.
+        failed: kept with that reason.
     """
 
     def __init__(
         self,
         config: NodeConfig,
-        disk: RealDisk,
-        folder: DataFolder,
+        around: Surroundings,
         journal: HardStateJournal,
         *,
         on_formation: FrameReceiver,
@@ -74,34 +64,26 @@ class DataPlane:
         on_identity: Callable[[ReplicaId], None],
         on_lost: Callable[[NodeId], None],
     ) -> None:
-        """Must be made inside the trio run that will drive it."""
         self.config = config
         self.node_id = NodeId(config.node_id)
-        self.self_id = ReplicaId(self.node_id, folder.storage_id)
-        self.folder = folder
-        self.disk = disk
-        self.clock = RealClock()
-        self.random = Random()
+        self.folder = around.folder
+        self.self_id = ReplicaId(self.node_id, self.folder.storage_id)
+        self.disk = around.disk
+        self.clock = around.clock
+        self.random = around.random
+        self.tasks = around.tasks
+        self.buggify = around.buggify
+        self.disk_space = around.disk_space
         self.shared = Shared.make(
-            disk,
+            self.disk,
             files_max=config.open_files_max,
             index_bytes_max=config.index_memory_bytes_max,
             recent_bytes_max=config.recent_bytes_max,
-            make_lock=threading.Lock,
+            make_lock=around.make_lock,
         )
         self.journal = journal
-        self.flusher = Flusher(config.flusher_threads)
-        self.links = PeerLinks(
-            cluster_id=config.cluster_id,
-            node_id=self.node_id,
-            storage_id=folder.storage_id,
-            address=config.peer_address,
-            queue_bytes_max=config.peer_queue_bytes_max,
-            on_frame=self._on_frame,
-            on_identity=self._on_identity,
-            on_lost=self._on_lost,
-            random=self.random,
-        )
+        self.flusher = around.flusher
+        self.links = around.connect(self)
         self.multiraft = MultiRaft(
             self.node_id,
             journal,
@@ -110,11 +92,10 @@ class DataPlane:
             on_journal_failed=self._on_journal_failed,
             send_stored=self.links.send_stored,
         )
-        self.catch_up = NodeCatchUp(
-            self.links, CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
-        )
+        rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
+        self.catch_up = around.make_catch_up(self.links, rate)
         self.failure: str | None = None
-        self.failed = trio.Event()
+        self.failed: Promise[str] = Promise()
         self.loop_lag = Histogram()
         self.loop_stalls_count = 0
         self._on_formation = on_formation
@@ -135,24 +116,16 @@ class DataPlane:
             rest_after_ticks=max(1, REST_AFTER_MS // self.config.tick_ms),
         )
 
-    async def run(self, peer_listener: socket.socket, task_status: trio.TaskStatus[None]) -> None:
-        """Tick, and talk to peers, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.links.run, peer_listener)
-            nursery.start_soon(self._tick_forever)
-            task_status.started()
-
     def fail(self, reason: str) -> None:
         """The node cannot go on without breaking a promise; whoever runs it must stop it."""
         if self.failure is None:
             self.failure = reason
             logger.error("node must stop", reason=reason)
-            self.failed.set()
+            self.failed.resolve(reason)
 
     def free_bytes(self) -> int:
         """Space that is left where the data lies."""
-        space = os.statvfs(self.folder.path)
-        return space.f_frsize * space.f_bavail
+        return self.disk_space()[1]
 
     def close(self) -> None:
         """End the flusher threads after the flushes they have."""
@@ -162,22 +135,27 @@ class DataPlane:
 
     # ---- ticks ----
 
-    async def _tick_forever(self) -> None:
-        interval_s = self.config.tick_ms / 1e3
-        stall_ms = STALL_SHARE * self.config.tick_ms * self.config.election_ticks
-        due = trio.current_time() + interval_s
+    async def tick_forever(self) -> None:
+        """Tick until cancelled."""
+        tick_ms, clock = self.config.tick_ms, self.clock
+        stall_ms = STALL_SHARE * tick_ms * self.config.election_ticks
+        due_ms = clock.monotonic_ms() + tick_ms
         while True:
-            await trio.sleep_until(due)
-            late_ms = (trio.current_time() - due) * 1e3
+            # A node at ease wakes once per heartbeat, and takes all ticks of that time at once.
+            ticks = self.config.heartbeat_ticks if self.multiraft.is_at_ease else 1
+            due_ms += (ticks - 1) * tick_ms
+            await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
+            late_ms = clock.monotonic_ms() - due_ms
             self.loop_lag.observe(max(0.0, late_ms / 1e3))
             if late_ms > stall_ms:
                 self.loop_stalls_count += 1
                 stalls.warning("loop stalled", late_ms=round(late_ms, 1))
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
-            due = max(due + interval_s, trio.current_time())
-            self.multiraft.tick()
-            now_ms = self.clock.monotonic_ms()
+            due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
+            for _ in range(ticks):
+                self.multiraft.tick()
+            now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)
 
@@ -186,7 +164,8 @@ class DataPlane:
     def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
         return self.links.send(node_id, KIND_HEARTBEATS if is_heartbeat else KIND_RAFT, frame)
 
-    def _on_frame(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
+    def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
+        """A frame of a peer, for whom it concerns."""
         if kind in (KIND_RAFT, KIND_HEARTBEATS, KIND_STORED):
             self.multiraft.deliver(sender.node_id, payload)
         elif kind == KIND_BROKER:
@@ -196,11 +175,13 @@ class DataPlane:
         else:
             raise RemoteProtocolError(f"a frame of kind {kind} from node {sender.node_id}")
 
-    def _on_identity(self, identity: PeerIdentity) -> None:
+    def peer_introduced(self, identity: PeerIdentity) -> None:
+        """A peer is there."""
         replica_id = ReplicaId(identity.node_id, identity.storage_id)
         self._identity_told(replica_id)
 
-    def _on_lost(self, node_id: NodeId) -> None:
+    def peer_lost(self, node_id: NodeId) -> None:
+        """A peer is gone."""
         self.multiraft.peer_lost(node_id)
         self._lost_told(node_id)
 

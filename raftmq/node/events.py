@@ -8,7 +8,6 @@ limited to `LINES_MAX` lines in ten seconds and a count of the rest.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from raftmq.adapters.disk import DISK_FULL
@@ -23,7 +22,7 @@ from raftmq.server.log_rate import RateLimitedLog, flush_all
 from raftmq.types import METADATA_TOPIC, NodeId, Offset, RaftIndex, ReplicaId, TopicPartition
 
 if TYPE_CHECKING:
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 LINES_MAX: Final = 50
 LOOK_MS: Final = 250.0
@@ -39,7 +38,7 @@ logger = structlog.get_logger("raftmq.events")
 class Events:
     """Watches one node; `attach` when it is composed."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeCore) -> None:
         self._node = node
         self._log = RateLimitedLog(logger, lines_max=LINES_MAX)
         self._counts = node.partitions.counts
@@ -243,8 +242,7 @@ class Events:
 
     def disk_space(self) -> tuple[int, int]:
         """(size, free) of the data folder's file system, in bytes."""
-        space = os.statvfs(str(self._node.config.data))
-        return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
+        return self._node.plane.disk_space()
 
     # ---- driven by the node ----
 

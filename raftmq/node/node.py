@@ -1,88 +1,49 @@
-"""A node, from its data folder to its client port, in the order in which it comes up.
+"""The process's node: `composition.py` with trio, sockets and threads around it.
 
-Data folder and journal, peer links, formation (once in a cluster's life), the metadata replica, the
-registration as a broker, the partitions that the then current image names, the client port, and at
-last, when clients are served, the admin port. It goes down in the reverse order: leaderships are
-handed over, Metadata forgets this broker, requests in hand are answered.
+Owns the order from the data folder to the client port: folder and journal, the composition's own
+coming up, the client port, and at last, when clients are served, the admin port. It goes down in
+the reverse order: leaderships are handed over, Metadata forgets this broker, requests in hand are
+answered.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable
 from importlib import import_module
-from typing import Final
+from random import Random
 
 import trio
 
-from raftmq.adapters.broker_calls import BrokerCalls
+from raftmq.adapters.catch_up import NodeCatchUp
+from raftmq.adapters.clock import RealClock
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.disk import RealDisk
 from raftmq.adapters.faults import FaultSwitch, is_armed
-from raftmq.adapters.peer_links import KIND_FORMATION
-from raftmq.cluster.broker_lifecycle import BrokerInfo
-from raftmq.cluster.commands import Endpoint
-from raftmq.cluster.control_plane import ControlPlane
-from raftmq.cluster.controller import ControllerConfig
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.formation import Formation
+from raftmq.adapters.flusher import Flusher
+from raftmq.adapters.peer_links import PeerLinks
+from raftmq.adapters.tasks import TrioTasks
 from raftmq.cluster.metadata_engine import DrivenEngine
-from raftmq.cluster.metadata_machine import MetadataMachine
-from raftmq.cluster.partition import Partition
-from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.raft_engine import RaftMetadataEngine
-from raftmq.cluster.recovery import Opening, open_replica
-from raftmq.cluster.replica import Replica
-from raftmq.cluster.topic_configs import check_static_configs
-from raftmq.config import Address, ConfigError, NodeConfig
-from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.group_config import GroupConfig
+from raftmq.config import NodeConfig
 from raftmq.log.hard_state import HardStateJournal
-from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
-from raftmq.node.data_plane import DataPlane
-from raftmq.node.events import Events
-from raftmq.node.partitions import Partitions
-from raftmq.node.shutdown import Shutdown
+from raftmq.node.composition import NodeCore
+from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
-from raftmq.node.upkeep import run_upkeep
-from raftmq.promise import Promise
-from raftmq.raft.membership import Configuration
-from raftmq.server.broker import Broker
+from raftmq.node.surroundings import Ears, Surroundings
 from raftmq.server.deadline_task import run_deadlines
-from raftmq.server.dispatch import Dispatcher
-from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.warm_up import warm_up
-from raftmq.types import (
-    METADATA_GROUP,
-    METADATA_TOPIC,
-    Buffer,
-    NodeId,
-    ReplicaId,
-    TopicId,
-    TopicPartition,
-)
+from raftmq.server.workers import Workers
 
 logger = structlog.get_logger("raftmq.node")
 
-POLL_S: Final = 0.01
-NO_MAJORITY_S: Final = 10.0
-NO_MAJORITY_AGAIN_S: Final = 60.0
-"""After so long without a leader of the metadata group a starting node says so, and again."""
-LOST_HEARTBEATS: Final = 3
-"""A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
-CUT_OFF_MS: Final = 1_000.0
-"""Without a word of the metadata majority for so long, and of its end neither."""
-METADATA_SEGMENT_BYTES: Final = 64 << 20
-METADATA_RESERVE_BYTES: Final = 1 << 20
 
-
-class Node:
-    """One node of a cluster.
+class Node(NodeCore):
+    """One node of a cluster, in this process.
 
     Attributes:
         failure: why it had to stop, None when it was asked to.
@@ -95,16 +56,12 @@ class Node:
         peer_sock: socket.socket,
         admin_sock: socket.socket,
     ) -> None:
-        self.config = config
-        self.node_id = NodeId(config.node_id)
+        super().__init__(config)
         self._client_sock = client_sock
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
         self._stopping = trio.Event()
         self.failure: str | None = None
-        self.is_serving = False
-        self.metadata_replica: Replica | None = None
-        """None before it is opened, and where metadata runs on the reference engine."""
 
     def stop(self) -> None:
         """Ask the node to hand over and end."""
@@ -123,20 +80,16 @@ class Node:
         )
         try:
             folder.take()
-            self._compose(disk, folder, journal)
+            self._compose_here(disk, folder, journal)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_failed, nursery.cancel_scope)
                 nursery.start_soon(self._end_when_stopped, nursery.cancel_scope)
-                await nursery.start(self.plane.run, self._peer_sock)
-                await self._form()
-                self._open_metadata()
-                self.plane.on_tick.append(self._tick)
-                await self._until(lambda: self.control.lifecycle.is_current)
-                await self.partitions.start()
-                nursery.start_soon(self.partitions.run)
-                nursery.start_soon(run_upkeep, self.plane, self.partitions)
+                await nursery.start(self.links.run, self._peer_sock)
+                nursery.start_soon(self.plane.tick_forever)
+                await self.join()
+                nursery.start_soon(self.live)
                 await nursery.start(run_deadlines, self.deadlines, self.plane.clock)
-                await self._until(lambda: self.control.lifecycle.is_ready)
+                await self.until_ready()
                 await nursery.start(self.port.serve, self._client_sock)
                 self.is_serving = True
                 logger.info("ready", client=str(config.client_address))
@@ -149,153 +102,60 @@ class Node:
 
     # ---- coming up ----
 
-    def _compose(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
-        self._compose_plane(disk, folder, journal)
-        self._compose_control(folder)
-        self._compose_server()
-        self.engine.on_image(lambda _before, _after: self._learn_addresses())
-        self.plane.links.set_addresses(
-            {NodeId(peer.id): Address(peer.host, peer.port) for peer in self.config.peers}
+    def _compose_here(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
+        random = Random()
+        flusher = Flusher(self.config.flusher_threads)
+
+        def connect(ears: Ears) -> PeerLinks:
+            self.links = PeerLinks(
+                cluster_id=self.config.cluster_id,
+                node_id=self.node_id,
+                storage_id=folder.storage_id,
+                address=self.config.peer_address,
+                queue_bytes_max=self.config.peer_queue_bytes_max,
+                on_frame=ears.frame_received,
+                on_identity=ears.peer_introduced,
+                on_lost=ears.peer_lost,
+                random=random,
+            )
+            return self.links
+
+        def disk_space() -> tuple[int, int]:
+            space = os.statvfs(folder.path)
+            return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
+
+        around = Surroundings(
+            disk=disk,
+            folder=folder,
+            clock=RealClock(),
+            random=random,
+            tasks=TrioTasks(),
+            flusher=flusher,
+            workers=Workers(),
+            connect=connect,
+            make_catch_up=lambda _links, rate: NodeCatchUp(self.links, rate),
+            disk_space=disk_space,
+            make_lock=threading.Lock,
+        )
+        self.compose(around, journal)
+        flusher.around = self.plane.multiraft.batch
+        self.faults = FaultSwitch(self.links, flusher) if is_armed(os.environ) else None
+        self.port = ClientPort(
+            self.dispatcher.begin,
+            self._limits(),
+            self.broker.metrics,
+            drains=self.plane.multiraft,
         )
 
-    def _compose_plane(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
-        self.calls = BrokerCalls(self._send_frame, self._serve_broker)
-        self.plane = DataPlane(
-            self.config,
-            disk,
-            folder,
-            journal,
-            on_formation=self._on_formation,
-            on_broker=self.calls.receive,
-            on_identity=self._on_identity,
-            on_lost=self._on_lost,
-        )
-        self.faults = (
-            FaultSwitch(self.plane.links, self.plane.flusher) if is_armed(os.environ) else None
-        )
-        self.deadlines = Deadlines(self.plane.clock)
-        self.formation = Formation(
-            self.node_id,
-            folder.storage_id,
-            self._first_voters(),
-            state=folder.load_formation(),
-            save=folder.save_formation,
-            send=self._send_formation,
-            random=self.plane.random,
-        )
-
-    def _compose_control(self, folder: DataFolder) -> None:
-        config, plane = self.config, self.plane
-        check_static_configs(config.defaults)
-        self.machine = MetadataMachine()
-        self.engine = self._make_engine(folder)
-        self.control = ControlPlane(
-            self._info(folder),
-            self.engine,
-            self.calls,
-            clock=plane.clock,
-            random=plane.random,
-            config=ControllerConfig(
-                session_ms=config.broker_session_ms,
-                lost_session_ms=min(
-                    config.broker_session_ms, LOST_HEARTBEATS * config.broker_heartbeat_ms
-                ),
-                create_wait_ms=config.topic_create_wait_ms,
-                static=config.defaults,
-                voters_count=len(self._first_voters()),
-                moves_max=config.replica_moves_max,
-            ),
-            heartbeat_ms=config.broker_heartbeat_ms,
-            bootstrap=self._first_voters(),
-            move_locally=self._move_locally,
-            learn_address=self._learn_address,
-        )
-        self.partitions = Partitions(plane, self.control, self.deadlines)
-
-    def _make_engine(self, folder: DataFolder) -> DrivenEngine:
+    def _make_engine(self) -> DrivenEngine:
         plane = self.plane
         if self.config.metadata_engine == "pysyncobj":
             from raftmq.node.reference import open_reference_engine  # an extra, rarely wanted
 
-            path = f"{folder.path}/reference"
+            path = f"{plane.folder.path}/reference"
             plane.disk.make_directories(path)
             return open_reference_engine(self.config, plane.clock, path, plane.fail)
-        return RaftMetadataEngine(
-            self_id=self.node_id,
-            incarnation=plane.clock.wall_ms(),
-            machine=self.machine,
-            forwarder=self.calls,
-            clock=plane.clock,
-            wake=self._wake,
-        )
-
-    def _compose_server(self) -> None:
-        config, plane = self.config, self.plane
-        self.coordinator = Coordinator(
-            self.node_id,
-            self.engine,
-            plane.clock,
-            self._group_config(),
-            random=plane.random,
-            retention_now_ms=self._agreed_now_ms,
-            deadlines=self.deadlines,
-        )
-        self.broker = Broker(
-            self.node_id,
-            config.cluster_id,
-            engine=self.engine,
-            controller=self.control,
-            leader_table=self.control.leaders,
-            partitions=self.partitions.registry,
-            coordinator=self.coordinator,
-            deadlines=self.deadlines,
-            clock=plane.clock,
-            config=config,
-            random=plane.random,
-            hand_over=self._hand_to_preferred,
-            has_ended=plane.links.has_ended,
-        )
-        self.port = ClientPort(
-            Dispatcher(self.broker, HANDLERS).begin,
-            self._limits(),
-            self.broker.metrics,
-            drains=plane.multiraft,
-        )
-        self.control.quorum_view = self.broker.quorum_view
-        self.events = Events(self)
-        self.events.attach()
-        self.broker.drains = plane.multiraft
-        self.broker.is_cut_off = self._is_cut_off
-        self.broker.on_broken_invariant = plane.fail
-
-    def _is_cut_off(self) -> bool:
-        """True when metadata may well go on without this node: the majority is silent, and not
-        because its nodes are down."""
-        if self.metadata_replica is None or self.control.lifecycle.isolated_ms() <= CUT_OFF_MS:
-            return False
-        voters = [voter.node_id for voter in self.metadata_replica.voters]
-        up = sum(v == self.node_id or self.plane.links.is_connected(v) for v in voters)
-        return 2 * up > len(voters)
-
-    def _first_voters(self) -> list[NodeId]:
-        return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]
-
-    def _info(self, folder: DataFolder) -> BrokerInfo:
-        config = self.config
-        addresses = {
-            "client": config.client_address,
-            "peer": config.peer_address,
-            "admin": config.admin_address,
-        }
-        return BrokerInfo(
-            replica_id=ReplicaId(self.node_id, folder.storage_id),
-            cluster_id=config.cluster_id,
-            rack=config.rack,
-            recoveries=len(folder.load_formation().recoveries),
-            endpoints=tuple(
-                Endpoint(name, address.host, address.port) for name, address in addresses.items()
-            ),
-        )
+        return super()._make_engine()
 
     def _limits(self) -> Limits:
         config = self.config
@@ -310,194 +170,6 @@ class Node:
             connection_idle_ms=config.connection_idle_ms,
             socket_send_bytes=config.socket_send_bytes,
         )
-
-    def _agreed_now_ms(self) -> int | None:
-        """The time that a majority agrees on, of any group that this node leads."""
-        for replica in self.plane.multiraft.replicas.values():
-            now_ms = replica.retention_now_ms()
-            if now_ms is not None:
-                return now_ms
-        return None
-
-    def _group_config(self) -> GroupConfig:
-        defaults, built_in = self.config.defaults, GroupConfig()
-
-        def number(key: str, otherwise: int) -> int:
-            return int(defaults.get(key, otherwise))
-
-        return GroupConfig(
-            session_timeout_ms_min=number(
-                "group.min.session.timeout.ms", built_in.session_timeout_ms_min
-            ),
-            session_timeout_ms_max=number(
-                "group.max.session.timeout.ms", built_in.session_timeout_ms_max
-            ),
-            initial_rebalance_delay_ms=number(
-                "group.initial.rebalance.delay.ms", built_in.initial_rebalance_delay_ms
-            ),
-            size_max=number("group.max.size", built_in.size_max),
-            commit_linger_ms=number(
-                "group.coordinator.append.linger.ms", built_in.commit_linger_ms
-            ),
-            offsets_retention_ms=60_000
-            * number("offsets.retention.minutes", built_in.offsets_retention_ms // 60_000),
-        )
-
-    async def _form(self) -> None:
-        """Wait until the cluster's first voters are known."""
-        formation, clock = self.formation, self.plane.clock
-        told: dict[int, tuple[int, ...]] = {}
-        while formation.chosen is None:
-            formation.tick(clock.monotonic_ms())
-            if formation.mismatches != told:
-                told = dict(formation.mismatches)
-                logger.warning("peers name other voters", mine=formation.voters, theirs=told)
-            if formation.chosen is None:
-                await trio.sleep(POLL_S)
-        self.plane.links.set_formation(formation.formation_id)
-
-    def _open_metadata(self) -> None:
-        plane, engine = self.plane, self.engine
-        if not isinstance(engine, RaftMetadataEngine):
-            return
-        assert self.formation.chosen is not None
-        engine.first_voters = tuple(voter.node_id for voter in self.formation.chosen)
-        replica = open_replica(
-            Opening(
-                node=plane.self_id,
-                disk=plane.disk,
-                journal=plane.journal,
-                peers=plane.multiraft,
-                clock=plane.clock,
-                random=plane.random,
-                shared=plane.shared,
-                catch_up=plane.catch_up,
-            ),
-            METADATA_GROUP,
-            f"{plane.folder.path}/meta",
-            initial=Configuration(voters=tuple(sorted(self.formation.chosen))),
-            machine=self.machine,
-            log_config=LogConfig(
-                segment_bytes=METADATA_SEGMENT_BYTES,
-                retention_ms=-1,
-                segment_reserve_bytes=METADATA_RESERVE_BYTES,
-            ),
-            config=plane.replica_config(announce_commit=True),
-        )
-        self.metadata_replica = replica
-        engine.attach(replica)
-        self.broker.metadata_replica = replica
-        plane.multiraft.register(replica)
-        self._show_metadata_log(replica)
-        plane.multiraft.after_drain.append(self.control.drain)
-
-    def _show_metadata_log(self, replica: Replica) -> None:
-        """Let Kafka clients read the committed metadata log, by its name alone."""
-        log = Partition(
-            TopicPartition(METADATA_TOPIC, 0),
-            METADATA_GROUP,
-            self.node_id,
-            settings=PartitionSettings(),
-            deadlines=self.deadlines,
-            clock=self.plane.clock,
-            is_internal=True,
-        )
-        log.attach(replica)
-        self.partitions.registry.add_internal(log)
-        self.engine.on_image(lambda _before, _after: log.fetches.wake_all())
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        refusal = None
-        tell_at = trio.current_time() + NO_MAJORITY_S
-        while not condition():
-            if trio.current_time() >= tell_at:
-                tell_at = trio.current_time() + NO_MAJORITY_AGAIN_S
-                self._tell_no_majority()
-            if self.control.lifecycle.refusal != refusal:
-                refusal = self.control.lifecycle.refusal
-                logger.error("the cluster refuses this node", reason=refusal)
-            await trio.sleep(POLL_S)
-
-    def _tell_no_majority(self) -> None:
-        """Without a leader of the metadata group nothing goes on: say whose vote is wanted."""
-        engine, links = self.engine, self.plane.links
-        configuration = engine.configuration
-        if configuration is None or engine.controller_id is not None:
-            return
-        voters = [voter.node_id for voter in configuration.voters]
-        logger.warning(
-            "no majority of the metadata group",
-            voters=voters,
-            connected=[n for n in voters if n == self.node_id or links.is_connected(n)],
-            hint="bring voters back with their data; if a majority of them is lost for good, see "
-            "`raftmq recover --unsafe`",
-        )
-
-    # ---- living ----
-
-    def _tick(self, now_ms: float) -> None:
-        if self.machine.failure is not None:
-            # Whoever met it first may have taken it for a matter of his own request.
-            self.plane.fail(f"a committed command cannot be applied: {self.machine.failure!r}")
-            return
-        self.control.tick()
-        self.coordinator.tick(now_ms)
-        self.partitions.tick(now_ms)
-        self.events.tick(now_ms)
-
-    def _wake(self) -> None:
-        """Drain the metadata replica and then the engine, now or after the round under way."""
-        if self.metadata_replica is not None:
-            self.plane.multiraft.touch(self.metadata_replica)
-
-    def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
-        return self.plane.links.send(node_id, kind, pieces)
-
-    def _send_formation(self, node_id: NodeId, payload: bytes) -> None:
-        self.plane.links.send(node_id, KIND_FORMATION, [payload])
-
-    def _on_formation(self, sender: NodeId, frame: memoryview) -> None:
-        self.formation.receive(sender, bytes(frame))
-
-    def _serve_broker(self, sender: NodeId, payload: bytes) -> Promise[bytes]:
-        return self.control.receive(sender, payload)
-
-    def _move_locally(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
-        return self.partitions.move(topic_id, partition, to)
-
-    def _on_identity(self, identity: ReplicaId) -> None:
-        if self.formation.chosen is None:
-            self.formation.heard(identity.node_id, identity.storage_id)
-        if self.plane.links.is_connected(identity.node_id):
-            self.broker.elections.node_connected(identity.node_id)
-            self.control.peer_connected(identity.node_id)
-
-    def _on_lost(self, node_id: NodeId) -> None:
-        self.calls.peer_lost(node_id)
-        self.broker.elections.node_lost(node_id)
-        self.control.peer_lost(node_id)
-
-    def _learn_address(self, node_id: NodeId, where: str) -> None:
-        if node_id in self.engine.image.brokers:
-            return  # the image knows it better
-        with suppress(ConfigError):  # of a peer that speaks nonsense: ask another one
-            self.plane.links.set_addresses({node_id: Address.parse(where)})
-
-    def _learn_addresses(self) -> None:
-        addresses = {}
-        for broker in self.engine.image.brokers.values():
-            endpoint = broker.endpoint("peer")
-            if endpoint is not None:
-                addresses[broker.node_id] = Address(endpoint.host, endpoint.port)
-        self.plane.links.set_addresses(addresses)
-
-    def _hand_to_preferred(self, _leader: NodeId, name: TopicPartition) -> bool:
-        topic = self.engine.image.topics.get(name.topic)
-        known = self.engine.image.partition(name)
-        if topic is None or known is None:
-            return False
-        self.control.move_leadership(topic.topic_id, name.partition, known.preferred_leader)
-        return True
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
@@ -518,13 +190,17 @@ class Node:
     # ---- going down ----
 
     async def _end_when_failed(self, scope: trio.CancelScope) -> None:
-        await self.plane.failed.wait()
+        await self.tasks.wait(self.plane.failed)
         scope.cancel()
 
     async def _end_when_stopped(self, scope: trio.CancelScope) -> None:
         await self._stopping.wait()
         if self.is_serving:
+            began = trio.current_time()
             await Shutdown(self).run()
+            with trio.move_on_after(HANG_UP_S):
+                await self.port.drain(self.partitions.answer_fetches)
+            logger.info("handed over", took_ms=round((trio.current_time() - began) * 1e3))
         scope.cancel()
 
     def _close(self, journal: HardStateJournal, folder: DataFolder) -> None:

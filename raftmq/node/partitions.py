@@ -7,14 +7,13 @@ data only by an order; what no order explains is moved to `quarantine/`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Final
 from uuid import UUID
 
-import trio
 from attrs import frozen
 
 from raftmq.cluster.config_keys import CATCH_UP_RATE
@@ -47,6 +46,7 @@ from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.ports import DiskError, DiskFullError
+from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import Role, SoftState
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
@@ -148,10 +148,11 @@ class Partitions:
             random=plane.random,
             shared=plane.shared,
             catch_up=plane.catch_up,
+            buggify=plane.buggify,
         )
-        self._send_actions, self._receive_actions = trio.open_memory_channel[Action | Reopen](
-            math.inf
-        )
+        self._tasks = plane.tasks
+        self._ordered: list[Action | Reopen] = []
+        self._has_orders: Promise[None] = Promise()
         self._started: dict[RaftGroupId, StartReplica] = {}
         self._unopened: dict[RaftGroupId, StartReplica] = {}
         self._eager: dict[RaftGroupId, int] = {}
@@ -191,17 +192,22 @@ class Partitions:
 
     async def run(self) -> None:
         """Follow the image until cancelled."""
-        async for action in self._receive_actions:
-            actions = [action]
-            while self._receive_actions.statistics().current_buffer_used:
-                actions.append(self._receive_actions.receive_nowait())
+        while True:
+            await self._tasks.wait(self._has_orders)
+            self._has_orders = Promise()
+            actions, self._ordered = self._ordered, []
             await self._perform_all(actions)
+
+    def _order(self, action: Action | Reopen) -> None:
+        self._ordered.append(action)
+        if not self._has_orders.is_done:
+            self._has_orders.resolve(None)
 
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.configs is not after.configs:
             self._obey_configs()
         for action in reconcile(before, after, self._plane.node_id):
-            self._send_actions.send_nowait(action)
+            self._order(action)
 
     async def _perform_all(self, actions: Sequence[Action | Reopen]) -> None:
         """In order, except that replicas which start one after the other open side by side: that
@@ -213,7 +219,8 @@ class Partitions:
                 continue
             waiting = {action.group: action for action in run if isinstance(action, StartReplica)}
             queue = iter(waiting.values())
-            await trio.to_thread.run_sync(self._make_topic_folders, list(waiting.values()))
+            starts = list(waiting.values())
+            await self._tasks.in_thread(partial(self._make_topic_folders, starts))
 
             async def open_some(queue: Iterator[StartReplica] = queue) -> None:
                 is_calm = True
@@ -221,22 +228,22 @@ class Partitions:
                     await self._perform(action)
                     is_calm = is_calm and await self._until_calm()
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(OPENERS, len(waiting))):
-                    nursery.start_soon(open_some)
+            await self._tasks.together([open_some] * min(OPENERS, len(waiting)))
 
     async def _until_calm(self) -> bool:
         """Wait while many new groups elect: thousands at once would starve each other. False when
         they do not come to an end, for want of other nodes; then waiting helps nobody."""
-        with trio.move_on_after(CALM_WAIT_S):
-            while True:
-                self._leaderless = [
-                    r for r in self._leaderless if r.leader is None and r.failure is None
-                ]
-                if len(self._leaderless) < LEADERLESS_MAX:
-                    return True
-                await trio.sleep(CALM_POLL_S)
-        return False
+        clock = self._plane.clock
+        give_up_ms = clock.monotonic_ms() + CALM_WAIT_S * 1e3
+        while True:
+            self._leaderless = [
+                r for r in self._leaderless if r.leader is None and r.failure is None
+            ]
+            if len(self._leaderless) < LEADERLESS_MAX:
+                return True
+            if clock.monotonic_ms() >= give_up_ms:
+                return False
+            await self._tasks.sleep(CALM_POLL_S)
 
     def _make_topic_folders(self, actions: Sequence[StartReplica]) -> None:
         """Before two replicas of a topic are made at once: each may count on its folder's name."""
@@ -299,7 +306,7 @@ class Partitions:
             initial=Configuration(voters=tuple(sorted(action.voters))),
             log_config=log_config(configs),
         )
-        while not await trio.to_thread.run_sync(opener.attempt):
+        while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
         replica = opener.replica(partition, self._plane.replica_config(priority=int(is_preferred)))
         partition.attach(replica)
@@ -321,7 +328,7 @@ class Partitions:
         self._plane.multiraft.register(replica)
         self._started[action.group] = action
         self._leaderless.append(replica)
-        await trio.lowlevel.checkpoint()
+        await self._tasks.sleep(0.0)
 
     @property
     def lacks_space(self) -> bool:
@@ -331,11 +338,11 @@ class Partitions:
     def space_is_back(self) -> None:
         """Begin again with what stopped or could not begin for want of disk space."""
         for start in self._unopened.values():
-            self._send_actions.send_nowait(start)
+            self._order(start)
         self._unopened.clear()
         for replica in self._replicas.values():
             if replica.lacks_space and (start_again := self._started.pop(replica.group, None)):
-                self._send_actions.send_nowait(Reopen(start_again))
+                self._order(Reopen(start_again))
 
     async def _reopen(self, start: StartReplica) -> None:
         replica = self._replicas.get(start.group)
@@ -371,7 +378,7 @@ class Partitions:
             replica.log.close()
         self._plane.journal.forget(action.group)
         folder = self._folder(action.name, action.group.topic_id)
-        await trio.to_thread.run_sync(self._remove_folder, folder)
+        await self._tasks.in_thread(partial(self._remove_folder, folder))
         self._control.replica_removed(action.group.topic_id, action.group.partition)
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 

@@ -34,7 +34,7 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
 from raftmq.server.slices import Slices
-from raftmq.server.workers import Workers
+from raftmq.server.workers import WorkerPool, Workers
 from raftmq.types import NodeId, TopicId, TopicPartition
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
@@ -88,7 +88,7 @@ class Broker:
         metadata_replica: QuorumReplica | None = None,
         hand_over: HandOver | None = None,
         has_ended: Callable[[NodeId], bool] | None = None,
-        workers: Workers | None = None,
+        workers: WorkerPool | None = None,
         metrics: ServerMetrics | None = None,
     ) -> None:
         self.node_id = node_id
@@ -102,7 +102,7 @@ class Broker:
         self.clock = clock
         self.config = config
         self.metadata_replica = metadata_replica
-        self.workers = workers or Workers()
+        self.workers: WorkerPool = workers or Workers()
         self.on_broken_invariant: Callable[[str], None] = _ignore
         """Called with a reason when this node must not go on."""
         self.is_cut_off: Callable[[], bool] = _no
@@ -180,13 +180,18 @@ class Broker:
         return partition is None or not partition.takes_records
 
     def misses_leaders(self, topics: Iterable[TopicImage]) -> bool:
-        """True when this node has a replica of a partition of these topics and knows no leader."""
+        """True when this node has replicas of these topics, knows no leader of one of them and
+        leads none: a client that it serves has requests under way here."""
+        misses_one = False
         for topic in topics:
             for image in topic.partitions:
                 partition = self.partitions.by_id(topic.topic_id, image.index)
-                if partition is not None and partition.replica.leader is None:
-                    return True
-        return False
+                if partition is None:
+                    continue
+                if partition.is_leader:
+                    return False
+                misses_one = misses_one or partition.replica.leader is None
+        return misses_one
 
     def next_leaders(
         self, wanted: Iterable[tuple[str | None, UUID | None, int]]

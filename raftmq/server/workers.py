@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 from outcome import Error, Outcome
@@ -17,6 +17,14 @@ from outcome import Error, Outcome
 from raftmq.promise import Promise
 
 WORKERS_MAX: Final = 4
+
+
+class WorkerPool(Protocol):
+    """Where work is done that would hold up the loop."""
+
+    def submit(self, work: Callable[[], Any]) -> Promise[Any]:
+        """Run `work` elsewhere; the promise settles on the loop, with what `work` raises, too."""
+        ...
 
 
 class Workers:

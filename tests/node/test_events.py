@@ -58,7 +58,11 @@ class FakeNode:
         self.is_serving = True
         self.clock = Clock()
         self.watch = SimpleNamespace(on_event=None)
-        self.plane = SimpleNamespace(clock=self.clock, shared=SimpleNamespace(watch=self.watch))
+        self.plane = SimpleNamespace(
+            clock=self.clock,
+            shared=SimpleNamespace(watch=self.watch),
+            disk_space=lambda: (100, 0),
+        )
         self.replicas: list[Any] = []
         self.partitions = SimpleNamespace(
             counts=ReplicaCounts(), on_role=None, replicas=lambda: self.replicas

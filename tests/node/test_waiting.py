@@ -9,7 +9,9 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from raftmq.node.node import NO_MAJORITY_AGAIN_S, NO_MAJORITY_S, Node
+from raftmq.adapters.tasks import TrioTasks
+from raftmq.node.composition import NO_MAJORITY_AGAIN_S, NO_MAJORITY_S
+from raftmq.node.node import Node
 from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId, ReplicaId, StorageId
 
@@ -20,7 +22,11 @@ def _node(controller: int | None) -> Any:
     node.node_id = NodeId(1)
     node.control = SimpleNamespace(lifecycle=SimpleNamespace(refusal=None))
     node.engine = SimpleNamespace(controller_id=controller, configuration=Configuration(voters))
-    node.plane = SimpleNamespace(links=SimpleNamespace(is_connected=lambda n: n == 3))
+    node.tasks = TrioTasks()
+    node.plane = SimpleNamespace(
+        links=SimpleNamespace(is_connected=lambda n: n == 3),
+        clock=SimpleNamespace(monotonic_ms=lambda: trio.current_time() * 1e3),
+    )
     return node
 
 

@@ -1,0 +1,134 @@
+"""What a node is built on: everything that differs between a process and the simulation.
+
+`composition.py` builds the same node on any of it. The real one (trio, sockets, threads, files) is
+made by `node.py`, the simulated one by `jepsen_like`. Owns no behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+from attrs import frozen
+
+from raftmq.adapters.data_folder import DataFolder
+from raftmq.adapters.peer_links import PeerIdentity
+from raftmq.adapters.peer_stream import StreamCounts
+from raftmq.cluster.catch_up import CatchUp, CatchUpRate
+from raftmq.config import Address
+from raftmq.counts import Histogram
+from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, Runnable, never
+from raftmq.promise import Promise
+from raftmq.raft.messages import StoredChunk
+from raftmq.server.workers import WorkerPool
+from raftmq.types import Buffer, NodeId
+
+T = TypeVar("T")
+
+
+class Tasks(Protocol):
+    """How code that waits is run: by trio in a node, on virtual time in the simulation."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others run for so long; at least for one turn."""
+        ...
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, done where it holds up nobody."""
+        ...
+
+    async def wait(self, promise: Promise[T]) -> T:
+        """The promise's value, once it is settled; raises what it failed with."""
+        ...
+
+    async def together(self, tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
+        """Run all of them at once, until the last one ends."""
+        ...
+
+
+class Ears(Protocol):
+    """What links tell their node."""
+
+    def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
+        """A whole frame arrived.
+
+        Raises:
+            RemoteProtocolError: close the connection that it came from.
+        """
+        ...
+
+    def peer_introduced(self, identity: PeerIdentity) -> None:
+        """A peer said who it is, on a stream to it or from it."""
+        ...
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """The stream to a peer ended."""
+        ...
+
+
+class Links(Protocol):
+    """The ways to and from all peers, as `adapters/peer_links.py` describes them."""
+
+    block_to: frozenset[NodeId]
+    block_from: frozenset[NodeId]
+
+    def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool: ...
+    def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool: ...
+    def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool: ...
+    def is_connected(self, node_id: NodeId) -> bool: ...
+    def has_ended(self, node_id: NodeId) -> bool: ...
+    def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None: ...
+    def set_formation(self, formation_id: str) -> None: ...
+    def queued_bytes(self) -> dict[NodeId, int]: ...
+    def streams(self) -> Iterable[tuple[NodeId, str]]: ...
+    def counts(self, node_id: NodeId, name: str) -> StreamCounts: ...
+
+
+class FlushPool(Protocol):
+    """Where fdatasync happens."""
+
+    latency: Histogram
+
+    def submit(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run the job elsewhere, then `done(error)` on the loop."""
+        ...
+
+    def close(self) -> None:
+        """Take no more; return when all that was asked for is done."""
+        ...
+
+
+class RatedCatchUp(CatchUp, Protocol):
+    """Catch-up with its limit, and its end."""
+
+    rate: CatchUpRate
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        ...
+
+
+@frozen(slots=True, kw_only=True)
+class Surroundings:
+    """Where one node lives.
+
+    Attributes:
+        connect: makes the links, which then talk to the given ears.
+        make_catch_up: makes the node's part in catch-up over these links.
+        disk_space: (size, free) of the file system below the data folder, in bytes.
+        buggify: rarely taken branches made frequent; never, outside the simulation.
+    """
+
+    disk: Disk
+    folder: DataFolder
+    clock: Clock
+    random: Random
+    tasks: Tasks
+    flusher: FlushPool
+    workers: WorkerPool
+    connect: Callable[[Ears], Links]
+    make_catch_up: Callable[[Links, CatchUpRate], RatedCatchUp]
+    disk_space: Callable[[], tuple[int, int]]
+    make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
+    buggify: Buggify = never
