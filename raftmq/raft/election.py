@@ -5,6 +5,12 @@ that one that hears nothing, or was removed, never raises the term of others. Le
 (§4.2.3): who heard a leader within the least election timeout grants nothing, unless that leader
 hands over.
 
+Patience: where messages take longer than a timeout (a busy machine, hundreds of groups that elect
+at once) replicas would depose leaders that live and give up elections that are under way, and each
+new election would make it worse, without end. So whoever loses time that way doubles its timeouts,
+up to three times, and halves them again while a leader stays. A leader that is gone with its node
+is noticed by its closed connection (`leader_lost`), whatever the patience.
+
 Only voters are asked, and only their votes count, both by the candidate's configuration alone
 (thesis §4.1). So a replica that believes itself a learner does answer: whoever asks it holds a log
 that promoted it, and without its vote a group could stay without a leader.
@@ -12,7 +18,7 @@ that promoted it, and without its vote a group could stay without a leader.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raftmq.ports import Random
 from raftmq.raft.messages import (
@@ -29,6 +35,11 @@ from raftmq.types import RaftIndex, ReplicaId, Term
 if TYPE_CHECKING:
     from raftmq.raft.core import RaftCore
 
+PATIENCE_MAX: Final = 3
+"""Timeouts are doubled so often at most."""
+CALM_TIMEOUTS: Final = 8
+"""After so many of the least timeouts under one leader they are halved."""
+
 
 def is_up_to_date(
     their_term: Term, their_end: RaftIndex, our_term: Term, our_end: RaftIndex
@@ -40,21 +51,51 @@ def is_up_to_date(
 class Election:
     """The election timer and the votes of one replica. Times are ticks of `core.now`."""
 
-    __slots__ = ("_core", "_deadline", "_heard_at", "_random", "_timeout", "votes")
+    __slots__ = (
+        "_calm_since",
+        "_core",
+        "_deadline",
+        "_heard_at",
+        "_random",
+        "_timeout",
+        "patience",
+        "votes",
+    )
 
     def __init__(self, core: RaftCore, random: Random) -> None:
         self._core = core
         self._random = random
         self.votes: dict[ReplicaId, bool] = {}
+        self.patience = 0
         self.reset()
+
+    @property
+    def least_timeout(self) -> int:
+        """After a shorter silence, in ticks, no leader is given up."""
+        return self._core.config.election_ticks << self.patience
 
     def reset(self) -> None:
         """Draw a new timeout and begin to wait; priority draws from a shorter range."""
-        config = self._core.config
-        spread = max(1, config.election_ticks >> max(0, config.priority))
-        self._timeout = config.election_ticks + self._random.randrange(0, spread)
-        self._heard_at = self._core.now
-        self._deadline = self._core.now + self._timeout
+        core, least = self._core, self.least_timeout
+        spread = max(1, least >> max(0, core.config.priority))
+        self._timeout = least + self._random.randrange(0, spread)
+        self._heard_at = self._calm_since = core.now
+        self._deadline = core.now + self._timeout
+
+    def lose_time(self) -> None:
+        """A leader fell silent whose connection stands, a majority fell silent to this leader, or
+        votes that were promised did not come in time: the others may be slow, and not gone."""
+        self.patience = min(self.patience + 1, PATIENCE_MAX)
+
+    def keep_calm(self) -> None:
+        """A leader stays: after a while of that, be quick again when it falls silent."""
+        if self.patience and self._core.now - self._calm_since >= self._calm_ticks:
+            self.patience -= 1
+            self.reset()
+
+    @property
+    def _calm_ticks(self) -> int:
+        return CALM_TIMEOUTS * self.least_timeout
 
     def hear_leader(self, leader: ReplicaId) -> None:
         """A message of this term's leader arrived."""
@@ -64,6 +105,8 @@ class Election:
             core.become_follower(core.term, leader)
             return
         assert core.leader == leader, "two leaders in one term"
+        if self.patience:
+            self.keep_calm()
         self._heard_at = core.now
         self._deadline = core.now + self._timeout
 
@@ -73,7 +116,7 @@ class Election:
         core = self._core
         if not core.config.check_quorum or core.leader is None:
             return False
-        return core.role is Role.LEADER or core.now - self._heard_at < core.config.election_ticks
+        return core.role is Role.LEADER or core.now - self._heard_at < self.least_timeout
 
     def must_ignore(self, message: object) -> bool:
         """True for a vote request that would only disturb a live leader."""
@@ -82,14 +125,16 @@ class Election:
     def tick(self) -> None:
         """Stand for election when the leader was silent for a timeout; a group of one at once."""
         core = self._core
-        if core.now >= self._deadline or (core.leader is None and core.is_sole_voter):
-            if core.waits_for_turn:
-                if core.role is not Role.FOLLOWER:
-                    core.become_follower(core.term, None)  # so that another group may try
-            elif core.can_campaign:
-                self._stand()
-            else:
-                core.become_follower(core.term, None)
+        if core.now < self._deadline and not (core.leader is None and core.is_sole_voter):
+            return
+        if core.waits_for_turn and core.role is Role.FOLLOWER:
+            return
+        if core.leader is not None or (core.role is Role.CANDIDATE and core.config.pre_vote):
+            self.lose_time()
+        if core.can_campaign and not core.waits_for_turn:
+            self._stand()
+        else:
+            core.become_follower(core.term, None)  # also so that another group may try
 
     def leader_lost(self) -> None:
         """The leader's connection closed: do not wait for the timeout.

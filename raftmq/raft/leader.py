@@ -111,14 +111,17 @@ class Leadership:
             return
         self._heartbeat_at = core.now + core.config.heartbeat_ticks
         if core.config.check_quorum and not self._hears_quorum():
+            core.election.lose_time()
             core.become_follower(core.term, None)
             return
+        core.election.keep_calm()
         if self.transferee is not None and core.now >= self._transfer_deadline:
             self.transferee = None
         self._begin_round()
 
     def _hears_quorum(self) -> bool:
-        since = self._core.now - self._core.config.election_ticks
+        # As long as the most patient follower: a leader that resigns earlier does so for nobody.
+        since = self._core.now - 2 * self._core.election.least_timeout
         heard = int(self._counts_self)
         for progress in self._voting:
             if progress.last_heard_tick > since:
