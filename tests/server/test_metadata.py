@@ -222,6 +222,23 @@ def test_a_node_that_is_cut_off_sends_its_clients_to_others(wanted: dict[str, An
     assert world.ask(ApiKey.METADATA, 9, **flags).topics[0].partitions[0].leader_id == 1
 
 
+def test_a_client_that_this_node_serves_is_not_thrown_out() -> None:
+    """While a busy cluster elects leaders, one partition without one must not cost the connection
+    on which records of the others are under way: the client would not know what became of them."""
+    world = World()
+    world.add_topic("t", 2)
+    world.replica("t", 1).follow(None)
+    world.broker.is_cut_off = lambda: True
+    served = world.send(ApiKey.METADATA, 9, **named("t"))
+    world.bench.sleep(WAIT_MS)
+    assert not served.is_failed
+    assert served.pieces is not None
+    world.replica("t").follow(None)
+    thrown_out = world.send(ApiKey.METADATA, 9, **named("t"))
+    world.bench.sleep(WAIT_MS)
+    assert thrown_out.is_failed, "it leads none of them"
+
+
 def test_a_node_that_is_cut_off_still_tells_what_it_knows() -> None:
     world = World()
     topic_id = world.add_topic("t")
