@@ -92,11 +92,9 @@ class LogChecker(Checker):
 
     def _appended(self, event: Event, invoked: Event) -> None:
         op = event.op
-        if event.type == "info":
-            if not event.idempotent:
-                for name, records in invoked.records.items():
-                    self._logs[name].plain.update(value for _, value in records)
-            return
+        if event.type == "info" and not event.idempotent:
+            for name, records in invoked.records.items():
+                self._logs[name].plain.update(value for _, value in records)
         if event.type == "fail":
             for name, records in invoked.records.items():
                 log = self._logs[name]
@@ -106,13 +104,18 @@ class LogChecker(Checker):
                     log.failed[value] = op
             return
         flags = ACKED if event.idempotent and invoked.idempotent else ACKED | PLAIN
-        for name, records in (event.records or invoked.records).items():
+        records_by_name = event.records
+        if event.type == "ok" and not records_by_name:
+            records_by_name = invoked.records
+        for name, records in records_by_name.items():
             log = self._logs[name]
             for offset, value in records:
-                log.sent.pop(value, None)
                 if offset < 0:
-                    log.unplaced[value] = op
-                    continue
+                    if event.type == "ok":
+                        log.sent.pop(value, None)
+                        log.unplaced[value] = op
+                    continue  # else unknown for ever, unlike those of it that have an offset
+                log.sent.pop(value, None)
                 if log.plain:
                     log.plain.discard(value)
                 if log.see(offset, value, flags, op) is Outcome.CONFLICT:
@@ -205,11 +208,10 @@ class LogChecker(Checker):
 
     def _judge_repeated(self, log: PartitionLog, duplicate: Findings) -> None:
         for value, offsets in log.repeated().items():
-            held = [found for offset in offsets if (found := log.at(offset)) is not None]
-            is_plain = value in log.plain
-            if is_plain or any(h.flags & PLAIN and h.value == value for h in held):
+            if log.may_repeat(value, offsets):
                 duplicate.excused += 1
                 continue
+            held = [found for offset in offsets if (found := log.at(offset)) is not None]
             ops = [h.writer if h.writer >= 0 else h.reader for h in held]
             duplicate.add(log.name, f"{value!r} stands at offsets {offsets[:8]}", *ops[:4])
 

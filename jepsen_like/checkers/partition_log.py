@@ -193,6 +193,13 @@ class PartitionLog:
                 where.setdefault(sight.value, []).append(offset)
         return {value: sorted(offsets) for value, offsets in where.items() if len(offsets) > 1}
 
+    def may_repeat(self, value: Value, offsets: list[int]) -> bool:
+        """True for a value whose producer never promised to write it once."""
+        held = (self.at(offset) for offset in offsets)
+        return value in self.plain or any(
+            h is not None and h.value == value and h.flags & PLAIN for h in held
+        )
+
     def _standing_twice(self) -> set[Value]:
         seen: set[Value] = set()
         found: set[Value] = set()

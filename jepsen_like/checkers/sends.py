@@ -70,7 +70,7 @@ class SendChecker(Checker):
     def completed(self, event: Event, invoked: Event) -> None:
         """Compare with what was acknowledged before it began."""
         floors = self._floors.pop(event.op)
-        if event.type != "ok":
+        if event.type == "fail":
             return
         is_ordered = event.idempotent and invoked.idempotent
         for name, last, own in floors:

@@ -6,8 +6,9 @@ In one pass; linear/ searches for an order of the same operations, which finds m
 - resurrected-topic: a list shows a topic that certainly did not exist all the while.
 - phantom-topic: a list shows a topic that nobody tried to create.
 
-A list marked `stale` shows some past state: only phantoms are looked for in it. Names that the
-history never mentions elsewhere are taken for the cluster's own if they begin with `__`.
+A list marked `stale` shows some past state: only phantoms are looked for in it. Topics that clients
+append to or subscribe to may have been there before the history began, and names that begin with
+`__` are the cluster's own.
 """
 
 from __future__ import annotations
@@ -40,18 +41,25 @@ class Topic:
 class TopicsChecker(Checker):
     """Judges lists of topics."""
 
-    operations: ClassVar = frozenset({"create_topic", "delete_topic", "list_topics"})
+    operations: ClassVar = frozenset(
+        {"create_topic", "delete_topic", "list_topics", "append", "subscribe"}
+    )
 
     def __init__(self) -> None:
         self._lost = Findings("lost-topic")
         self._resurrected = Findings("resurrected-topic")
-        self._phantom = Findings("phantom-topic")
+        self._phantoms: dict[str, int] = {}
+        self._partitions: set[str] = set()
+        self._mentioned: set[str] = set()
         self._topics: dict[str, Topic] = {}
         self._moment = 0
         self._lists: dict[int, int] = {}
 
     def invoked(self, event: Event) -> None:
         """What is under way is uncertain."""
+        if event.f in ("append", "subscribe"):
+            self._mention(event)
+            return
         self._moment += 1
         if event.f == "list_topics":
             self._lists[event.op] = self._moment
@@ -66,6 +74,8 @@ class TopicsChecker(Checker):
 
     def completed(self, event: Event, invoked: Event) -> None:
         """What ended alone is certain, what ended unknown never is again."""
+        if event.f in ("append", "subscribe"):
+            return
         self._moment += 1
         if event.f == "list_topics":
             moment = self._lists.pop(event.op)
@@ -85,11 +95,18 @@ class TopicsChecker(Checker):
                 topic.exists = topic.before
             topic.since, topic.op = self._moment, event.op
 
+    def _mention(self, event: Event) -> None:
+        self._mentioned.update(event.topics)
+        for name in event.records:
+            if name not in self._partitions:
+                self._partitions.add(name)
+                self._mentioned.add(name.rpartition("-")[0])
+
     def _listed(self, event: Event, began: int, *, is_stale: bool) -> None:
         listed = set(event.topics)
         for name in event.topics:
             if name not in self._topics and not name.startswith("__"):
-                self._phantom.add(name, "listed, and nobody tried to create it", event.op)
+                self._phantoms.setdefault(name, event.op)
         if is_stale:
             return
         for name, topic in self._topics.items():
@@ -102,5 +119,11 @@ class TopicsChecker(Checker):
 
     def finish(self) -> Sequence[Verdict]:
         """What was found."""
-        found = (self._lost, self._resurrected, self._phantom)
+        phantom = Findings("phantom-topic")
+        for name, op in self._phantoms.items():
+            if name not in self._mentioned:
+                created = self._topics.get(name)
+                told = "listed before anybody tried to create it"
+                phantom.add(name, told, op, -1 if created is None else created.op)
+        found = (self._lost, self._resurrected, phantom)
         return [findings.verdict() for findings in found]

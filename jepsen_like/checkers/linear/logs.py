@@ -18,7 +18,7 @@ from jepsen_like.checkers.linear.checks import Bounds, Judgement, MomentChecker,
 from jepsen_like.checkers.linear.models import Log
 from jepsen_like.checkers.linear.search import FOREVER, Action, Call
 from jepsen_like.checkers.logs import Logs
-from jepsen_like.checkers.partition_log import PLAIN, PartitionLog
+from jepsen_like.checkers.partition_log import PartitionLog
 from jepsen_like.checkers.verdict import Verdict
 from jepsen_like.history_events import Event, Value
 
@@ -64,18 +64,30 @@ class PartitionLogs(MomentChecker):
                 f = "poll" if event.stale or invoked.stale else event.f
                 self._add(name, Seen(event.op, f, begin, end, (), log_end))
             return
-        records = event.records
-        if not records or (event.f == "append" and event.type == "info"):
-            records = invoked.records
-        for name, told in records.items():
-            f, log_end = event.f, -1
-            if f == "read" and not (event.stale or invoked.stale):
-                position = invoked.offsets.get(name, 0)
-                log_end = told[-1][0] + 1 if told else position
-            elif f == "read":
-                f = "poll"
-            if told or log_end >= 0:
-                self._add(name, Seen(event.op, f, begin, end, tuple(told), log_end))
+        if event.f == "append" and event.type == "info":
+            self._add_partly(event, invoked, begin)
+            return
+        if event.f == "append":
+            for name, records in (event.records or invoked.records).items():
+                self._add(name, Seen(event.op, "append", begin, end, tuple(records)))
+            return
+        is_fresh = event.f == "read" and not (event.stale or invoked.stale)
+        for name in dict.fromkeys([*event.records, *(invoked.offsets if is_fresh else ())]):
+            told = tuple(event.records.get(name, ()))
+            log_end = told[-1][0] + 1 if told else invoked.offsets.get(name, 0)
+            f = "read" if is_fresh else "poll"
+            self._add(name, Seen(event.op, f, begin, end, told, log_end if is_fresh else -1))
+
+    def _add_partly(self, event: Event, invoked: Event, begin: int) -> None:
+        """Of an append that ended unknown: what has an offset is certain, the rest is not."""
+        for name, records in invoked.records.items():
+            placed = tuple(row for row in event.records.get(name, ()) if row[0] >= 0)
+            if placed:
+                self._add(name, Seen(event.op, "append", begin, self._moment, placed))
+            known = {value for _, value in placed}
+            rest = tuple(row for row in records if row[1] not in known)
+            if rest:
+                self._add(name, Seen(event.op, "append", begin, FOREVER, rest))
 
     def _add(self, name: str, seen: Seen) -> None:
         partition = self._partitions.get(name)
@@ -109,7 +121,11 @@ class PartitionLogs(MomentChecker):
             for offset, value in each.records
             if offset < 0 or each.end == FOREVER
         }
-        again = log.repeated()
+        again = {
+            value: offsets
+            for value, offsets in log.repeated().items()
+            if log.may_repeat(value, offsets)
+        }
         if unplaced:
             for held in log.held():
                 if unplaced.get(held.value, 0) < 0:
@@ -123,10 +139,9 @@ class PartitionLogs(MomentChecker):
                 continue
             for action, is_known in _runs(log, each, unplaced):
                 yield Call(each.op, action, each.begin, each.end if is_known else FOREVER)
-            for _, value in each.records:
+            for own, value in each.records if again else ():
                 for offset in again.get(value, ()):
-                    held_there = log.at(offset)
-                    if held_there is not None and held_there.flags & PLAIN:
+                    if offset not in (own, unplaced.get(value)):
                         yield Call(each.op, ("append", offset, offset + 1), each.begin)
 
     def _shown(self, log: PartitionLog, seen: Seen, *, is_end: bool) -> Action:
