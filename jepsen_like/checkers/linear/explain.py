@@ -28,6 +28,11 @@ class Begun:
     model: Model
     initial: State
 
+    @property
+    def overwrites(self) -> bool:
+        """As the model says."""
+        return self.model.overwrites
+
     def step(self, state: State, action: Action) -> State | None:
         """As the model does."""
         return self.model.step(state, action)

@@ -15,6 +15,7 @@ class Register:
     """A value that is set and read: ("commit", v), ("committed", v)."""
 
     initial: State = -1
+    overwrites: bool = True
 
     def step(self, state: State, action: Action) -> State | None:
         """A commit sets the value, a read must be told it."""
@@ -29,6 +30,7 @@ class Topic:
     """One topic: ("create",), ("delete",), and what tells that it is "there" or "absent"."""
 
     initial: State = False
+    overwrites: bool = False
 
     def step(self, state: State, action: Action) -> State | None:
         """Create needs its absence, delete its presence."""
@@ -45,6 +47,7 @@ class TopicSet:
     """All topics: the state has a bit for each. Actions: (kind, bits), ("list", bits)."""
 
     initial: State = 0
+    overwrites: bool = False
 
     def step(self, state: State, action: Action) -> State | None:
         """As for one topic; a list shows all of them at one moment."""
@@ -76,6 +79,7 @@ class Log:
     """Where nothing was seen below the highest offset that was, as half-open ranges."""
     gaps_allowed: bool = False
     initial: State = 0
+    overwrites: bool = False
 
     def _hole_end(self, offset: int) -> int:
         """Where the hole ends in which `offset` lies; -1 if it lies in none."""

@@ -11,7 +11,8 @@ What keeps it small, and why nothing is missed by it:
   it comes later is one in which it comes now.
 - Of equal operations under way the one that returns first is taken first; they are interchangeable.
 - An operation without an end (`info`) may never have happened. It is tried last, and not at all
-  where it would change nothing; as a read it is left out by whoever builds the calls.
+  where it would change nothing or nobody could tell; as a read it is left out by whoever builds
+  the calls.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Model(Protocol):
 
     def step(self, state: State, action: Action) -> State | None:
         """The state after `action`; None where it cannot happen, or not with that answer."""
+        ...
+
+    @property
+    def overwrites(self) -> bool:
+        """True where the state after a write does not depend on the one before, nor whether it can
+        happen: then a write that may not have happened matters only to a read of just its state."""
         ...
 
 
@@ -180,6 +187,7 @@ class Search:
         """By return before which all was quiet: configurations that came there."""
         self._step = model.step
         self._initial = model.initial
+        self._overwrites = model.overwrites
         self._steps_max = steps_max
         self._is_over = is_over
         self._steps = 0
@@ -191,7 +199,7 @@ class Search:
     def run(self) -> Found:
         """Search until an order is found, none is left, or the bound is reached."""
         trail: list[Branch] = []
-        branch = self._go_on(0, 0, self._initial, [])
+        branch = self._go_on(0, 0, self._initial, [], 0)
         while True:
             if branch is None:  # tried before, or a dead end
                 while trail and not trail[-1].choices:
@@ -226,15 +234,21 @@ class Search:
         assert state is not None, "choices are possible"
         moment = self.plan.moments[branch.at]
         if call is moment.call:
-            return self._go_on(branch.at + 1, branch.mask, state, [call])
-        return self._go_on(branch.at, branch.mask | self.plan.bits[chosen], state, [call])
+            return self._go_on(branch.at + 1, branch.mask, state, [call], branch.at + 1)
+        mask = branch.mask | self.plan.bits[chosen]
+        return self._go_on(branch.at, mask, state, [call], branch.at + 1)
 
-    def _go_on(self, at: int, mask: int, state: State, ordered: list[Call]) -> Branch | None:
-        """Pass all returns that need no choice; None where this was tried before."""
+    def _go_on(
+        self, at: int, mask: int, state: State, ordered: list[Call], arrived: int
+    ) -> Branch | None:
+        """Pass all returns that need no choice; None where this was tried before.
+
+        Returns from `arrived` on are new to this order; before that one it had begun to choose.
+        """
         moments, step = self.plan.moments, self._step
         while at < len(moments):
             moment = moments[at]
-            if moment.is_quiet:
+            if moment.is_quiet and at >= arrived:
                 self.quiet.setdefault(at, {})[mask, state] = None
             if mask & moment.bit:
                 mask &= ~moment.bit
@@ -297,9 +311,21 @@ class Search:
                 continue
             self._steps += 1
             after = step(state, calls[index].action)
-            if after is not None and after != state:
-                (unknown if not self._allows(moment, after) else poor).append(index)
+            if after is None or after == state:
+                continue
+            if self._overwrites and not self._is_awaited(moment, mask, after):
+                continue
+            (poor if self._allows(moment, after) else unknown).append(index)
         return [*reversed(unknown), *reversed(poor), *reversed(good)]
+
+    def _is_awaited(self, moment: Moment, mask: int, state: State) -> bool:
+        """True where a read under way would be explained by `state`."""
+        for index in moment.reads:
+            if not mask & self.plan.bits[index]:
+                self._steps += 1
+                if self._step(state, self.plan.calls[index].action) is not None:
+                    return True
+        return False
 
     def _allows(self, moment: Moment, state: State) -> bool:
         """True where the returning read would be explained by `state`."""
