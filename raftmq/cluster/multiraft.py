@@ -58,6 +58,11 @@ of them asking would keep each other from being answered before the next timeout
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
 
+def _stands(replica: Replica) -> bool:
+    """True while it asks for votes; one that failed says nothing any more, whatever its role."""
+    return replica.core.role in _STANDING and replica.failure is None
+
+
 class MultiRaft:
     """The replicas of one node."""
 
@@ -174,15 +179,14 @@ class MultiRaft:
             awake = list(self._awake.values())
             # Nodes begin at different groups, so that they do not stand against each other.
             start = len(awake) * (self.node_id % 5) // 5
-            for group in [g for g, r in self._standing.items() if r.core.role not in _STANDING]:
-                del self._standing[group]
+            self._standing = {g: r for g, r in self._standing.items() if _stands(r)}
             for replica in awake[start:] + awake[:start]:
                 if replica.resting.is_resting:
                     continue
                 replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
                 if replica.tick():
                     self._dirty[replica.group] = replica
-                if replica.core.role in _STANDING:
+                if _stands(replica):
                     self._standing[replica.group] = replica
                 elif self._standing:
                     self._standing.pop(replica.group, None)  # its time ran out
@@ -288,7 +292,7 @@ class MultiRaft:
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
                         self._awake.pop(replica.group, None)
-                    if replica.core.role in _STANDING:
+                    if _stands(replica):
                         self._standing[replica.group] = replica
                 self._mail.leave()
                 for hook in self.after_drain:

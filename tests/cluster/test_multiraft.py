@@ -170,6 +170,25 @@ def test_few_groups_stand_at_a_time_and_all_get_their_turn() -> None:
     assert len(stood) == 200
 
 
+def test_replicas_that_failed_while_they_stood_take_no_turn_from_others() -> None:
+    node = Node(STANDING_MAX + 10)
+    node.flush()
+    failed: list[Replica] = []
+    while len(failed) < STANDING_MAX:
+        node.multiraft.tick()
+        for replica in node.multiraft.replicas.values():
+            if replica.core.role is Role.PRE_CANDIDATE and replica.failure is None:
+                replica.fail("disk full")
+                failed.append(replica)
+    stood: dict[RaftGroupId, bool] = {}
+    for _ in range(3 * ReplicaConfig().election_ticks):
+        node.multiraft.tick()
+        for g, replica in node.multiraft.replicas.items():
+            if replica.failure is None and replica.core.role is Role.PRE_CANDIDATE:
+                stood[g] = True
+    assert len(failed) + len(stood) == STANDING_MAX + 10
+
+
 def test_a_thousand_votes_are_one_flush_and_none_leaves_before_it() -> None:
     node = Node(100)
     node.flush()
