@@ -343,9 +343,11 @@ class SimDisk:
             else:
                 inode.durable.extend(bytes(size - len(inode.durable)))
         for start, end in inode.dirty:
-            end = min(end, size, len(inode.durable))
+            end = min(end, size)
             if start >= end:
                 continue
+            # Written again after a failed sync: bytes that reach the device bring their size.
+            inode.durable.extend(bytes(max(0, end - len(inode.durable))))
             for sector in range(start // SECTOR, (end - 1) // SECTOR + 1):
                 at = sector * SECTOR
                 inode.previous[sector] = bytes(inode.durable[at : at + SECTOR])
@@ -376,6 +378,12 @@ class SimDisk:
                 inode.dirty.clear()
             elif inode.dirty or inode.size_is_dirty:
                 self._lose(inode, random, odds)
+        self.counters.crashes += 1
+        self._has_crashed = False
+        self._crash_at = None
+
+    def end_process(self) -> None:
+        """The process ends and the machine goes on: handles are dead, the page cache stays."""
         self.counters.crashes += 1
         self._has_crashed = False
         self._crash_at = None

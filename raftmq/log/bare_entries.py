@@ -247,6 +247,16 @@ class BareEntries:
         if self._allocated < self._end + self._reserve_bytes // 2:
             self._reserve()
 
+    def write_again(self, start: RaftIndex) -> None:
+        """Write the entries at or above `start` once more, in place, so that the next sync covers
+        them whatever became of earlier ones.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        for number in range(self.count_below(start), len(self.entries)):
+            self.file.pwrite(encode_entry(self.entries[number]), self._positions[number])
+
     def truncate(self, end: RaftIndex) -> None:
         """Drop entries at or above `end`; durable on return.
 

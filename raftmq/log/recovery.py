@@ -444,11 +444,16 @@ class _Recovery:
         return min(self._now_ms, stamp) if stamp >= 0 else self._now_ms
 
     def _result(self, segments: Segments, synced_offset: int) -> Recovered:
+        # What is not known to be flushed is written once more, where it lies. After a failed sync
+        # the system counts pages as written that are not: another sync would flush nothing.
         for segment in reversed(segments.all):
             if segment.end_offset <= synced_offset:
                 break
             segment.is_dirty = not segment.is_missing
             segments.is_folder_dirty = True
+            if segment.is_dirty:
+                segment.write_again(synced_offset)
+        self._bare.write_again(RaftIndex(self._claimed))
         return Recovered(
             local=self._local,
             start_file=self._start_file,

@@ -11,6 +11,7 @@ batch boundary; damaged stretches are walked around and never given out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from attrs import define
 
@@ -35,6 +36,9 @@ from raftmq.types import Buffer, Offset
 
 OFFSETS_MAX = (1 << 32) - 1
 """So many offsets fit above a base offset in the offset index."""
+
+
+WRITE_AGAIN_BYTES: Final = 1 << 20
 
 
 @define(slots=True)
@@ -166,6 +170,25 @@ class Segment:
         self._shared.files.forget(self.path)
         self.created_ms = created_ms
         self.allocated = self._file.size()
+
+    def write_again(self, offset: int) -> None:
+        """Write what lies at or above `offset` once more, in place, so that the next sync covers it
+        whatever became of earlier ones.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        position = 0
+        if offset > self.base_offset:
+            try:
+                _, position = self.offset_index.floor(offset)
+            except DamagedIndexError:
+                position = 0  # more than need be
+        file = self.file
+        while position < self.size:
+            piece = file.pread(min(WRITE_AGAIN_BYTES, self.size - position), position)
+            file.pwrite(piece, position)
+            position += len(piece)
 
     def close(self) -> None:
         """Never append again; the indexes are completed and written, not synced."""
