@@ -21,6 +21,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.low_water import LINGER_S, LowWater
 from raftmq.protocol.fetch import FetchRequest
 from raftmq.server.cork import Cork
+from raftmq.server.elections import Hold
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
@@ -80,6 +81,7 @@ class Connection:
         "_turn_frames",
         "client_software",
         "fetch_memo",
+        "hold",
         "last_active",
         "on_close",
         "peer",
@@ -100,6 +102,7 @@ class Connection:
         self.client_software = ""
         self.fetch_memo: tuple[int, bytes, FetchRequest] | None = None
         """The last fetch without a session: version, body and what it says."""
+        self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(

@@ -104,6 +104,7 @@ class Dispatcher:
             raise RemoteProtocolError(f"{ApiKey(api_key).title} v{version} is not offered")
         header, position = decode_request_header(frame)
         body_view = frame[position:]
+        self._broker.elections.asker = connection.hold
         try:
             if api_key == ApiKey.PRODUCE:
                 self._begin_produce(header, body_view, slot, started, metrics)

@@ -6,6 +6,11 @@ a second) before it asks again. So an answer about such a partition is parked un
 is known, but no longer than `WAIT_MS`, and only that soon after the loss: where no election can
 succeed nobody is kept waiting. The same where this node itself has just ceased to lead, or hands
 over: "not the leader" is said together with who is, not before.
+
+Answers of a connection leave in order, so those behind a parked one wait as well, also
+acknowledgements of partitions that nothing happened to. Where hundreds of partitions elect one
+after the other that would be nearly always; so a connection that was held up is left alone for a
+while.
 """
 
 from __future__ import annotations
@@ -24,6 +29,22 @@ WAIT_MS: Final = 1_000.0
 LOOK_MS: Final = 20.0
 """How often a leadership handed over is looked at again: nobody tells of one that stays."""
 WAITING_MAX: Final = 10_000
+REST_FACTOR: Final = 4.0
+"""After a wait no answer of the same connection waits for so many times as long."""
+
+
+class Hold:
+    """How far the answers of one connection were held up of late."""
+
+    __slots__ = ("free_at_ms",)
+
+    def __init__(self) -> None:
+        self.free_at_ms = 0.0
+        """Before that time none of them waits again."""
+
+    def ended(self, since_ms: float, now_ms: float) -> None:
+        """An answer waited until now."""
+        self.free_at_ms = max(self.free_at_ms, now_ms + REST_FACTOR * (now_ms - since_ms))
 
 
 class Elections:
@@ -50,6 +71,8 @@ class Elections:
         self._waiting: dict[Promise[None], set[Key]] = {}
         self._unled_since_ms: dict[Key, float] = {}
         self._left_since_ms: dict[Key, float] = {}
+        self.asker = Hold()
+        """Of the connection whose request is being begun; valid until its handler returns."""
         leaders.on_change(self._leader_changed)
 
     def node_lost(self, node_id: NodeId) -> None:
@@ -83,9 +106,11 @@ class Elections:
             since_ms = self._missing_since(key, recent, now_ms)
             if since_ms is not None and now_ms - since_ms < WAIT_MS:
                 missing[key] = since_ms
-        if not missing or len(self._waiting) >= WAITING_MAX:
+        hold = self.asker
+        if not missing or len(self._waiting) >= WAITING_MAX or now_ms < hold.free_at_ms:
             return None
         promise: Promise[None] = Promise()
+        promise.when_done(lambda _: hold.ended(now_ms, self._clock.monotonic_ms()))
         self._waiting[promise] = set(missing)
         delay_ms = min(missing.values()) + WAIT_MS - now_ms
         self._deadlines.after(delay_ms, lambda: self._settle(promise))

@@ -9,7 +9,7 @@ from immutables import Map
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.metadata_image import PartitionImage, TopicImage
-from raftmq.server.elections import LOOK_MS, WAIT_MS, Elections
+from raftmq.server.elections import LOOK_MS, REST_FACTOR, WAIT_MS, Elections, Hold
 from raftmq.types import LeaderEpoch, NodeId, TopicId
 
 TOPIC = TopicId(UUID(int=7))
@@ -150,3 +150,42 @@ def test_a_deposed_leader_without_a_successor_answers_after_a_while_and_then_at_
         world.deadlines.expire(world.clock.now_ms)
     assert promise.is_done
     assert world.elections.next_leaders_of([(TOPIC, 0)]) is None
+
+
+def test_a_connection_that_was_held_up_is_left_alone_for_a_while() -> None:
+    """Answers leave in order: parked ones hold up acknowledgements of other partitions."""
+    world = World()
+    held, other = Hold(), Hold()
+    world.elections.asker = held
+    world.elections.node_lost(NodeId(1))
+    first = world.elections.next_leaders([IMAGE])
+    second = world.elections.next_leaders([IMAGE])
+    assert first is not None
+    assert second is not None, "the one is held up by the other anyway"
+    world.clock.now_ms += 200
+    world.lead(0, 3, 2)
+    assert first.is_done
+    assert second.is_done
+    world.clock.now_ms += REST_FACTOR * 200 - 1
+    world.elections.node_lost(NodeId(3))
+    assert world.elections.next_leaders([IMAGE]) is None, "held up for 200 ms, free for 800"
+    world.elections.asker = other
+    assert world.elections.next_leaders([IMAGE]) is not None
+    world.elections.asker = held
+    world.clock.now_ms += 1
+    assert world.elections.next_leaders([IMAGE]) is not None
+
+
+def test_a_wait_in_vain_counts_as_well() -> None:
+    world = World()
+    world.elections.node_lost(NodeId(1))
+    promise = world.elections.next_leaders([IMAGE])
+    assert promise is not None
+    world.clock.now_ms += WAIT_MS
+    world.deadlines.expire(world.clock.now_ms)
+    assert promise.is_done
+    world.elections.node_lost(NodeId(2))
+    assert world.elections.next_leaders([IMAGE]) is None
+    world.clock.now_ms += REST_FACTOR * WAIT_MS
+    world.elections.node_lost(NodeId(2))
+    assert world.elections.next_leaders([IMAGE]) is not None

@@ -239,6 +239,23 @@ def test_a_client_that_this_node_serves_is_not_thrown_out() -> None:
     assert thrown_out.is_failed, "it leads none of them"
 
 
+def test_elections_one_after_the_other_do_not_hold_up_a_connection() -> None:
+    world = World()
+    topic_id = world.add_topic("t", 2)
+    world.replica("t").follow(None)
+    first = world.send(ApiKey.METADATA, 9, **named("t"))
+    assert first.pieces is None
+    world.bench.sleep(100)
+    world.lead(topic_id, 0, 2, 6)
+    assert first.pieces is not None
+    world.replica("t", 1).follow(None)
+    behind = world.send(ApiKey.METADATA, 9, **named("t"))
+    assert behind.pieces is not None, "acknowledgements may wait behind it"
+    world.bench.sleep(400)
+    world.replica("t").follow(None)
+    assert world.send(ApiKey.METADATA, 9, **named("t")).pieces is None
+
+
 def test_a_node_that_is_cut_off_still_tells_what_it_knows() -> None:
     world = World()
     topic_id = world.add_topic("t")

@@ -54,6 +54,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.broker import Broker
 from raftmq.server.dispatch import Dispatcher
+from raftmq.server.elections import Hold
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.replies import Pieces
 from raftmq.types import (
@@ -176,7 +177,9 @@ class World:
             hand_over=self._hand_over,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
-        self.connection: Any = SimpleNamespace(peer="10.0.0.9:5555", on_close={}, fetch_memo=None)
+        self.connection: Any = SimpleNamespace(
+            peer="10.0.0.9:5555", on_close={}, fetch_memo=None, hold=Hold()
+        )
         self._correlation_id = 0
 
     def _hand_over(self, _leader: NodeId, name: TopicPartition) -> bool:
