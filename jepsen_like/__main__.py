@@ -2,6 +2,7 @@
 
     python -m jepsen_like sim --seeds N [--seed FIRST] [--jobs J]     any number of seeds
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
+    python -m jepsen_like live --minutes M [--nodes 3|5|mixed]        real nodes under faults
 
 `sim` exits 0 when all runs are clean, 1 on an anomaly, 2 when a verdict is unknown; its last line
 is a summary. `planted` exits 1 when a bug escapes; its last line is `caught X of Y`.
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TextIO
 
+from jepsen_like.live import command as live_command
 from jepsen_like.planted import BUGS
 from jepsen_like.pool import hunt_bugs, run_seeds
 from jepsen_like.sim import Result, Verdict
@@ -109,6 +111,7 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     planted.add_argument("--bug", choices=list(BUGS))
     planted.add_argument("--jobs", type=int, default=2)
     planted.set_defaults(action=_planted)
+    live_command.add_parser(commands)
     arguments = parser.parse_args(argv)
     return int(arguments.action(arguments, out))
 

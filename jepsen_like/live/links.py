@@ -93,7 +93,7 @@ class ProxyLinks:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "jepsen_like.live.proxy"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 start_new_session=True,
             )
         self._answers = self._control.makefile("rb")

@@ -2,7 +2,8 @@
 
 `python -m jepsen_like.live.load PLAN.json HISTORY` runs the workloads of the plan until standard
 input ends, waits for what is under way, reads everything back, and says as its last line what came
-of it. A line of counts is written every second meanwhile. Exit 0: the history is whole.
+of it. A line of counts is written every second meanwhile. Exit 0: the history is whole;
+2: the cluster did not answer to the end; 3: a client is broken.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from typing import Any, Final
 from jepsen_like.history_events import HistoryFile, Recorder
 from jepsen_like.live.workloads.append import Appenders
 from jepsen_like.live.workloads.base import Around, Client, Plan
+from jepsen_like.live.workloads.group import GroupMembers
 from jepsen_like.live.workloads.poll import Pollers, read_to_end
+from jepsen_like.live.workloads.registers import Registers
+from jepsen_like.live.workloads.topics import Topics, list_topics, new_admin
 
 WORKLOADS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "append": Appenders,
     "poll": Pollers,
+    "group": GroupMembers,
+    "registers": Registers,
+    "topics": Topics,
 }
+"""By name; `append` and `poll` are what the others rest on."""
+UNFINISHED: Final = 2
+CRASHED: Final = 3
 LAST_ANSWERS_S: Final = 60.0
 READ_BACK_S: Final = 120.0
 
@@ -49,6 +59,13 @@ def run(plan: Plan, history: Path) -> int:
     with HistoryFile(history) as file:
         recorder = Recorder(file, time.monotonic_ns, threading.Lock())
         around = Around(plan, recorder)
+        crashes: list[str] = []
+
+        def note_crash(crash: threading.ExceptHookArgs) -> None:
+            crashes.append(f"{crash.thread}: {crash.exc_value!r}")
+            threading.__excepthook__(crash)
+
+        threading.excepthook = note_crash
         threading.Thread(target=_wait_for_end_of_input, args=(around.stop,), daemon=True).start()
         clients = [WORKLOADS[name](around) for name in plan.workloads]
         for client in clients:
@@ -64,14 +81,18 @@ def run(plan: Plan, history: Path) -> int:
         ]
         patience.cancel()
         has_read = read_to_end(around, READ_BACK_S)
+        has_read &= list_topics(around, around.process(), new_admin(plan.bootstrap), stale=False)
     _tell(
         acked=around.acked_records,
         polled=around.polled_records,
         unfinished=unfinished,
         has_read=has_read,
         fatal=around.fatal,
+        crashes=crashes,
     )
-    return 0 if has_read and not unfinished else 2
+    if crashes:
+        return CRASHED
+    return 0 if has_read and not unfinished else UNFINISHED
 
 
 if __name__ == "__main__":

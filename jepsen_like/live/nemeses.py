@@ -7,15 +7,19 @@ node has spent the minority that may be gone. What a machine lacks is said by `l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from attrs import frozen
 
-from jepsen_like.live.cluster import Node
+from jepsen_like.live import clocks
+from jepsen_like.live.cluster import Node, StuckError
+from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.links import CLIENTS, Pair, Weather
 from jepsen_like.live.stage import Stage
 
+REPLACE_S: Final = 60.0
 Strike = Callable[[Stage], None]
 Lack = Callable[[Stage], str]
 
@@ -154,6 +158,128 @@ def restart_storm(stage: Stage) -> None:
         stage.hold(0.1, 1.5)
 
 
+def wipe(stage: Stage) -> None:
+    """A node loses its disk and comes back with an empty one."""
+    nodes = stage.choose(1)
+    stage.tell(f"node {_names(nodes)} comes back with an empty disk")
+    stage.kill(nodes)
+    stage.damaged |= {node.node_id for node in nodes}
+    for node in nodes:
+        node.wipe()
+    stage.hold(0.2, 2)
+
+
+def replace(stage: Stage) -> None:
+    """A node is gone for good, and another takes its place by an operator's command."""
+    cluster = stage.cluster
+    # One of the first voters stays: by their addresses a new node finds the cluster.
+    lost = cluster.nodes[stage.rng.choice(stage.ids[1:])]
+    stage.kill([lost])
+    cluster.remove(lost)
+    new = cluster.add()
+    stage.tell(f"node {new.node_id} takes the place of node {lost.node_id}")
+    stage.mark(down=[new.node_id])
+    stage.damaged.add(new.node_id)
+    stage.start([new])
+    stage.wait_up()
+    deadline = time.monotonic() + REPLACE_S
+    while True:
+        done = cluster.command("node", "replace", str(lost.node_id), str(new.node_id))
+        if done.returncode == 0:
+            return
+        if time.monotonic() > deadline:
+            raise StuckError(f"node replace: {done.stdout}{done.stderr}")
+        time.sleep(0.2)  # the old one still counts as alive, or the new one has not joined yet
+
+
+def full_disk(stage: Stage) -> None:
+    """A disk is full to its last byte."""
+    nodes = stage.choose(1)
+    stage.tell(f"the disk of node {_names(nodes)} is full")
+    stage.mark(down={node.node_id for node in nodes})
+    for node in nodes:
+        node.disk.fill()
+    stage.hold(2, 5)
+
+
+def power_loss(stage: Stage) -> None:
+    """Power fails: what was not synced is gone. Of one node, of more than a minority, or of all."""
+    count = stage.rng.choice([1, stage.minority + 1, len(stage.ids)])
+    nodes = stage.choose(count)
+    stage.tell(f"power loss of {_names(nodes)}")
+    stage.mark(down={node.node_id for node in nodes})
+    for node in nodes:
+        node.disk.lose_power()
+    stage.kill(nodes)
+    for node in nodes:
+        node.disk.repower()
+    stage.hold(0.2, 1)
+
+
+def damage(stage: Stage) -> None:
+    """A node is stopped, some of its bytes change, and it starts again."""
+    nodes = stage.choose(1)
+    stage.kill(nodes)
+    stage.damaged |= {node.node_id for node in nodes}
+    for node in nodes:
+        for told in spoil_bytes(node.data, stage.rng):
+            stage.tell(f"node {node.node_id}: {told}")
+    stage.hold(0.2, 1)
+
+
+def slow_disk(stage: Stage) -> None:
+    """Every fsync takes long, on as many nodes as may be gone."""
+    nodes = stage.choose(stage.rng.randint(1, stage.minority))
+    delay_ms = round(stage.rng.uniform(20, 300))
+    stage.tell(f"fsyncs of {_names(nodes)} take {delay_ms} ms more")
+    for node in nodes:
+        stage.slowed.add(node.node_id)
+        node.fault({"fsync_delay_ms": delay_ms})
+    stage.hold(2, 5)
+
+
+def clock_skew(stage: Stage) -> None:
+    """The wall clocks of some nodes jump, forth and back, while these run."""
+    nodes = stage.choose(stage.rng.randint(1, len(stage.ids)))
+    # First under the library that moves clocks, one at a time.
+    for node in nodes:
+        stage.kill([node])
+        clocks.prepare(node)
+        stage.start([node])
+        stage.wait_up()
+    for _ in range(stage.rng.randint(1, 3)):
+        for node in nodes:
+            offset_s = clocks.draw_offset(stage.rng)
+            clocks.move(node, offset_s)
+            wall, monotonic = clocks.measure(node)
+            stage.tell(
+                f"clocks of {node.node_id}: wall {wall:+.1f} s, monotonic {monotonic:+.1f} s"
+            )
+        stage.hold(1.2, 2.5)
+
+
+def _lacks_full_disk(stage: Stage) -> str:
+    node = next(iter(stage.cluster.nodes.values()))
+    return "" if node.disk.can_be_full else "needs a disk of its own (root, and tmpfs or XFS)"
+
+
+def _lacks_power_loss(stage: Stage) -> str:
+    node = next(iter(stage.cluster.nodes.values()))
+    return "" if node.disk.can_lose_power else "needs XFS on a loop device (root, xfsprogs)"
+
+
+def _lacks_clocks(_stage: Stage) -> str:
+    return clocks.lack()
+
+
+def _lacks_slow_links(stage: Stage) -> str:
+    return "" if stage.links.can_delay else f"links by {stage.links.name} cannot be slow"
+
+
+def _lacks_resets(stage: Stage) -> str:
+    return "" if stage.links.can_reset else f"links by {stage.links.name} cannot be reset"
+
+
 def _names(nodes: list[Node]) -> str:
     return ", ".join(str(node.node_id) for node in nodes)
 
@@ -168,8 +294,17 @@ _ALL: Final = (
     Nemesis("partition-ring", partition_ring),
     Nemesis("partition-bridge", partition_bridge),
     Nemesis("partition-one-way", partition_one_way),
-    Nemesis("slow-links", slow_links),
-    Nemesis("reset-connections", reset_connections),
+    Nemesis("slow-links", slow_links, _lacks_slow_links),
+    Nemesis("reset-connections", reset_connections, _lacks_resets),
     Nemesis("restart-storm", restart_storm),
+    Nemesis("wipe", wipe),
+    Nemesis("replace", replace),
+    Nemesis("full-disk", full_disk, _lacks_full_disk),
+    Nemesis("power-loss", power_loss, _lacks_power_loss),
+    Nemesis("damage", damage),
+    Nemesis("slow-disk", slow_disk),
+    Nemesis("clock-skew", clock_skew, _lacks_clocks),
 )
+OWN_DISKS: Final = frozenset({"full-disk", "power-loss"})
+"""Those for which every node needs a disk of its own."""
 NEMESES: Final[Mapping[str, Nemesis]] = {nemesis.name: nemesis for nemesis in _ALL}

@@ -8,6 +8,7 @@ whole, any acknowledgement counts, and any group that had to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 from attrs import frozen
@@ -69,7 +70,7 @@ def stalls(
     everything = sorted(at for times in acked_at.values() for at in times)
     spans = windows(timeline, lambda s: any(s.must_progress(key) for key in acked_at), end)
     found = [
-        longest_stall(key, windows(timeline, lambda s, k=key: s.must_progress(k), end), times)
+        longest_stall(key, windows(timeline, partial(Standing.must_progress, key=key), end), times)
         for key, times in acked_at.items()
     ]
     found.sort(key=lambda stall: -stall.seconds)

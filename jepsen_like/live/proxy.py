@@ -86,9 +86,9 @@ class Half:
         """Take what the link takes, give what is due, and pass on the end."""
         if self.may_read(now):
             with contextlib.suppress(BlockingIOError):
-                data = self.source.recv(CHUNK_BYTES)
-                if data:
-                    self.take(data, now)
+                received = self.source.recv(CHUNK_BYTES)
+                if received:
+                    self.take(received, now)
                 else:
                     self.has_ended = True
         try:

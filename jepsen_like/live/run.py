@@ -1,18 +1,19 @@
 """A live run: rounds of cluster, load and nemeses, and the judgement of each round's history.
 
-A round has a cluster of its own, of three or five nodes, and ends with a healed cluster and all
-records read back. Its folder keeps the history, the nodes' logs and what was judged. The run owns
-every process that it started and leaves none behind.
+A round has a cluster of its own, of three or five nodes, and ends healed, with all records read
+back and replicas compared. Its folder keeps the history, the nodes' logs and, when something was
+wrong, their disks. The run owns every process that it started and leaves none behind.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -22,9 +23,10 @@ from attrs import asdict, define, field, frozen
 from jepsen_like.live.cluster import Cluster, StuckError
 from jepsen_like.live.links import Links, ProxyLinks
 from jepsen_like.live.load import READ_BACK_S
-from jepsen_like.live.nemeses import Nemesis
+from jepsen_like.live.nemeses import OWN_DISKS, Nemesis
+from jepsen_like.live.replicas import differences
 from jepsen_like.live.stage import Stage
-from jepsen_like.live.storage import Disk, PlainDisk
+from jepsen_like.live.storage import Disk, PlainDisk, best_disk
 from jepsen_like.live.workloads.base import Plan
 
 DEFAULTS: Final = {
@@ -53,6 +55,8 @@ class Settings:
     rate: float
     seed: int
     out: Path
+    must_not_lack: bool = False
+    """A nemesis that this machine cannot do is a failure, not a skip."""
 
 
 @define
@@ -75,11 +79,16 @@ class Round:
     number: int
     nodes: int
     folder: Path
+    must_not_lack: bool = False
+    links_name: str = ""
+    disk_name: str = ""
     began: float = field(factory=time.monotonic)
     faults: list[Fault] = field(factory=list)
     lacks: dict[str, str] = field(factory=dict)
     """Nemeses that this machine cannot do, and why."""
     stuck: str = ""
+    differences: list[str] = field(factory=list)
+    """Replicas whose bytes are not the same at the end."""
     told: dict[str, Any] = field(factory=dict)
     """The last line of the load."""
     load_exit: int = -1
@@ -167,10 +176,9 @@ class Runner:
         self._rng = Random(settings.seed)
         self._deck = Deck(settings.nemeses, self._rng)
         self._ends_at = 0.0
-        self.rounds: list[Round] = []
 
-    def run(self) -> None:
-        """Run until the time is over; results are in `rounds`."""
+    def rounds(self) -> Iterator[Round]:
+        """Run round after round until the time is over; each has ended when it is given out."""
         self._ends_at = time.monotonic() + self._settings.seconds
         number = 0
         while number == 0 or self._ends_at - time.monotonic() > self._settings.round_s / 3:
@@ -178,19 +186,26 @@ class Runner:
             number += 1
             folder = self._settings.out / f"round-{number:02}-{nodes}-nodes"
             folder.mkdir(parents=True)
-            round_ = Round(number, nodes, folder)
-            self.rounds.append(round_)
+            round_ = Round(number, nodes, folder, self._settings.must_not_lack)
             links = ProxyLinks()
+            round_.links_name = links.name
             try:
                 self._round(round_, links)
             finally:
                 links.close()
+            yield round_
+
+    def tidy(self, round_: Round) -> None:
+        """Throw away the disks of a round in which nothing was wrong."""
+        for path in round_.folder.glob("disk-*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def _round(self, round_: Round, links: Links) -> None:
-        def make_disk(folder: Path) -> Disk:
-            return PlainDisk(folder)
-
-        cluster = Cluster(round_.folder, round_.nodes, links, make_disk, DEFAULTS)
+        cluster = Cluster(round_.folder, round_.nodes, links, self._make_disk, DEFAULTS)
+        round_.disk_name = cluster.nodes[1].disk.name
         load: LoadProcess | None = None
         try:
             cluster.start()
@@ -214,6 +229,7 @@ class Runner:
             round_.ended = time.monotonic()
             round_.load_exit = load.wait(READ_BACK_S + 120)
             round_.told = load.told
+            round_.differences = differences(cluster)
         except StuckError as error:
             round_.stuck = str(error)
             self._say(f"stuck: {error}")
@@ -221,6 +237,11 @@ class Runner:
             if load is not None:
                 load.close()
             cluster.stop()
+
+    def _make_disk(self, folder: Path) -> Disk:
+        if not any(nemesis.name in OWN_DISKS for nemesis in self._settings.nemeses):
+            return PlainDisk(folder)
+        return best_disk(folder)
 
     def _strike(self, round_: Round, stage: Stage, load: LoadProcess) -> None:
         """Fault after fault until the round's time is over."""

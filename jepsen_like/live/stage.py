@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from jepsen_like.live import clocks
 from jepsen_like.live.cluster import Cluster, Node, StuckError
 from jepsen_like.live.links import BLOCKED, CLIENTS, Links, Pair, Weather, between
 
@@ -53,7 +54,11 @@ class Stage:
     cluster: Cluster
     rng: Random
     down: set[int] = field(factory=set)
-    """Nodes that cannot be counted on: dead, starting, paused, damaged or full."""
+    """Nodes that cannot be counted on: dead, starting, paused or full."""
+    damaged: set[int] = field(factory=set)
+    """Nodes that lost something on their disk, until the cluster is whole again."""
+    slowed: set[int] = field(factory=set)
+    """Nodes whose own fault switch is on."""
     weather: dict[Pair, Weather] = field(factory=dict)
     members: dict[str, frozenset[int]] = field(factory=dict)
     timeline: list[Standing] = field(factory=list)
@@ -160,9 +165,13 @@ class Stage:
             node.disk.free()
             if node.is_paused:
                 self.resume([node])
+            if node.node_id in self.slowed and node.is_running:
+                node.fault({})
             if not node.is_running:
                 self.mark(down=[node.node_id])
                 self.start([node])
+        self.slowed.clear()
+        clocks.put_right(self.cluster)
         self.wait_up()
 
     def wait_whole(self) -> None:
@@ -172,6 +181,7 @@ class Stage:
             StuckError: it takes too long.
         """
         self.cluster.wait_whole(WHOLE_S)
+        self.damaged.clear()
         self.learn_members()
 
     def learn_members(self) -> None:
@@ -189,6 +199,6 @@ class Stage:
     def _note(self) -> None:
         cut = frozenset(pair for pair, how in self.weather.items() if how.is_blocked)
         unheard = {a or b for a, b in cut if CLIENTS in (a, b)}
-        well = frozenset(self.cluster.nodes) - self.down - unheard
+        well = frozenset(self.cluster.nodes) - self.down - self.damaged - unheard
         standing = Standing(time.monotonic(), well, cut, dict(self.members))
         self.timeline.append(standing)

@@ -72,7 +72,7 @@ class Disk(Protocol):
         """Mount it again; whoever had files open must be gone."""
 
     def close(self) -> None:
-        """Unmount and remove."""
+        """Unmount."""
 
 
 class PlainDisk:
@@ -161,6 +161,7 @@ class PowerDisk:
         with self._image.open("wb") as file:
             file.truncate(POWER_DISK_BYTES)
         command("mkfs.xfs", "-q", str(self._image))
+        self._is_mounted = False  # a filesystem without power cannot even be asked
         self.repower()
 
     def fill(self) -> None:
@@ -177,25 +178,22 @@ class PowerDisk:
 
     def repower(self) -> None:
         """Mount it, again if it was; whoever had files open must be gone."""
-        if os.path.ismount(self.folder):
+        if self._is_mounted:
             command("umount", str(self.folder))
         command("mount", "-o", "loop", str(self._image), str(self.folder))
+        self._is_mounted = True
 
     def close(self) -> None:
-        """Unmount and remove the image."""
-        if os.path.ismount(self.folder):
+        """Unmount; the image stays for whoever wants to look."""
+        if self._is_mounted:
             command("umount", "--lazy", str(self.folder))
-        self._image.unlink()
+            self._is_mounted = False
 
 
-def best_disk(folder: Path) -> tuple[Disk, str]:
-    """The disk that can suffer most on this machine, and why it is no better one."""
-    if os.geteuid() != 0:
-        return PlainDisk(folder), "no root: cannot mount disks"
-    try:
-        return PowerDisk(folder), ""
-    except LackError as power:
-        try:
-            return TmpfsDisk(folder), str(power)
-        except LackError as tmpfs:
-            return PlainDisk(folder), f"{power}; {tmpfs}"
+def best_disk(folder: Path) -> Disk:
+    """The disk that can suffer most on this machine."""
+    if os.geteuid() == 0:
+        for kind in (PowerDisk, TmpfsDisk):
+            with contextlib.suppress(LackError):  # a container's root may not be allowed to mount
+                return kind(folder)
+    return PlainDisk(folder)

@@ -135,8 +135,8 @@ class Appenders:
             data, offset = message.value(), message.offset()
             assert isinstance(data, bytes)
             if error is None:
-                assert offset is not None
-                sending.settle(number_in(data), offset, "")
+                # None: a repeated request was answered as a duplicate, which tells no offset.
+                sending.settle(number_in(data), OFFSET_UNKNOWN if offset is None else offset, "")
             else:
                 sending.settle(number_in(data), OFFSET_UNKNOWN, str(error))
 

@@ -1,0 +1,93 @@
+"""Wall clocks that jump while nodes run, by libfaketime (Debian package `libfaketime`).
+
+A node that is to suffer starts under the library with a file that says how far its wall clock is
+off; the file may change at any time. The monotonic clock stays true, as a kernel keeps it, so what
+moves is CLOCK_REALTIME alone; `measure` tells what a process of that environment really sees.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from jepsen_like.live.cluster import Cluster, Node
+
+_LIBRARIES: Final = (
+    "/usr/lib/*/faketime/libfaketime.so.1",
+    "/usr/lib*/faketime/libfaketime.so.1",
+    "/usr/local/lib*/faketime/libfaketime.so.1",
+)
+CACHE_S: Final = 1
+"""So long after a change of its file a clock may go on as before."""
+_PROBE: Final = "import time; print(time.time(), time.monotonic())"
+DAY_S: Final = 86_400.0
+
+
+def library() -> Path | None:
+    """Where libfaketime is."""
+    for pattern in _LIBRARIES:
+        for path in Path("/").glob(pattern.lstrip("/")):
+            return path
+    return None
+
+
+def lack() -> str:
+    """Why clocks cannot be moved here; empty when they can."""
+    return "" if library() is not None else "needs libfaketime (package faketime)"
+
+
+def _file(node: Node) -> Path:
+    return node.cluster.folder / f"clock-{node.node_id}"
+
+
+def prepare(node: Node) -> None:
+    """Let the node's next process run under the library, its clock still right."""
+    found = library()
+    assert found is not None
+    _file(node).write_text("+0\n")
+    node.environment = {
+        "LD_PRELOAD": str(found),
+        "FAKETIME_TIMESTAMP_FILE": str(_file(node)),
+        "FAKETIME_CACHE_DURATION": str(CACHE_S),
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def move(node: Node, offset_s: float) -> None:
+    """Set the node's wall clock off by so much, within `CACHE_S`."""
+    fresh = _file(node).with_suffix(".new")
+    fresh.write_text(f"{offset_s:+.3f}\n")
+    fresh.rename(_file(node))
+
+
+def draw_offset(rng: Random) -> float:
+    """A little, a lot, or weeks."""
+    size = rng.choice([0.2, 5.0, 3600.0, 20 * DAY_S])
+    return rng.uniform(-size, size)
+
+
+def put_right(cluster: Cluster) -> None:
+    """Set all clocks right; later processes run without the library."""
+    for node in cluster.nodes.values():
+        if _file(node).exists():
+            move(node, 0.0)
+        node.environment = {}
+
+
+def measure(node: Node) -> tuple[float, float]:
+    """How far the wall and the monotonic clock are off for a process that starts like the node."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **node.environment},
+    )
+    wall, monotonic = map(float, done.stdout.split())
+    return wall - time.time(), monotonic - time.monotonic()

@@ -1,0 +1,185 @@
+"""What a round's artefacts say: the checkers' verdicts, stalls, ends of clients and of nodes.
+
+Reads files and what the round noted; starts and stops nothing. A finding is an anomaly (exit 1) or
+something that keeps the run from being called clean (exit 2).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field, frozen
+
+from jepsen_like.checkers import Options, Report, check_events
+from jepsen_like.checkers.linear.checks import Bounds
+from jepsen_like.checkers.verdict import Validity
+from jepsen_like.history_events import Event, read_history
+from jepsen_like.live.load import UNFINISHED
+from jepsen_like.live.progress import CLUSTER, Stall, stalls
+from jepsen_like.live.run import Round
+
+SEARCH_S: Final = 60.0
+STALL_LIMIT_S: Final = 5.0
+PARTITION_STALL_LIMIT_S: Final = 10.0
+"""A single partition may wait longer: for its turn among elections, or for its one client."""
+NODE_ERRORS: Final = frozenset({"request failed", "replica stopped", "node must stop"})
+_DISK_FAULTS: Final = frozenset({"full-disk", "power-loss"})
+
+
+@frozen
+class Finding:
+    """Something that is not as it should be."""
+
+    name: str
+    told: str
+    is_anomaly: bool = True
+
+
+@define
+class Judgement:
+    """What came of one round."""
+
+    report: Report | None
+    stalls: list[Stall] = field(factory=list)
+    findings: list[Finding] = field(factory=list)
+    acked: list[int] = field(factory=list)
+    """Acknowledged records by second of the round."""
+    polled: list[int] = field(factory=list)
+    acked_records: int = 0
+    polled_records: int = 0
+    latency_ms: tuple[float, float] = (0.0, 0.0)
+    """Of appends: median and 99th percentile."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 clean, 1 anomaly, 2 unknown."""
+        if any(finding.is_anomaly for finding in self.findings):
+            return 1
+        return 2 if self.findings else 0
+
+
+@define
+class _Series:
+    """Gathers what the report shows while the checkers read the history."""
+
+    began: float
+    acked: Counter[int] = field(factory=Counter)
+    polled: Counter[int] = field(factory=Counter)
+    acked_at: dict[str, list[float]] = field(factory=dict)
+    latencies: list[float] = field(factory=list)
+    _invoked: dict[int, float] = field(factory=dict)
+
+    def follow(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Pass events on."""
+        for event in events:
+            at = event.time / 1e9
+            count = sum(map(len, event.records.values()))
+            if event.f == "append" and event.type == "invoke":
+                self._invoked[event.op] = at
+                for key in event.records:
+                    self.acked_at.setdefault(key, [])
+            elif event.f == "append":
+                self.latencies.append((at - self._invoked.pop(event.op)) * 1e3)
+                if event.type == "ok":
+                    self.acked[int(at - self.began)] += count
+                    for key in event.records:
+                        self.acked_at[key].append(at)
+            elif event.f == "poll" and count:
+                self.polled[int(at - self.began)] += count
+            yield event
+
+
+def _rows(counts: Counter[int], seconds: int) -> list[int]:
+    return [counts[second] for second in range(seconds)]
+
+
+def judge(round_: Round) -> Judgement:
+    """Judge a round that has ended."""
+    history = round_.folder / "history.jsonl"
+    found = Judgement(None)
+    if round_.stuck:
+        found.findings.append(Finding("no-recovery", round_.stuck))
+    if history.exists():
+        _judge_history(round_, history, found)
+    _judge_load(round_, found)
+    found.findings += _node_errors(round_)
+    for lack, why in round_.lacks.items():
+        if round_.must_not_lack:
+            found.findings.append(Finding("lack", f"{lack}: {why}"))
+    found.findings += [Finding("replicas-differ", told) for told in round_.differences]
+    return found
+
+
+def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
+    deadline = time.monotonic() + SEARCH_S
+    bounds = Bounds(is_over=lambda: time.monotonic() > deadline)
+    series = _Series(round_.began)
+    has_read = bool(round_.told.get("has_read"))
+    options = Options(must_see_all=has_read, bounds=bounds)
+    found.report = report = check_events(series.follow(read_history(history)), options)
+    for verdict in report.verdicts:
+        if verdict.validity is not Validity.VALID:
+            is_anomaly = verdict.validity is Validity.INVALID
+            found.findings.append(Finding(verdict.name, str(verdict), is_anomaly))
+    end = round_.ended or max((t[-1] for t in series.acked_at.values() if t), default=0.0)
+    seconds = max(0, int(end - round_.began))
+    found.acked, found.polled = _rows(series.acked, seconds), _rows(series.polled, seconds)
+    found.acked_records = sum(series.acked.values())
+    found.polled_records = sum(series.polled.values())
+    latencies = sorted(series.latencies)
+    if latencies:
+        found.latency_ms = (latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100])
+    if round_.stage is not None:
+        found.stalls = stalls(round_.stage.timeline, series.acked_at, end)
+        found.findings += _judge_stalls(found.stalls, round_)
+
+
+def _judge_stalls(found: Sequence[Stall], round_: Round) -> Iterator[Finding]:
+    for stall in found:
+        limit = STALL_LIMIT_S if stall.where == CLUSTER else PARTITION_STALL_LIMIT_S
+        if stall.seconds > limit:
+            at = stall.began - round_.began
+            told = (
+                f"{stall.where} acknowledged nothing for {stall.seconds:.1f} s from {at:.1f} s on"
+            )
+            yield Finding("no-progress", told)
+
+
+def _judge_load(round_: Round, found: Judgement) -> None:
+    told = round_.told
+    if round_.stuck:
+        return
+    if round_.load_exit not in (0, UNFINISHED):
+        log = (round_.folder / "load.log").read_text(errors="replace")[-2000:]
+        found.findings.append(
+            Finding("load", f"the clients ended with {round_.load_exit}: {log}", is_anomaly=False)
+        )
+        return
+    for name in told.get("unfinished", ()):
+        found.findings.append(Finding("unfinished", f"{name} got no answer on a healed cluster"))
+    if not told.get("has_read"):
+        found.findings.append(Finding("unread", "a healed cluster was not read to its end"))
+    for error in told.get("fatal", ()):
+        found.findings.append(Finding("fatal-client", error))
+
+
+def _node_errors(round_: Round) -> Iterator[Finding]:
+    """Errors of nodes that nothing done to them explains."""
+    is_excused = any(fault.nemesis in _DISK_FAULTS for fault in round_.faults)
+    for path in sorted(round_.folder.glob("node-*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                if "Traceback" in line:
+                    yield Finding("node-error", f"{path.name}: a traceback")
+                continue
+            if not isinstance(event, dict) or event.get("event") not in NODE_ERRORS:
+                continue
+            if event["event"] == "request failed" or not is_excused:
+                yield Finding("node-error", f"{path.name}: {line[:400]}")

@@ -1,0 +1,164 @@
+"""A run's report: text for the terminal, JSON for programs, one HTML page with pictures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict, define
+
+from jepsen_like.live.judge import Judgement
+from jepsen_like.live.picture import picture
+from jepsen_like.live.progress import CLUSTER
+from jepsen_like.live.run import Fault, Round, Settings
+
+STALLS_SHOWN: Final = 6
+_WORDS: Final = {0: "clean", 1: "anomaly", 2: "unknown"}
+
+
+@define
+class RunReport:
+    """All rounds of a run, judged."""
+
+    settings: Settings
+    rounds: Sequence[tuple[Round, Judgement]]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if any round has an anomaly, else 2 if any is unknown."""
+        codes = {judgement.exit_code for _, judgement in self.rounds}
+        return next((code for code in (1, 2) if code in codes), 0)
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How often each nemesis struck."""
+        return Counter(fault.nemesis for round_, _ in self.rounds for fault in round_.faults)
+
+    @property
+    def acked_records(self) -> int:
+        """Acknowledged records of all rounds."""
+        return sum(judgement.acked_records for _, judgement in self.rounds)
+
+    @property
+    def longest_stall_s(self) -> float:
+        """The longest time without an acknowledgement while a majority was connected."""
+        return max(
+            (s.seconds for _, j in self.rounds for s in j.stalls if s.where == CLUSTER), default=0.0
+        )
+
+    def summary(self) -> str:
+        """One line."""
+        return (
+            f"{_WORDS[self.exit_code]}: {len(self.rounds)} rounds, {self.acked_records} records "
+            f"acknowledged, {self.faults.total()} faults of {len(self.faults)} kinds, longest time "
+            f"without progress {self.longest_stall_s:.1f} s, "
+            f"{sum(len(j.findings) for _, j in self.rounds)} findings"
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write report.txt, report.json and report.html."""
+        (folder / "report.txt").write_text(self.to_text())
+        (folder / "report.json").write_text(json.dumps(self.to_json(), indent=1))
+        (folder / "report.html").write_text(self.to_html())
+
+    # ---- text ----
+
+    def to_text(self) -> str:
+        """For people."""
+        lines = [f"seed {self.settings.seed}, {self.settings.seconds:.0f} s"]
+        for round_, judgement in self.rounds:
+            lines += ["", *self._round_lines(round_, judgement)]
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        lines += ["", f"faults: {counts or 'none'}", self.summary(), ""]
+        return "\n".join(lines)
+
+    def _round_lines(self, round_: Round, judgement: Judgement) -> list[str]:
+        lines = [
+            f"round {round_.number}: {round_.nodes} nodes, links by {round_.links_name}, disks: "
+            f"{round_.disk_name}; {_WORDS[judgement.exit_code]}",
+            f"  {judgement.acked_records} records acknowledged, {judgement.polled_records} polled; "
+            f"appends p50 {judgement.latency_ms[0]:.0f} ms, p99 {judgement.latency_ms[1]:.0f} ms",
+        ]
+        lines += [f"  left out: {name}: {why}" for name, why in round_.lacks.items()]
+        lines += [f"  {told}" for told in map(_fault_line, round_.faults)]
+        for stall in judgement.stalls[:STALLS_SHOWN]:
+            at = stall.began - round_.began
+            lines.append(f"  {stall.where}: no progress for {stall.seconds:.2f} s at {at:.1f} s")
+        if judgement.report is not None:
+            lines += [f"  {line}" for line in judgement.report.to_text().splitlines()]
+        lines += [f"  {f.name}: {f.told}" for f in judgement.findings]
+        return lines
+
+    # ---- JSON ----
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "verdict": _WORDS[self.exit_code],
+            "seed": self.settings.seed,
+            "acked_records": self.acked_records,
+            "longest_stall_s": round(self.longest_stall_s, 3),
+            "faults": dict(sorted(self.faults.items())),
+            "rounds": [_round_json(*row) for row in self.rounds],
+        }
+
+    # ---- HTML ----
+
+    def to_html(self) -> str:
+        """One page, with a picture of each round."""
+        parts = [
+            "<!doctype html><meta charset=utf-8><title>jepsen_like live</title>",
+            "<style>body{font-family:sans-serif;margin:2em auto;max-width:1240px}"
+            "pre{background:#f4f6f6;padding:1em;overflow-x:auto}</style>",
+            f"<h1>jepsen_like live</h1><p>{escape(self.summary())}</p>",
+        ]
+        for round_, judgement in self.rounds:
+            lines = "\n".join(self._round_lines(round_, judgement))
+            seconds = max(round_.ended - round_.began, len(judgement.acked))
+            parts += [
+                f"<h2>Round {round_.number}: {round_.nodes} nodes</h2>",
+                picture(judgement.acked, judgement.polled, round_.faults, seconds),
+                f"<details><summary>all of it</summary><pre>{escape(lines)}</pre></details>",
+            ]
+        return "\n".join(parts)
+
+
+def _fault_line(fault: Fault) -> str:
+    return (
+        f"{fault.began:7.1f} s {fault.nemesis}: {fault.detail}; healed after "
+        f"{max(0.0, fault.healed - fault.began):.1f} s, "
+        f"whole after {max(0.0, fault.whole - fault.began):.1f} s"
+    )
+
+
+def _round_json(round_: Round, judgement: Judgement) -> dict[str, Any]:
+    report = judgement.report
+    return {
+        "number": round_.number,
+        "nodes": round_.nodes,
+        "links": round_.links_name,
+        "disks": round_.disk_name,
+        "verdict": _WORDS[judgement.exit_code],
+        "acked_records": judgement.acked_records,
+        "polled_records": judgement.polled_records,
+        "append_p50_ms": round(judgement.latency_ms[0], 1),
+        "append_p99_ms": round(judgement.latency_ms[1], 1),
+        "lacks": round_.lacks,
+        "faults": [asdict(fault) for fault in round_.faults],
+        "stalls": [
+            {
+                "where": s.where,
+                "seconds": round(s.seconds, 3),
+                "at": round(s.began - round_.began, 3),
+            }
+            for s in judgement.stalls
+        ],
+        "findings": [asdict(finding) for finding in judgement.findings],
+        "checks": None if report is None else json.loads(report.to_json()),
+        "acked_by_second": judgement.acked,
+        "polled_by_second": judgement.polled,
+    }

@@ -1,0 +1,62 @@
+"""Committed offsets as registers: clients without a membership write and read one group's offsets.
+
+Every write is of a value of its own, so a read tells which write it saw; the checkers search for an
+order in which each read sees the last write before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from typing import Final
+
+from jepsen_like.live.workloads.base import Around, join_all
+from jepsen_like.live.workloads.group import commit, committed
+from jepsen_like.live.workloads.poll import new_consumer
+
+GROUP: Final = "registers"
+CLIENTS: Final = 3
+REGISTERS: Final = 2
+PAUSE_S: Final = (0.1, 0.6)
+WRITES: Final = 0.5
+
+
+class Registers:
+    """Clients that commit and ask."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._values = itertools.count(1)
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"register-{i}")
+            for i in range(CLIENTS)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the last answers."""
+        return join_all(self._threads, timeout_s)
+
+    def _run(self, number: int) -> None:
+        around = self._around
+        rng = random.Random(around.plan.seed * 55 + number)
+        keys = around.plan.keys[:REGISTERS]
+        process = around.process()
+        consumer = new_consumer(around.plan.bootstrap, GROUP, **{"client.id": f"register-{number}"})
+        try:
+            while not around.stop.wait(rng.uniform(*PAUSE_S)):
+                key = rng.choice(keys)
+                if rng.random() < WRITES:
+                    offsets = {key: next(self._values)}
+                    certain = commit(around, process, consumer, GROUP, offsets, -1)
+                else:
+                    certain = committed(around, process, consumer, GROUP, [key]) is not None
+                if not certain:
+                    process = around.process()  # the old one may still be at it
+        finally:
+            consumer.close()
