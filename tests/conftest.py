@@ -1,4 +1,4 @@
-"""Fixtures that several folders share."""
+"""Fixtures that several folders share, and how the suite treats live tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.harness import Cluster
+from tests.second_try import (  # noqa: F401 - hooks
+    pytest_report_teststatus,
+    pytest_runtest_protocol,
+    pytest_terminal_summary,
+)
+
+LIVE_TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Live tests have more time, and end by an exception that lets them clean up."""
+    limit = pytest.mark.timeout(LIVE_TIMEOUT_S, method="signal")
+    for item in items:
+        if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
+            item.add_marker(limit)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_a_node_starts_with_a_profile(file: Path, tmp_path: Path) -> None:
             except OSError:
                 return False
 
-        wait_until(is_healthy, 30, "health")
+        wait_until(is_healthy, 60, "health")
     finally:
         node.terminate()
         assert node.wait(20) == 0

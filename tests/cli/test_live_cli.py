@@ -162,12 +162,12 @@ def test_leaders_are_listed_moved_and_moved_back(three: Dev) -> None:
         found: dict[str, Any] = json.loads(listed.stdout)[partition]
         return found
 
-    wait_until(lambda: sorted(row()["Isr"]) == [1, 2, 3], 20, "all in sync")
+    wait_until(lambda: sorted(row()["Isr"]) == [1, 2, 3], 60, "all in sync")
     before = row()
     target = next(node for node in (1, 2, 3) if node != before["Leader"])
     moved = three.run("leader", "transfer", "moved", "0", str(target))
     assert moved.stdout == f"node {target} leads moved-0\n", moved.stderr
-    wait_until(lambda: (row()["Leader"], row()["Preferred"]) == (target, target), 20)
+    wait_until(lambda: (row()["Leader"], row()["Preferred"]) == (target, target), 60)
     refused = three.run("leader", "transfer", "moved", "0", "9")
     assert refused.returncode == 1
     assert "INVALID_REPLICA_ASSIGNMENT" in refused.stderr
@@ -217,7 +217,7 @@ def test_nodes_die_with_a_killed_parent(tmp_path: Path) -> None:
         assert dev.process is not None
         dev.process.kill()
         dev.end()
-        wait_until(lambda: not any(is_alive(pid) for pid in pids), 15, "nodes ended")
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), 60, "nodes ended")
 
 
 def test_a_dead_node_stays_dead_until_it_is_run_again(tmp_path: Path) -> None:

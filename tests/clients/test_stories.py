@@ -54,7 +54,7 @@ def test_topics(client: ClientAdapter, unique: str) -> None:
     client.create_topic(unique, 3, {"retention.ms": "60000"})
     assert client.topics()[unique] == 3
     client.delete_topic(unique)
-    wait_until(lambda: unique not in client.topics(), 10, "the deleted topic left Metadata")
+    wait_until(lambda: unique not in client.topics(), 60, "the deleted topic left Metadata")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -203,10 +203,10 @@ def test_four_members_over_four_partitions(client: ClientAdapter, unique: str) -
     client.create_topic(unique, 4, {})
     runners = [Runner(lambda: client.member(unique, unique)) for _ in range(4)]
     try:
-        wait_until(partial(is_shared_evenly, runners, 4), 40, "each member owns one partition")
+        wait_until(partial(is_shared_evenly, runners, 4), 60, "each member owns one partition")
         messages = [m for p in range(4) for m in numbered(25, p, 100 * p)]
         client.produce(unique, messages, codec="none", idempotent=False)
-        wait_until(lambda: sum(len(r.values) for r in runners) >= 100, 30)
+        wait_until(lambda: sum(len(r.values) for r in runners) >= 100, 60)
     finally:
         for runner in runners:
             runner.stop()
@@ -221,13 +221,13 @@ def test_three_members_rebalance(client: ClientAdapter, unique: str) -> None:
         for count in (1, 2, 3):
             runners.append(Runner(lambda: client.member(unique, unique)))
             wait_until(
-                partial(is_shared_evenly, runners, 6), 40, f"{count} members share six partitions"
+                partial(is_shared_evenly, runners, 6), 60, f"{count} members share six partitions"
             )
         runners.pop().stop()
-        wait_until(lambda: owned_once(runners, 6), 40, "two members took over")
+        wait_until(lambda: owned_once(runners, 6), 60, "two members took over")
         messages = [m for p in range(6) for m in numbered(10, p, 100 * p)]
         client.produce(unique, messages, codec="none", idempotent=False)
-        wait_until(lambda: sum(len(r.values) for r in runners) >= 60, 30)
+        wait_until(lambda: sum(len(r.values) for r in runners) >= 60, 60)
     finally:
         for runner in runners:
             runner.stop()

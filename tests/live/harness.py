@@ -1,7 +1,7 @@
 """Real nodes for tests: processes of `raftmq start`, killed, paused, wiped and restarted by pid.
 
-Each node runs in a session of its own with its output in a file; `Cluster` ends what it started and
-nothing else. Waiting is for conditions, never for time.
+Each node is a process group of its own (`forks.py`) with its output in a file; `Cluster` ends what
+it started and nothing else. Waiting is for conditions, never for time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from typing import Any
 
 import pytest
 
+from tests.live.forks import Child, parent
+
 RAFTMQ = str(Path(sys.executable).parent / "raftmq")
 POLL_S = 0.02
 PORTS = 10_000, 30_000
-# Nodes end with the tests' process, also when that has no time to clean up.
-SETPRIV = shutil.which("setpriv")
-START = [SETPRIV, "--pdeathsig", "KILL", RAFTMQ] if SETPRIV else [RAFTMQ]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -46,8 +45,11 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     return ports
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
-    """Poll until the condition gives something true, and return that."""
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
+    """Poll until the condition gives something true, and return that.
+
+    Limits are for what never comes: several times what a slow, busy machine needs.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -84,7 +86,7 @@ class Node:
         self.data = data
         self.rack = rack
         self.client_port, self.peer_port, self.admin_port = free_ports(3, host)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
         self.environment: dict[str, str] = {"RAFTMQ_FAULTS": "1"} if cluster.faults else {}
 
     @property
@@ -132,17 +134,10 @@ class Node:
         assert not self.is_running
         config = self.cluster.folder / f"node-{self.node_id}.toml"
         config.write_text(self.config_text())
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*START, "start", "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **self.environment},
-            )
+        words = ["start", "--config", str(config)]
+        self.process = parent().start(words, self.log_path, {**os.environ, **self.environment})
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
         """Return once the node's health is good."""
 
         def is_ready() -> bool:
@@ -200,12 +195,12 @@ class Node:
             self.signal(signal.SIGKILL)
         self.wait_end()
 
-    def terminate(self, timeout_s: float = 15.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait_end(timeout_s)
 
-    def wait_end(self, timeout_s: float = 10.0) -> int:
+    def wait_end(self, timeout_s: float = 30.0) -> int:
         assert self.process is not None
         code = self.process.wait(timeout_s)
         self.process = None
@@ -222,7 +217,7 @@ class Node:
     def partition_folder(self, topic: str, partition: int = 0) -> Path:
         """Where this node keeps a partition; a busy node makes it a moment after the others."""
         pattern = f"topics/{topic}-*/partition-{partition}"
-        folder: Path = wait_until(lambda: next(self.data.glob(pattern), None), 10, pattern)
+        folder: Path = wait_until(lambda: next(self.data.glob(pattern), None), 60, pattern)
         return folder
 
 
@@ -277,6 +272,15 @@ class Cluster:
         for node in self.nodes.values():
             node.wait_ready()
 
+    def bring_back(self) -> None:
+        """Start what was killed; return once every node is ready."""
+        for node in self.nodes.values():
+            if not node.is_running:
+                node.process = None
+                node.start()
+        for node in self.nodes.values():
+            node.wait_ready()
+
     def add_node(self, rack: str | None = None) -> Node:
         """One more node, started and ready: an observer, told of the first voters alone."""
         node_id = max(self.nodes) + 1
@@ -286,7 +290,7 @@ class Cluster:
         node.wait_ready()
         return node
 
-    def run(self, *words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """Run a command of raftmq against this cluster."""
         return subprocess.run(
             [RAFTMQ, *words],

@@ -26,20 +26,20 @@ def create_topic(
     admin = AdminClient({"bootstrap.servers": bootstrap})
     settings = {key.replace("_", "."): value for key, value in config.items()}
     new = NewTopic(topic, partitions, replicas, config=settings)
-    admin.create_topics([new])[topic].result(30)
+    admin.create_topics([new])[topic].result(60)
 
 
 def leaders(bootstrap: str, topic: str) -> dict[int, int]:
     """Leader by partition, as Metadata tells it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    told = admin.list_topics(topic, timeout=10).topics[topic]
+    told = admin.list_topics(topic, timeout=30).topics[topic]
     return {index: partition.leader for index, partition in told.partitions.items()}
 
 
 def in_sync(bootstrap: str, topic: str) -> dict[int, set[int]]:
     """The reported ISR by partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    told = admin.list_topics(topic, timeout=10).topics[topic]
+    told = admin.list_topics(topic, timeout=30).topics[topic]
     return {index: set(partition.isrs) for index, partition in told.partitions.items()}
 
 
@@ -95,7 +95,7 @@ class Load:
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "queue.buffering.max.messages": 20_000,  # on a slow machine, no endless backlog
-                "message.timeout.ms": 60000,
+                "message.timeout.ms": 120_000,
                 "retry.backoff.ms": 20,
                 "retry.backoff.max.ms": 100,
                 "reconnect.backoff.ms": 20,
@@ -112,7 +112,7 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(90)
+        self._thread.join(150)
         assert not self._thread.is_alive()
 
     @property
@@ -120,7 +120,7 @@ class Load:
         """Acknowledged records so far."""
         return len(self.acknowledged_at)
 
-    def wait_for(self, more: int, timeout_s: float = 30.0) -> None:
+    def wait_for(self, more: int, timeout_s: float = 90.0) -> None:
         """Return once so many more records were acknowledged."""
         goal = self.count + more
         wait_until(lambda: self.count >= goal, timeout_s, f"{more} more acknowledgements")
@@ -146,7 +146,7 @@ class Load:
             number += 1
             if not number & 63:
                 self._producer.poll(0)
-        self._producer.flush(70)
+        self._producer.flush(130)
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -188,7 +188,7 @@ def watermarks(
     """Log start and high watermark; librdkafka leaves it to us to ask again after an election."""
 
     where = confluent_kafka.TopicPartition(topic, partition)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         try:
             low, high = consumer.get_watermark_offsets(where, timeout=3)
@@ -226,7 +226,7 @@ def read_partitions(
                 ends[partition] = high
                 starts.append(confluent_kafka.TopicPartition(topic, partition, low))
         consumer.assign(starts)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while ends:
             assert time.monotonic() < deadline, f"stuck before {ends}"
             for message in consumer.consume(5000, 0.5):

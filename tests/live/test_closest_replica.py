@@ -48,7 +48,7 @@ def test_reads_come_from_the_consumers_rack(tmp_path: Path) -> None:
             read.extend(int(m.value().split(b" ", 1)[0]) for m in messages)
             return len(read) >= load.count
 
-        wait_until(step, 30)
+        wait_until(step, 60)
         consumer.close()
         assert read[: load.count] == sorted(load.acknowledged[0])
         assert fetches(near) > 1, "the replica in the consumer's rack served it"

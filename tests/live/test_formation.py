@@ -33,7 +33,7 @@ def test_five_nodes_three_voters_two_observers(tmp_path: Path) -> None:
         create_topic(cluster.bootstrap, "t", 10)
         wait_until(
             lambda: set(leaders(cluster.bootstrap, "t").values()) == {1, 2, 3, 4, 5},
-            20,
+            60,
             "every node leads some of the partitions",
         )
         with Load(cluster.bootstrap, "t", 10) as load:
@@ -62,7 +62,7 @@ def test_three_addresses_in_any_order_one_late(tmp_path: Path, order: tuple[int,
         cluster[late].wait_ready()
         produce_some(cluster, "t", 3)
         voters = wait_until(
-            lambda: cluster[first].get("/status").get("metadata", {}).get("voters"), 10
+            lambda: cluster[first].get("/status").get("metadata", {}).get("voters"), 60
         )
         assert sorted(voters) == [1, 2, 3]
     finally:
@@ -77,6 +77,6 @@ def test_a_mismatch_is_refused_by_name(tmp_path: Path) -> None:
         cluster[1].wait_ready()
         cluster.cluster_id = "another"
         cluster[3].start()
-        wait_until(lambda: "'test-cluster'" in cluster[3].log_tail(), 20, "the refusal names it")
+        wait_until(lambda: "'test-cluster'" in cluster[3].log_tail(), 60, "the refusal names it")
     finally:
         cluster.stop()

@@ -63,16 +63,16 @@ def test_a_broker_that_sees_no_metadata_majority(tmp_path: Path) -> None:
             load.wait_for(100)
             cluster.partition({CUT}, VOTERS)
             wait_until(
-                lambda: node.get("/status")["isolation"]["isolated_ms"] > 5_000, 20, "it is cut off"
+                lambda: node.get("/status")["isolation"]["isolated_ms"] > 5_000, 60, "it is cut off"
             )
             assert leaders(cluster[5].address, TOPIC)[0] == CUT, "it leads on for a while"
             load.wait_for(100)
             assert commit_code(node) != ErrorCode.NONE, "the work of a coordinator is refused"
-            wait_until(lambda: leaders(cluster[5].address, TOPIC)[0] in HEIRS, 30, "an heir")
+            wait_until(lambda: leaders(cluster[5].address, TOPIC)[0] in HEIRS, 60, "an heir")
             assert node.get("/health")["reason"] == "no majority of the metadata group is seen"
             load.wait_for(100)
             cluster.heal()
-            wait_until(lambda: node.get("/health")["status"] == "ok", 20, "it is back")
+            wait_until(lambda: node.get("/health")["status"] == "ok", 60, "it is back")
             load.wait_for(100)
         load.reckon().check()
         assert load.errors == []

@@ -1,11 +1,14 @@
-"""kill -9 of whatever hurts most, under load: nothing acknowledged is missing, nothing twice."""
+"""kill -9 of whatever hurts most, under load: nothing acknowledged is missing, nothing twice.
+
+One cluster serves all tests; each has a topic of its own and finds all nodes ready.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from tests.live.harness import Cluster, wait_until
@@ -14,10 +17,20 @@ from tests.live.load import Load, create_topic, in_sync, leaders
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
+GAP_MS_MAX = 10_000
+"""Only that somebody takes over at all; how soon on a quiet machine is the benchmark's matter."""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("kill")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(three: Cluster) -> Cluster:
+    three.bring_back()
+    return three
 
 
 def controller_id(cluster: Cluster) -> int:
@@ -28,17 +41,17 @@ def controller_id(cluster: Cluster) -> int:
                 (c for n in cluster.live if (c := n.get("/status").get("controller_id", -1)) >= 0),
                 None,
             ),
-            10,
+            60,
         )
     )
 
 
 @pytest.mark.parametrize("victim", ["leader", "follower", "controller"])
-def test_one_node_killed(cluster: Cluster, victim: str) -> None:
-    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
-    with Load(cluster.bootstrap, "t", 1) as load:
+def test_one_node_killed(cluster: Cluster, unique: str, victim: str) -> None:
+    create_topic(cluster.bootstrap, unique, 1, min_insync_replicas="2")
+    with Load(cluster.bootstrap, unique, 1) as load:
         load.wait_for(500)
-        leader = leaders(cluster.bootstrap, "t")[0]
+        leader = leaders(cluster.bootstrap, unique)[0]
         if victim == "leader":
             chosen = leader
         elif victim == "controller":
@@ -51,31 +64,31 @@ def test_one_node_killed(cluster: Cluster, victim: str) -> None:
         cluster[chosen].wait_ready()
         load.wait_for(500)
         wait_until(
-            lambda: in_sync(cluster.bootstrap, "t")[0] == {1, 2, 3}, 20, "three of three in sync"
+            lambda: in_sync(cluster.bootstrap, unique)[0] == {1, 2, 3}, 60, "three of three in sync"
         )
     reckoning = load.reckon()
     reckoning.check()
-    assert reckoning.gap_ms_max < 3_000
+    assert reckoning.gap_ms_max < GAP_MS_MAX
 
 
-def test_leader_and_controller_in_one_killed(cluster: Cluster) -> None:
+def test_leader_and_controller_in_one_killed(cluster: Cluster, unique: str) -> None:
     partitions = 3
-    create_topic(cluster.bootstrap, "t", partitions, min_insync_replicas="2")
+    create_topic(cluster.bootstrap, unique, partitions, min_insync_replicas="2")
     chosen = controller_id(cluster)
     wait_until(
-        lambda: chosen in leaders(cluster.bootstrap, "t").values(), 20, "leaders spread over all"
+        lambda: chosen in leaders(cluster.bootstrap, unique).values(), 60, "leaders spread over all"
     )
-    with Load(cluster.bootstrap, "t", partitions) as load:
+    with Load(cluster.bootstrap, unique, partitions) as load:
         load.wait_for(500)
         cluster[chosen].kill()
         load.wait_for(1500)
     load.reckon().check()
 
 
-def test_all_nodes_killed_and_restarted(cluster: Cluster) -> None:
+def test_all_nodes_killed_and_restarted(cluster: Cluster, unique: str) -> None:
     partitions = 4
-    create_topic(cluster.bootstrap, "t", partitions)
-    with Load(cluster.bootstrap, "t", partitions, rate=5000) as load:
+    create_topic(cluster.bootstrap, unique, partitions)
+    with Load(cluster.bootstrap, unique, partitions, rate=5000) as load:
         load.wait_for(3000)
         for node in cluster.nodes.values():
             node.signal(signal.SIGKILL)
@@ -89,12 +102,12 @@ def test_all_nodes_killed_and_restarted(cluster: Cluster) -> None:
     load.reckon().check()
 
 
-def test_producers_survive_many_elections(cluster: Cluster) -> None:
-    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
-    with Load(cluster.bootstrap, "t", 1) as load:
+def test_producers_survive_many_elections(cluster: Cluster, unique: str) -> None:
+    create_topic(cluster.bootstrap, unique, 1, min_insync_replicas="2")
+    with Load(cluster.bootstrap, unique, 1) as load:
         for _ in range(5):
             load.wait_for(100)
-            leader = leaders(cluster.bootstrap, "t")[0]
+            leader = leaders(cluster.bootstrap, unique)[0]
             cluster[leader].kill()
             load.wait_for(100)
             cluster[leader].start()
@@ -103,45 +116,43 @@ def test_producers_survive_many_elections(cluster: Cluster) -> None:
     assert load.errors == []
 
 
-def test_frozen_node(cluster: Cluster) -> None:
-    """SIGSTOP for ten seconds: others go on; the sleeper leaves the ISR and comes back."""
-    create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
+def test_frozen_node(cluster: Cluster, unique: str) -> None:
+    """SIGSTOP: others go on; the sleeper leaves the ISR and comes back."""
+    create_topic(cluster.bootstrap, unique, 1, min_insync_replicas="2")
     # A client waits for a broker's answer as long as it was told to: by default half a minute.
     impatient = {"request.timeout.ms": 500, "socket.timeout.ms": 1000}
-    with Load(cluster.bootstrap, "t", 1, **impatient) as load:
+    with Load(cluster.bootstrap, unique, 1, **impatient) as load:
         load.wait_for(300)
-        leader = leaders(cluster.bootstrap, "t")[0]
+        leader = leaders(cluster.bootstrap, unique)[0]
         cluster[leader].signal(signal.SIGSTOP)
         try:
-            load.wait_for(300, timeout_s=5)
+            load.wait_for(300)
             others = ",".join(
                 f"{n.host}:{n.client_port}" for n in cluster.live if n.node_id != leader
             )
             wait_until(
-                lambda: leader not in in_sync(others, "t")[0], 15, "the sleeper leaves the ISR"
+                lambda: leader not in in_sync(others, unique)[0], 60, "the sleeper leaves the ISR"
             )
         finally:
             cluster[leader].signal(signal.SIGCONT)
-        wait_until(lambda: in_sync(others, "t")[0] == {1, 2, 3}, 20, "the sleeper is back")
+        wait_until(lambda: in_sync(others, unique)[0] == {1, 2, 3}, 60, "the sleeper is back")
         load.wait_for(300)
     load.reckon().check()
 
 
-def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster) -> None:
-    import confluent_kafka
-
-    create_topic(cluster.bootstrap, "t", 2)
-    with Load(cluster.bootstrap, "t", 2, rate=300) as load:
+def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster, unique: str) -> None:
+    create_topic(cluster.bootstrap, unique, 2)
+    with Load(cluster.bootstrap, unique, 2, rate=300) as load:
         load.wait_for(200)
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": cluster.bootstrap,
-                "group.id": "g",
+                "group.id": unique,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
             }
         )
-        consumer.subscribe(["t"])
+        consumer.subscribe([unique])
         seen = 0
 
         def poll_and_commit(more: int) -> None:
@@ -154,8 +165,8 @@ def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster) -> None:
                 seen += len(found)
                 return seen >= goal
 
-            wait_until(step, 40, f"{more} more records for the group")
-            wait_until(lambda: commits(consumer), 20, "a commit")
+            wait_until(step, 90, f"{more} more records for the group")
+            wait_until(lambda: commits(consumer), 60, "a commit")
 
         def commits(member: confluent_kafka.Consumer) -> bool:
             try:
@@ -165,7 +176,7 @@ def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster) -> None:
             return True
 
         poll_and_commit(100)
-        coordinator = cluster[1].get("/status")["groups"]["g"]["coordinator"]
+        coordinator = cluster[1].get("/status")["groups"][unique]["coordinator"]
         cluster[coordinator].kill()
         poll_and_commit(200)
         consumer.close()

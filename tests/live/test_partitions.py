@@ -1,8 +1,8 @@
 """Links cut between real nodes, in one direction or both: who leads, what terms do, what is lost.
 
 A link that is cut is silence: its connections stay open. One cluster serves all tests; each leaves
-it whole. Terms are counted with some slack, for a loaded machine may well add an election of its
-own; a term that climbs climbs several times a second.
+it whole. A loaded machine may well add elections of its own, now and then; a term that climbs does
+so several times a second for as long as anybody looks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 WATCH_S = 1.5
 """Five to ten election timeouts: a node that raised its term at each would stand out."""
+LOOKS = 5
+"""A look finds terms at rest on any machine; where a term climbs none of them does."""
 SPARE = 2
-"""Elections that a slow machine may add."""
+"""Elections that a slow machine may add to a look."""
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,15 @@ def terms(cluster: Cluster, topic: str) -> dict[str, int]:
 
 def watch(cluster: Cluster, topic: str, *, elections: int) -> None:
     """Look on for a while; terms must not rise by more than these elections explain."""
-    before = terms(cluster, topic)
-    time.sleep(WATCH_S)
-    after = terms(cluster, topic)
-    for group, term in after.items():
-        assert term - before[group] <= elections + SPARE, f"the term of {group} climbs"
+    rises: list[dict[str, int]] = []
+    for _ in range(LOOKS):
+        before = terms(cluster, topic)
+        time.sleep(WATCH_S)
+        after = terms(cluster, topic)
+        rises.append({group: after[group] - before[group] for group in after})
+        if max(rises[-1].values()) <= elections + SPARE:
+            return
+    pytest.fail(f"terms climb: {rises}")
 
 
 def agree(cluster: Cluster, topic: str) -> Callable[[], bool]:
@@ -83,7 +89,7 @@ def in_sync_all(cluster: Cluster, topic: str) -> bool:
 def begin(cluster: Cluster, topic: str) -> tuple[int, list[int]]:
     """A topic with one partition; its leader and the followers."""
     create_topic(cluster.bootstrap, topic, 1, min_insync_replicas="2")
-    wait_until(agree(cluster, topic), 20, "three of three in sync")
+    wait_until(agree(cluster, topic), 60, "three of three in sync")
     leader = leaders(cluster.bootstrap, topic)[0]
     return leader, [node_id for node_id in cluster.nodes if node_id != leader]
 
@@ -92,7 +98,7 @@ def end(cluster: Cluster, topic: str, load: Load) -> None:
     """Heal; everything converges."""
     cluster.heal()
     load.wait_for(100)
-    wait_until(agree(cluster, topic), 30, "one leader, three of three in sync")
+    wait_until(agree(cluster, topic), 60, "one leader, three of three in sync")
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
@@ -178,12 +184,12 @@ def test_a_leader_without_its_majority(cluster: Cluster, unique: str) -> None:
             ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         }
         assert fetch(node, unique, committed)[1] == b"", "shown what was never committed"
-        wait_until(lambda: not row(node, unique)["is_leader"], 10, "it steps down")
+        wait_until(lambda: not row(node, unique)["is_leader"], 60, "it steps down")
         assert fetch(node, unique, committed)[1] == b"", "shown what was never committed"
         assert row(node, unique)["high_watermark"] == committed
         wait_until(
             lambda: any(row(cluster[other], unique)["is_leader"] for other in followers),
-            10,
+            60,
             "another one leads",
         )
         load.wait_for(100)
@@ -191,5 +197,9 @@ def test_a_leader_without_its_majority(cluster: Cluster, unique: str) -> None:
         end(cluster, unique, load)
     load.reckon().check()
     assert load.errors == []
-    ends = {row(n, unique)["high_watermark"] for n in cluster.nodes.values()}
-    assert ends == {load.count}, "what the old leader took alone is gone"
+
+    def ends() -> set[int]:
+        return {row(n, unique)["high_watermark"] for n in cluster.nodes.values()}
+
+    wait_until(lambda: len(ends()) == 1, 60, "all know the same end")
+    assert ends() == {load.count}, "what the old leader took alone is gone"

@@ -67,7 +67,7 @@ def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
     with Cluster(tmp_path, data=data) as cluster:
         create_topic(cluster.bootstrap, "t", partitions)
         with Load(cluster.bootstrap, "t", partitions, rate=20_000, size=300) as load:
-            load.wait_for(20_000, timeout_s=60)
+            load.wait_for(20_000, timeout_s=90)
             power_disk.lose_power()
             for node in cluster.nodes.values():
                 node.kill()
@@ -77,7 +77,7 @@ def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
                 node.start()
             for node in cluster.nodes.values():
                 node.wait_ready()
-            load.wait_for(2_000, timeout_s=60)
+            load.wait_for(2_000, timeout_s=90)
         reckoning = load.reckon()
         reckoning.check()
         assert reckoning.acknowledged >= 22_000

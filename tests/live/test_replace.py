@@ -11,13 +11,14 @@ import pytest
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic
 
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
 
 def _voters(cluster: Cluster, asked: int) -> list[int]:
     nodes: list[dict[str, Any]] = cluster[asked].get("/nodes")["nodes"]
     return [node["node_id"] for node in nodes if node["role"] == "voter"]
 
 
-@pytest.mark.slow
 def test_a_node_gone_for_good_is_replaced_under_load(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_topic(cluster.bootstrap, "t", partitions=6)
@@ -31,20 +32,20 @@ def test_a_node_gone_for_good_is_replaced_under_load(tmp_path: Path) -> None:
             load.wait_for(1000)
             cluster[1].kill()
             cluster[1].wipe()
-            load.wait_for(1000, 60)
-            wait_until(lambda: _state(cluster, 2, 1) == "fenced", 30, "node 1 is fenced")
+            load.wait_for(1000, 90)
+            wait_until(lambda: _state(cluster, 2, 1) == "fenced", 60, "node 1 is fenced")
             dry = cluster.run("node", "replace", "1", "4", "--dry-run")
             assert dry.returncode == 0, dry.stderr
             assert "voters 2,3,4, 3 of 3 live, quorum 2" in dry.stdout
             done = cluster.run("node", "replace", "1", "4", timeout_s=180)
             assert done.returncode == 0, done.stdout + done.stderr
             assert "done: node 4 has taken the place of node 1" in done.stdout
-            load.wait_for(1000, 60)
+            load.wait_for(1000, 90)
             again = cluster.run("node", "replace", "1", "4")
             assert again.returncode == 0, again.stderr
             assert _voters(cluster, 2) == [2, 3, 4]
             cluster[2].kill()
-            load.wait_for(1000, 60)
+            load.wait_for(1000, 90)
         load.reckon(f"127.0.0.1:{cluster[4].client_port}").check()
         status = cluster[4].get("/status")
         assert {tuple(p["voters"]) for p in status["partitions"]} == {(2, 3, 4)}
@@ -57,7 +58,6 @@ def _state(cluster: Cluster, asked: int, node_id: int) -> str:
     return str(next(node["state"] for node in nodes if node["node_id"] == node_id))
 
 
-@pytest.mark.slow
 def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_topic(cluster.bootstrap, "t", partitions=3)
@@ -95,7 +95,7 @@ def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
         survivor.wait_ready()
         load.reckon(f"127.0.0.1:{survivor.client_port}").check()
         added = cluster.add_node()
-        wait_until(lambda: _voters(cluster, 1) == [1, 4], 30, "voters are made up for")
+        wait_until(lambda: _voters(cluster, 1) == [1, 4], 60, "voters are made up for")
         done = cluster.run("node", "replace", "2", str(added.node_id), "--wait", "5")
         assert done.returncode == 3, "a partition has no leader: it cannot end"
         assert "4 partition replicas go from node 2 to node 4" in done.stdout
@@ -111,7 +111,6 @@ def _holders(node: Node, topic: str) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.soak
-@pytest.mark.slow
 def test_a_live_node_is_emptied_under_load_and_forgotten(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_topic(cluster.bootstrap, "t", partitions=6)
@@ -122,7 +121,7 @@ def test_a_live_node_is_emptied_under_load_and_forgotten(tmp_path: Path) -> None
             done = cluster.run("node", "replace", str(old), "4", "--even-if-alive")
             assert done.returncode == 0, done.stdout + done.stderr
             assert f"node {old} holds nothing any more" in done.stdout
-            load.wait_for(500, 60)
+            load.wait_for(500, 90)
             left = cluster[old].get("/status")
             assert left["partitions"] == []
             assert list(cluster[old].data.glob("topics/*/*")) == [], "deleted by order"
@@ -130,6 +129,6 @@ def test_a_live_node_is_emptied_under_load_and_forgotten(tmp_path: Path) -> None
             again = cluster.run("node", "replace", str(old), "4")
             assert again.returncode == 0, again.stderr
             assert f"done: node 4 has taken the place of node {old}" in again.stdout
-            load.wait_for(500, 60)
+            load.wait_for(500, 90)
         load.reckon(f"127.0.0.1:{cluster[4].client_port}").check()
         assert _voters(cluster, 4) == [n for n in (1, 2, 3, 4) if n != old]

@@ -14,6 +14,9 @@ from tests.live.load import create_topic, in_sync
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PARTITIONS = 4
+MEMBERS = 2
+PATIENT = {"shutdown_timeout_ms": 60_000}
+"""Handing over takes its turns on a busy machine; a node that gives up on it would tell."""
 
 
 def is_whole(cluster: Cluster) -> bool:
@@ -22,30 +25,30 @@ def is_whole(cluster: Cluster) -> bool:
 
 
 def test_rolling_restart(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, settings=PATIENT) as cluster:
         create_topic(cluster.bootstrap, TOPIC, PARTITIONS, min_insync_replicas="2")
         application = Application(cluster.bootstrap, PARTITIONS, rate=200)
         application.begin()
         try:
-            wait_until(lambda: application.committed > 4, 30, "the group commits")
+            wait_until(lambda: application.committed > 4, 60, "the group commits")
             before = application.rebalances
             for node in cluster.nodes.values():
-                assert node.terminate(30) == 0
+                assert node.terminate(90) == 0
                 handed_over = node.log_tail()
                 assert "not everything was handed over" not in handed_over
                 acked, committed = len(application.acked_at), application.committed
-                wait_until(lambda n=acked: len(application.acked_at) > n + 50, 30, "more records")
-                wait_until(lambda n=committed: application.committed > n + 2, 30, "more commits")
+                wait_until(lambda n=acked: len(application.acked_at) > n + 50, 60, "more records")
+                wait_until(lambda n=committed: application.committed > n + 2, 60, "more commits")
                 node.start()
                 node.wait_ready()
-                wait_until(lambda: is_whole(cluster), 30, "the returned node is caught up")
+                wait_until(lambda: is_whole(cluster), 60, "the returned node is caught up")
         finally:
             application.end()
         assert application.errors == []
         assert application.lost == 0
         # Claims are handed over with their groups. A member that finds the next coordinator only
         # after its session joins again, which costs the group one rebalance and nothing else.
-        assert application.rebalances - before <= len(cluster.nodes), "the group went on"
+        assert application.rebalances - before <= MEMBERS * len(cluster.nodes), "the group went on"
         consumer = confluent_kafka.Consumer(
             {"bootstrap.servers": cluster.bootstrap, "group.id": "rolling"}
         )

@@ -313,7 +313,7 @@ def worked(three: Cluster) -> dict[str, Any]:
         found = pages(three.live)
         return total(found, "raftmq_partition_high_watermark", topic="m") == 300
 
-    wait_until(is_settled, 20, "every replica knows the high watermark")
+    wait_until(is_settled, 60, "every replica knows the high watermark")
     return {"pages": pages(three.live), "began_ms": began_ms}
 
 

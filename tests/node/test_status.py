@@ -103,7 +103,7 @@ def test_quorum_is_the_same_whoever_is_asked(three: Cluster, topic: str) -> None
             assert states == ["Follower", "Follower", "Leader"]
             return all(r["LogEndOffset"] is not None and r["Lag"] <= 5 for r in rows)
 
-        wait_until(is_known, 20, f"node {node.node_id} knows every member's end")
+        wait_until(is_known, 60, f"node {node.node_id} knows every member's end")
     assert "LeaderId:" in cli("describe", "-b", three.bootstrap).stdout
 
 
@@ -136,7 +136,7 @@ def test_lost_nodes_are_named_and_the_reason_given(three: Cluster, topic: str) -
             mine = [e for e in left if e["topic"] == topic]
             return [e["replica"] for e in mine] == [first.node_id]
 
-        wait_until(is_logged, 20, "the leader's log tells who left")
+        wait_until(is_logged, 60, "the leader's log tells who left")
         second.kill()
         admin = f"{leader.host}:{leader.admin_port}"
 
