@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import pytest
 
+from tests.live.forks import run_command
 from tests.live.harness import RAFTMQ, free_ports, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -72,19 +73,11 @@ class Dev:
 
     def end(self) -> int:
         assert self.process is not None
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=90)
         return self.process.returncode
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [RAFTMQ, *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "RAFTMQ_BOOTSTRAP": self.bootstrap},
-        )
+        return run_command(words, stdin=stdin, RAFTMQ_BOOTSTRAP=self.bootstrap)
 
 
 def free_run(count: int) -> int:
@@ -241,7 +234,7 @@ def test_a_dead_node_stays_dead_until_it_is_run_again(tmp_path: Path) -> None:
             assert dev.process is not None
             dev.process.send_signal(signal.SIGTERM)
             assert dev.end() == 0
-            again.wait(20)  # it belongs to the cluster and ends with it
+            again.wait(90)  # it belongs to the cluster and ends with it
 
 
 def test_restart_brings_dead_nodes_back(tmp_path: Path) -> None:
@@ -267,7 +260,9 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path, three: Dev)
 
 
 def test_the_demo_keeps_its_contract() -> None:
-    done = subprocess.run([RAFTMQ, "demo"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [RAFTMQ, "demo"], capture_output=True, text=True, timeout=240, check=False
+    )
     last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert last is not None, done.stdout + done.stderr
     assert done.returncode == 0

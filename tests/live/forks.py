@@ -1,9 +1,9 @@
-"""Nodes forked from one process that has imported everything, as `raftmq dev` forks its own.
+"""Nodes and commands forked from processes that have imported everything, as `raftmq dev` does.
 
-Importing a broker takes a second of a core, and the live tests start some two hundred of them. The
-parent runs no thread and no loop; a child is `raftmq start` with its own words, environment, output
-and process group, and ends as any interpreter does. Everything dies with the tests' process. That
-`raftmq start` works from nothing is a matter for `test_start.py` and `tests/cli`.
+Importing a broker takes a second of a core, a command most of one, and the live tests start some
+three hundred of them. A parent runs no thread and no loop; a child is `raftmq` with its own words,
+environment, files and process group, and ends as any interpreter does. Everything dies with the
+tests' process. That `raftmq` works from nothing is a matter for `test_start.py` and `tests/cli`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -26,16 +27,19 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 ORDER_BYTES_MAX = 1 << 20
-MODULES = (
-    "raftmq.cli.main",
-    "raftmq.cli.start",
-    "raftmq.node",
-    "raftmq.node.leaders_page",
-    "raftmq.node.metrics.exposition",
-    "raftmq.node.nodes_page",
-    "raftmq.server.admin_http",
-)
-"""What a node imports, at its start and once it is ready."""
+MAIN = "raftmq.cli.main"
+MODULES = {
+    "nodes": (
+        "raftmq.cli.start",
+        "raftmq.node",
+        "raftmq.node.leaders_page",
+        "raftmq.node.metrics.exposition",
+        "raftmq.node.nodes_page",
+        "raftmq.server.admin_http",
+    ),
+    "commands": ("raftmq.cli.app",),
+}
+"""What nodes import, at their start and once they are ready; and what commands do."""
 
 
 class Child:
@@ -72,23 +76,27 @@ class Child:
 
 
 class Parent:
-    """The process that forks, as the tests see it."""
+    """A process that forks, as the tests see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock = ours
         self._lock = threading.Lock()
         with theirs:
+            words = ["-m", "tests.live.forks", kind, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.live.forks", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
 
-    def start(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
-        """Run `raftmq` with these words; what it prints is added to the log."""
-        order = {"words": list(words), "log": str(log), "environment": dict(environment)}
+    def start(
+        self, words: Sequence[str], files: Sequence[Path], environment: Mapping[str, str]
+    ) -> Child:
+        """Run `raftmq` with these words; reads the first file, adds to the other two."""
+        files = list(map(str, files))
+        order = {"words": list(words), "files": files, "environment": dict(environment)}
         return Child(self, self.ask(order))
 
     def ask(self, order: Mapping[str, object]) -> int:
@@ -103,11 +111,38 @@ class Parent:
 
 
 @cache
-def parent() -> Parent:
-    """The only one of this process."""
-    made = Parent()
+def parent(kind: str) -> Parent:
+    """The only one of its kind."""
+    made = Parent(kind)
     atexit.register(made.close)
     return made
+
+
+def start_node(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
+    """Run `raftmq start`; what it prints is added to the log."""
+    return parent("nodes").start(words, [Path(os.devnull), log, log], environment)
+
+
+def run_command(
+    words: Sequence[str], *, stdin: str = "", timeout_s: float = 240.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of raftmq to its end.
+
+    Raises:
+        TimeoutError: it did not end; it was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
+        files[0].write_text(stdin)
+        child = parent("commands").start(words, files, {**os.environ, **environment})
+        try:
+            code = child.wait(timeout_s)
+        except TimeoutError:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait(timeout_s)
+            raise
+        _, stdout, stderr = (path.read_text() for path in files)
+        return subprocess.CompletedProcess(["raftmq", *words], code, stdout, stderr)
 
 
 def _die_with(parent: int) -> None:
@@ -131,10 +166,11 @@ def _serve(sock: socket.socket) -> list[str] | None:
             # Not a session of its own: Linux schedules sessions against each other (autogroup).
             os.setpgid(0, 0)
             _die_with(me)
-            log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.close(log)
+            for descriptor, path in enumerate(order["files"]):
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if descriptor else os.O_RDONLY
+                opened = os.open(path, flags, 0o644)
+                os.dup2(opened, descriptor)
+                os.close(opened)
             os.environ.clear()
             os.environ.update(order["environment"])
             words: list[str] = order["words"]
@@ -145,16 +181,17 @@ def _serve(sock: socket.socket) -> list[str] | None:
 
 def main() -> None:
     """The parent's life, and that of each child."""
-    _die_with(int(sys.argv[2]))
-    for name in MODULES:
+    _, kind, descriptor, parent_pid = sys.argv
+    _die_with(int(parent_pid))
+    for name in (MAIN, *MODULES[kind]):
         import_module(name)
     assert threading.active_count() == 1, "a thread is not forked with its process"
     gc.collect()
     gc.freeze()  # objects made so far stay on pages that all share
-    words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    words = _serve(socket.socket(fileno=int(descriptor)))
     if words is not None:
         sys.argv = ["raftmq", *words]
-        sys.modules[MODULES[0]].run(words)
+        sys.modules[MAIN].run(words)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.forks import Child, parent
+from tests.live.forks import Child, run_command, start_node
 
 RAFTMQ = str(Path(sys.executable).parent / "raftmq")
 POLL_S = 0.02
@@ -135,7 +135,7 @@ class Node:
         config = self.cluster.folder / f"node-{self.node_id}.toml"
         config.write_text(self.config_text())
         words = ["start", "--config", str(config)]
-        self.process = parent().start(words, self.log_path, {**os.environ, **self.environment})
+        self.process = start_node(words, self.log_path, {**os.environ, **self.environment})
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
         """Return once the node's health is good."""
@@ -292,14 +292,7 @@ class Cluster:
 
     def run(self, *words: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """Run a command of raftmq against this cluster."""
-        return subprocess.run(
-            [RAFTMQ, *words],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**os.environ, "RAFTMQ_BOOTSTRAP": self.bootstrap},
-            check=False,
-        )
+        return run_command(words, timeout_s=timeout_s, RAFTMQ_BOOTSTRAP=self.bootstrap)
 
     def stop(self) -> None:
         """Kill what still runs."""

@@ -12,6 +12,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from tests.live.forks import run_command
 from tests.live.harness import RAFTMQ, Cluster, Node, wait_until
 from tests.live.load import create_topic
 
@@ -19,9 +20,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [RAFTMQ, "cluster", *words], capture_output=True, text=True, check=False, timeout=90
-    )
+    return run_command(["cluster", *words])
 
 
 def status(cluster: Cluster, *words: str) -> tuple[int, dict[str, Any]]:
