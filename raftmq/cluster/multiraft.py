@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final, Protocol
 
 from raftmq.cluster.mail import Mail, SendFrame
@@ -55,6 +56,9 @@ class RequestFlush(Protocol):
 STANDING_MAX: Final = 64
 """So many groups of a node ask for votes at a time. When a thousand lose their leaders at once, all
 of them asking would keep each other from being answered before the next timeout, for ever."""
+ORPHANS_MAX: Final = 128
+"""So many groups of a lost leader begin to elect at once, the next ones a tick later: all thousand
+of them in one turn of the loop would delay the heartbeats of all others, and lose them leaders."""
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
 
@@ -87,6 +91,7 @@ class MultiRaft:
         self._dirty: dict[RaftGroupId, Replica] = {}
         self._waiting: dict[RaftGroupId, Replica] = {}
         self._standing: dict[RaftGroupId, Replica] = {}  # asked for votes when last looked at
+        self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
         self._mail = Mail(node_id, send)
         self._depth = 0
         self._is_draining = False
@@ -176,6 +181,7 @@ class MultiRaft:
         """One tick for every replica that is awake."""
         with self.batch():
             self._rests.tick(self._heartbeat_ticks, self._election_ticks)
+            self._tell_orphans()
             awake = list(self._awake.values())
             # Nodes begin at different groups, so that they do not stand against each other.
             start = len(awake) * (self.node_id % 5) // 5
@@ -227,13 +233,20 @@ class MultiRaft:
 
     def peer_lost(self, node_id: NodeId) -> None:
         """A peer's connections closed: groups that it leads need not wait for the timeout."""
+        for group, replica in self.replicas.items():
+            leader = replica.leader
+            if leader is not None and leader.node_id == node_id:
+                self._orphans[group] = node_id
         with self.batch():
-            for group, replica in self.replicas.items():
-                leader = replica.leader
-                if leader is not None and leader.node_id == node_id:
-                    self._wake(replica, node_id)
-                    replica.peer_lost(node_id)
-                    self._dirty[group] = replica
+            self._tell_orphans()
+
+    def _tell_orphans(self) -> None:
+        for group in list(islice(self._orphans, ORPHANS_MAX)):
+            node_id = self._orphans.pop(group)
+            if (replica := self.replicas.get(group)) is not None:
+                self._wake(replica, node_id)
+                replica.peer_lost(node_id)
+                self._dirty[group] = replica
 
     def _wake(
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None

@@ -11,7 +11,7 @@ import pytest
 from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.machine import SimMachine
-from raftmq.cluster.multiraft import STANDING_MAX, MultiRaft
+from raftmq.cluster.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft
 from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_several
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage
 from raftmq.cluster.recovery import Opening, open_replica
@@ -227,6 +227,23 @@ def test_the_elections_of_many_groups_are_few_frames() -> None:
     entries = [(to, g) for to, g, message in node.messages() if isinstance(message, AppendRequest)]
     assert sorted(entries) == sorted((to, group(n)) for to in (2, 3) for n in range(60))
     assert len(node.sent) == 2
+
+
+def test_a_thousand_groups_whose_leader_is_lost_do_not_elect_in_one_turn() -> None:
+    node = Node(3 * ORPHANS_MAX - 1)
+    node.flush()
+    node.hear_leader(C, term=2)
+    gone = group(3 * ORPHANS_MAX - 2)
+    asked: list[int] = []
+    node.multiraft.peer_lost(C.node_id)
+    node.multiraft.unregister(gone)
+    for _ in range(3):
+        asking = [g for g, r in node.multiraft.replicas.items() if r.leader is None]
+        asked.append(len(asking))
+        node.multiraft.tick()
+    assert asked == [ORPHANS_MAX, 2 * ORPHANS_MAX, 3 * ORPHANS_MAX - 2]
+    requests = [g for _, g, message in node.messages() if isinstance(message, PreVoteRequest)]
+    assert sorted(requests) == sorted(2 * [*node.multiraft.replicas])
 
 
 def test_a_message_that_is_alone_leaves_as_it_is() -> None:
