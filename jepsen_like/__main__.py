@@ -1,28 +1,137 @@
 """Command line of the simulator.
 
-    python -m jepsen_like sim --seeds N [--seed FIRST] [--jobs J]     any number of seeds
+    python -m jepsen_like sim --seeds N [--seed FIRST] [--jobs J]     whole nodes and clients
+    python -m jepsen_like replay DIR                                  a failure, once more
+    python -m jepsen_like soak --minutes M [--seed FIRST] [--jobs J]  fresh seeds for so long
+    python -m jepsen_like replicas --seeds N [--seed FIRST]           partitions without nodes
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
-    python -m jepsen_like live --minutes M [--nodes 3|5|mixed]        real nodes under faults
 
-`sim` exits 0 when all runs are clean, 1 on an anomaly, 2 when a verdict is unknown; its last line
-is a summary. `planted` exits 1 when a bug escapes; its last line is `caught X of Y`.
+`sim` and `soak` exit 0 when all runs are clean, 1 on an anomaly, 2 when too many verdicts are
+unknown; their last line is a summary, and each run that failed leaves a folder `out/SEED`.
+`planted` exits 1 when a bug escapes; its last line is `caught X of Y`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import TextIO
 
-from jepsen_like.live import command as live_command
+from jepsen_like.cluster.out import TRIES_MAX, replay, write_failure
+from jepsen_like.cluster.run import ClusterResult
 from jepsen_like.planted import BUGS
-from jepsen_like.pool import hunt_bugs, run_seeds
+from jepsen_like.pool import hunt_bugs, run_cluster_seeds, run_seeds
 from jepsen_like.sim import Result, Verdict
 
 TRACE_LINES_SHOWN = 60
+UNKNOWN_SHARE_MAX = 0.01
+"""So many of the runs may have been too idle to say much."""
+SOAK_BATCH = 16
+
+
+# ---- whole nodes ----
+
+
+def describe_run(result: ClusterResult) -> str:
+    """One line of one run."""
+    counts = result.counts
+    return (
+        f"seed {result.seed}: {result.verdict.name.lower()} acknowledged={counts.acked} "
+        f"leaders={counts.leader_changes} crashes={counts.crashes} rebalances={counts.rebalances} "
+        f"wipes={counts.wipes} rots={counts.rots} log_starts={counts.log_starts} "
+        f"events={counts.events} trace={result.trace_hash}"
+    )
+
+
+def summarise_runs(results: Sequence[ClusterResult]) -> str:
+    """What the runs went through together, and their verdicts."""
+
+    def middle(name: str) -> str:
+        return f"{median(getattr(result.counts, name) for result in results):g}"
+
+    counts = ", ".join(
+        f"{sum(1 for r in results if r.verdict is verdict)} {verdict.name.lower()}"
+        for verdict in Verdict
+    )
+    return (
+        f"{len(results)} runs: {counts}; median per run: acknowledged {middle('acked')}, "
+        f"leader changes {middle('leader_changes')}, crashes {middle('crashes')}, "
+        f"rebalances {middle('rebalances')}"
+    )
+
+
+def exit_code(results: Sequence[ClusterResult]) -> int:
+    """0 clean, 1 an anomaly, 2 too many unknown."""
+    verdicts = [result.verdict for result in results]
+    if Verdict.ANOMALY in verdicts:
+        return int(Verdict.ANOMALY)
+    unknown = verdicts.count(Verdict.UNKNOWN)
+    return int(Verdict.UNKNOWN if unknown > UNKNOWN_SHARE_MAX * len(verdicts) else Verdict.CLEAN)
+
+
+def explain_run(result: ClusterResult, arguments: argparse.Namespace, out: TextIO) -> None:
+    """Why a run is not clean, and where the rest stands."""
+    print(f"seed {result.seed}: {result.name}: {result.detail}", file=out)
+    if result.verdict is Verdict.ANOMALY:
+        folder = write_failure(result, Path(arguments.out), tries_max=arguments.tries)
+        print(f"all of it in {folder}; again: python -m jepsen_like replay {folder}", file=out)
+
+
+def _sim(arguments: argparse.Namespace, out: TextIO) -> int:
+    results = []
+    with _quiet_pipe():
+        for result in run_cluster_seeds(arguments.seed, arguments.seeds, arguments.jobs):
+            results.append(result)
+            print(describe_run(result), file=out, flush=True)
+            if result.verdict is not Verdict.CLEAN:
+                explain_run(result, arguments, out)
+        print(summarise_runs(results), file=out)
+    return exit_code(results)
+
+
+def _soak(arguments: argparse.Namespace, out: TextIO) -> int:
+    began = time.monotonic()
+    end = began + 60 * arguments.minutes
+    results: list[ClusterResult] = []
+    seed = arguments.seed if arguments.seed is not None else int(time.time())
+    with _quiet_pipe():
+        while time.monotonic() < end:
+            for result in run_cluster_seeds(seed, SOAK_BATCH, arguments.jobs):
+                results.append(result)
+                if result.verdict is not Verdict.CLEAN:
+                    print(f"\n{describe_run(result)}", file=out)
+                    explain_run(result, arguments, out)
+                _show_progress(began, end, len(results), out)
+            seed += SOAK_BATCH
+        print(f"\nseeds up to {seed - 1}", file=out)
+        print(summarise_runs(results), file=out)
+    return exit_code(results)
+
+
+def _show_progress(began: float, end: float, runs: int, out: TextIO) -> None:
+    share = min(1.0, (time.monotonic() - began) / max(1e-9, end - began))
+    bar = "#" * int(40 * share)
+    print(f"\r[{bar:<40}] {share:4.0%} {runs} runs", end="", file=out, flush=True)
+
+
+def _replay(arguments: argparse.Namespace, out: TextIO) -> int:
+    result, is_same = replay(Path(arguments.folder))
+    for line in result.trace[-TRACE_LINES_SHOWN:]:
+        print(f"    {line}", file=out)
+    if result.verdict is not Verdict.CLEAN:
+        print(f"seed {result.seed}: {result.name}: {result.detail}", file=out)
+    print(describe_run(result), file=out)
+    if not is_same:
+        print("this is not the run that was written down: the code has changed", file=out)
+    return int(result.verdict)
+
+
+# ---- partitions without nodes ----
 
 
 def summary_line(results: Sequence[Result]) -> str:
@@ -59,10 +168,10 @@ def explain(result: Result, out: TextIO) -> None:
     print(f"seed {result.seed}: {result.name}: {result.detail}", file=out)
     for line in result.trace[-TRACE_LINES_SHOWN:]:
         print(f"    {line}", file=out)
-    print(f"again: python -m jepsen_like sim --seeds 1 --seed {result.seed}", file=out)
+    print(f"again: python -m jepsen_like replicas --seeds 1 --seed {result.seed}", file=out)
 
 
-def _sim(arguments: argparse.Namespace, out: TextIO) -> int:
+def _replicas(arguments: argparse.Namespace, out: TextIO) -> int:
     results = []
     with _quiet_pipe():
         for result in run_seeds(arguments.seed, arguments.seeds, arguments.jobs):
@@ -96,22 +205,47 @@ def _quiet_pipe() -> Iterator[None]:
         sys.stderr.close()
 
 
+def _seeds(parser: argparse.ArgumentParser, count: int, first: int | None = 1) -> None:
+    if count:
+        parser.add_argument("--seeds", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=first, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=2)
+
+
+def _folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="out", help="where folders of failures go")
+    parser.add_argument(
+        "--tries", type=int, default=TRIES_MAX, help="runs that may be spent to leave out faults"
+    )
+
+
 def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m jepsen_like", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m jepsen_like",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True)
-    sim = commands.add_parser("sim", help="run seeds")
-    sim.add_argument("--seeds", type=int, default=20)
-    sim.add_argument("--seed", type=int, default=1, help="the first seed")
-    sim.add_argument("--jobs", type=int, default=2)
+    sim = commands.add_parser("sim", help="run seeds of whole nodes")
+    _seeds(sim, 20)
+    _folders(sim)
     sim.set_defaults(action=_sim)
+    again = commands.add_parser("replay", help="run a failure again")
+    again.add_argument("folder")
+    again.set_defaults(action=_replay)
+    soak = commands.add_parser("soak", help="run fresh seeds for so long")
+    soak.add_argument("--minutes", type=float, default=10.0)
+    _seeds(soak, 0, None)
+    _folders(soak)
+    soak.set_defaults(action=_soak)
+    replicas = commands.add_parser("replicas", help="run seeds of partitions without nodes")
+    _seeds(replicas, 20)
+    replicas.set_defaults(action=_replicas)
     planted = commands.add_parser("planted", help="see that planted bugs are caught")
-    planted.add_argument("--seeds", type=int, default=200, help="at most so many per bug")
-    planted.add_argument("--seed", type=int, default=1, help="the first seed")
+    _seeds(planted, 200)
     planted.add_argument("--bug", choices=list(BUGS))
-    planted.add_argument("--jobs", type=int, default=2)
     planted.set_defaults(action=_planted)
-    live_command.add_parser(commands)
     arguments = parser.parse_args(argv)
     return int(arguments.action(arguments, out))
 

@@ -32,6 +32,13 @@ def encode_wish(target: Offset) -> bytes:
     return _WISH.pack(_VERSION, target)
 
 
+def decode_wish(payload: Buffer) -> Offset:
+    """Below which offset an entry asks to drop everything."""
+    version, target = _WISH.unpack(payload)
+    assert version == _VERSION, "a log-start entry of a newer format"
+    return Offset(target)
+
+
 class LogStartMoves:
     """The wishes in one replica's log that are not fulfilled yet."""
 
@@ -46,9 +53,7 @@ class LogStartMoves:
 
     def note(self, end: RaftIndex, payload: Buffer) -> None:
         """The log has a wish that ends at `end`."""
-        version, target = _WISH.unpack(payload)
-        assert version == _VERSION, "a log-start entry of a newer format"
-        self._wishes.append((end, Offset(target)))
+        self._wishes.append((end, decode_wish(payload)))
 
     def truncate_to(self, end: RaftIndex) -> None:
         """Wishes above `end` are gone."""

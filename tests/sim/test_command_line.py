@@ -13,7 +13,7 @@ from jepsen_like.sim import Result, Verdict
 
 def test_clean_seeds_exit_0_with_a_summary() -> None:
     out = io.StringIO()
-    assert command_line.main(["sim", "--seeds", "2", "--seed", "5", "--jobs", "1"], out) == 0
+    assert command_line.main(["replicas", "--seeds", "2", "--seed", "5", "--jobs", "1"], out) == 0
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("seed 5: clean")
     assert lines[-1].startswith("2 runs: 2 clean, 0 anomaly, 0 unknown; median per run: elections")
@@ -31,9 +31,9 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], co
     results = [Result(number, verdict, "Name") for number, verdict in enumerate(verdicts)]
     monkeypatch.setattr(command_line, "run_seeds", lambda *_: iter(results))
     out = io.StringIO()
-    assert command_line.main(["sim", "--seeds", str(len(results))], out) == code
+    assert command_line.main(["replicas", "--seeds", str(len(results))], out) == code
     assert f"{len(results)} runs:" in out.getvalue().splitlines()[-1]
-    assert "again: python -m jepsen_like sim --seeds 1 --seed" in out.getvalue()
+    assert "again: python -m jepsen_like replicas --seeds 1 --seed" in out.getvalue()
 
 
 def test_a_caught_bug_exits_0() -> None:

@@ -27,7 +27,7 @@ def test_200_seeds_are_clean_and_eventful() -> None:
     for result in results:
         assert result.verdict is Verdict.CLEAN, (
             f"seed {result.seed}: {result.name}: {result.detail}\n"
-            f"again: python -m jepsen_like sim --seeds 1 --seed {result.seed}"
+            f"again: python -m jepsen_like replicas --seeds 1 --seed {result.seed}"
         )
     if count > 1:
         summaries = [result.summary for result in results]

@@ -1,0 +1,1 @@
+"""Whole nodes in one world of virtual time, with Kafka clients around them."""

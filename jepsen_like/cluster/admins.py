@@ -1,0 +1,175 @@
+"""Administrators: the topics that clients use, topics that come and go, records deleted by wish.
+
+Topics are a set: created, deleted and listed by several processes, and checked as such.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from jepsen_like.cluster.consumers import LATEST, Fetcher, Where, name_of
+from jepsen_like.cluster.kafka import Kafka, Lost, NotSent
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.world import ClusterWorld
+
+ADMIN_TIMEOUT_MS: Final = 1_200
+_MAYBE = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION})
+
+
+async def create_topics(world: ClusterWorld, process: int, names: list[str], count: int) -> None:
+    """Create the run's own topics, asking until they are there."""
+    kafka = Kafka(world, process)
+    missing = list(names)
+    while missing:
+        rows = [topic_row(name, count) for name in missing]
+        try:
+            answer = await kafka.ask(
+                kafka.any_node(),
+                ApiKey.CREATE_TOPICS,
+                topics=rows,
+                timeout=ADMIN_TIMEOUT_MS,
+                validate_only=False,
+            )
+        except Lost:
+            await kafka.pause()
+            continue
+        done = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+        missing = [topic.name for topic in answer.topics if topic.error_code not in done]
+        await kafka.pause()
+    world.note("topics created")
+    kafka.hang_up()
+
+
+def topic_row(name: str, count: int) -> dict[str, Any]:
+    """A topic as CreateTopics wants it."""
+    return {
+        "name": name,
+        "num_partitions": count,
+        "replication_factor": 3,
+        "assignments": [],
+        "configs": [],
+    }
+
+
+class TopicAdmin:
+    """One process that creates, deletes and lists topics."""
+
+    def __init__(self, world: ClusterWorld, process: int) -> None:
+        self._world = world
+        self._kafka = Kafka(world, process)
+        self._process = process
+
+    async def run(self) -> None:
+        """Go on until the world is quiet; list once more at the end."""
+        kafka = self._kafka
+        while not self._world.is_quiet:
+            name = f"set-{kafka.random.randrange(6)}"
+            draw = kafka.random.random()
+            if draw < 0.3:
+                await self._create(name)
+            elif draw < 0.55:
+                await self._delete(name)
+            else:
+                await self._list()
+            await kafka.sleep(kafka.random.uniform(20.0, 250.0))
+        await self._list()
+        kafka.hang_up()
+
+    async def _change(self, f: str, name: str, api: ApiKey, **fields: Any) -> None:
+        world, kafka = self._world, self._kafka
+        operation = world.recorder.invoke(self._process, f, topics=[name])
+        try:
+            answer = await kafka.ask(
+                kafka.any_node(), api, timeout_ms=4_000.0, timeout=ADMIN_TIMEOUT_MS, **fields
+            )
+        except NotSent:
+            world.recorder.fail(operation)
+            return
+        except Lost:
+            world.recorder.info(operation)
+            return
+        row = (answer.topics if f == "create_topic" else answer.responses)[0]
+        code = ErrorCode(row.error_code)
+        world.note(f, name, code.name)
+        if code is ErrorCode.NONE:
+            world.counts.acked += 1
+            world.recorder.ok(operation)
+        elif code in _MAYBE:
+            world.recorder.info(operation, code=int(code))
+        else:
+            world.recorder.fail(operation, code=int(code))
+
+    async def _create(self, name: str) -> None:
+        await self._change(
+            "create_topic",
+            name,
+            ApiKey.CREATE_TOPICS,
+            topics=[topic_row(name, 1)],
+            validate_only=False,
+        )
+
+    async def _delete(self, name: str) -> None:
+        await self._change("delete_topic", name, ApiKey.DELETE_TOPICS, topic_names=[name])
+
+    async def _list(self) -> None:
+        world, kafka = self._world, self._kafka
+        # Metadata answers from the node's own image: fresh only after a barrier, which it has not.
+        operation = world.recorder.invoke(self._process, "list_topics", stale=True)
+        try:
+            answer = await kafka.ask(
+                kafka.any_node(),
+                ApiKey.METADATA,
+                topics=None,
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+        except Lost:
+            world.recorder.info(operation)
+            return
+        names = [topic.name for topic in answer.topics if topic.name.startswith("set-")]
+        world.counts.acked += 1
+        world.recorder.ok(operation, topics=names, stale=True)
+
+
+class RecordDeleter(Fetcher):
+    """Deletes records when it is asked to."""
+
+    async def delete(self, where: Where, share: float) -> None:
+        """Delete a share of what a partition holds."""
+        world = self.world
+        start, end = await self.offset_of(where, -2), await self.offset_of(where, LATEST)
+        if start is None or end is None or end <= start:
+            return
+        offset = start + int((end - start) * share)
+        operation = world.recorder.invoke(
+            self.process, "delete_records", offsets={name_of(where): offset}
+        )
+        try:
+            leader = await self.kafka.leader(*where)
+            answer = await self.kafka.ask(
+                leader,
+                ApiKey.DELETE_RECORDS,
+                topics=[
+                    {
+                        "name": where[0],
+                        "partitions": [{"partition_index": where[1], "offset": offset}],
+                    }
+                ],
+                timeout=1_000,
+            )
+        except NotSent:
+            world.recorder.fail(operation)
+            return
+        except Lost:
+            world.recorder.info(operation)
+            return
+        row = answer.topics[0].partitions[0]
+        world.note("deleted", name_of(where), offset, row.error_code)
+        if row.error_code == ErrorCode.NONE:
+            world.recorder.ok(operation, offsets={name_of(where): row.low_watermark})
+        else:
+            world.recorder.info(operation, code=row.error_code)

@@ -1,0 +1,151 @@
+"""Damage to what nodes keep: flipped bits, lost folders, rubbish on a connection.
+
+Never more than the design promises to survive: what is lost or damaged in one place of a group is
+sound on the others, and the next loss waits until the cluster is whole again. So everything here
+asks for wholeness first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from jepsen_like.cluster.kafka import ClientEnd
+from raftmq.promise import Promise
+from raftmq.records import HEADER_SIZE, parse_header
+from raftmq.types import NodeId, RaftGroupId
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.node import ClusterNode
+    from jepsen_like.cluster.world import ClusterWorld
+
+ROOT = "data"
+
+
+def flushed_batches(data: bytes, sure_end: int) -> list[tuple[int, int]]:
+    """Batches of a segment that lie wholly below an offset: (position, size)."""
+    found: list[tuple[int, int]] = []
+    position = 0
+    while position + HEADER_SIZE <= len(data):
+        header = parse_header(data, position)
+        if header.batch_length <= 0 or header.next_offset > sure_end:
+            break
+        found.append((position, header.size))
+        position += header.size
+    return found
+
+
+class Damage:
+    """What was damaged in this run, and may be."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        # Damage in closed segments is found late, so a second one might meet the only sound copy:
+        # more than the design promises to survive. One per group and run.
+        self._rotten: dict[RaftGroupId, bool] = {}
+
+    def may_lose_a_storage(self) -> bool:
+        """True when every group has all its replicas, in sync."""
+        return self._world.watch.is_whole()
+
+    def lose_folder(self, node: ClusterNode, random: Random) -> None:
+        """Lose one group's files, and nothing else."""
+        groups = [g for g in self._world.watch.groups() if self._folder(node, g) is not None]
+        if not groups:
+            return
+        group = random.choice(groups)
+        folder = self._folder(node, group)
+        assert folder is not None
+        self._world.note("lose folder", node.node_id, folder)
+        self._world.counts.wipes += 1
+        self._world.watch.forget(node.node_id, group)
+        for path in node.disk.files(folder):
+            node.disk.remove(path)
+        node.disk.sync_directory(folder)
+
+    def _folder(self, node: ClusterNode, group: RaftGroupId) -> str | None:
+        return self._world.watch.folder_of(node.node_id, group)
+
+    def rot(self, node: ClusterNode, random: Random) -> None:
+        """Flip a bit in a batch that the journal knows to be flushed, preferably a late one."""
+        groups = self._world.watch.groups()
+        if not groups:
+            return
+        group = random.choice(groups)
+        if group not in self._rotten and self._rot_group(node, group, random, part=(0.0, 1.0)):
+            self._rotten[group] = True
+
+    def rot_everywhere(self, random: Random) -> None:
+        """All nodes lose power; each one's copy of a partition is damaged in another third."""
+        world = self._world
+        groups = [group for group in world.watch.groups() if group not in self._rotten]
+        if not groups:
+            return
+        group = random.choice(groups)
+        self._rotten[group] = True
+        for node in world.nodes:
+            node.crash()
+        nodes = list(world.nodes)
+        random.shuffle(nodes)
+        for number, node in enumerate(nodes):
+            part = (number / len(nodes), (number + 1) / len(nodes))
+            draw = Random(random.getrandbits(32))
+            node.must_start.append(partial(self._rot_group, node, group, draw, part=part))
+
+    def _sure_offset(self, node: ClusterNode, group: RaftGroupId) -> int:
+        """Below this offset the node's journal knows the log to be flushed: what is bad there is
+        damage, what is bad above it may be a torn write, and cut."""
+        journal = node.open_journal()
+        state = journal.get(group)
+        journal.close()
+        bare_count = self._world.watch.bare_count(node.node_id, group)
+        return 0 if state is None else max(0, state.flushed_end - bare_count)
+
+    def _rot_group(
+        self, node: ClusterNode, group: RaftGroupId, random: Random, *, part: tuple[float, float]
+    ) -> bool:
+        folder = self._folder(node, group)
+        sure_end = self._sure_offset(node, group)
+        if folder is None:
+            return False
+        commit_end = self._world.watch.committed_offset(group)
+        found: list[tuple[str, int, int]] = []
+        for path, size in node.disk.files(folder).items():
+            if path.endswith(".log"):
+                batches = flushed_batches(node.disk.content(path)[:size], min(sure_end, commit_end))
+                found += [(path, position, length) for position, length in batches]
+        chosen = [
+            row
+            for number, row in enumerate(found)
+            if part[0] <= (number + 0.5) / len(found) < part[1]
+        ]
+        if not chosen:
+            return False
+        path, position, length = chosen[-1] if random.random() < 0.5 else random.choice(chosen)
+        self._world.note("rot", node.node_id, path, position)
+        self._world.counts.rots += 1
+        node.disk.flip(path, position + random.randrange(length), random.randrange(8))
+        return True
+
+    def malformed(self, node: ClusterNode, random: Random) -> None:
+        """A client sends rubbish: it must cost its own connection alone."""
+        end = ClientEnd.dial(self._world, int(NodeId(node.node_id)))
+        if not end.is_open:
+            return
+        self._world.counts.malformed += 1
+        kind = random.randrange(4)
+        body = random.randbytes(random.randrange(8, 200))
+        if kind == 0:
+            data = body
+        elif kind == 1:
+            data = len(body).to_bytes(4) + body
+        elif kind == 2:  # a known API and version with a body of chance
+            key, version = random.choice(((0, 9), (1, 12), (3, 9), (8, 8), (11, 7), (19, 5)))
+            head = key.to_bytes(2) + version.to_bytes(2) + b"\0\0\0\1\xff\xff\0"
+            data = (len(head) + len(body)).to_bytes(4) + head + body
+        else:
+            data = (1 << 30).to_bytes(4) + body
+        answer: Promise[memoryview] = Promise()
+        end.send(data, 1, answer)
+        self._world.schedule(1_000.0, end.close)

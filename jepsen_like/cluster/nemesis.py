@@ -1,0 +1,388 @@
+"""The source of trouble: picks faults by the run's odds, starts them, ends them.
+
+A fault never takes more than the design promises to survive: at most a minority of the storages is
+lost or damaged in the same place at a time, and what a disk has synced stays. Everything else is
+fair: any number of nodes may crash, be cut off, slow or paused at once. Each strike has a draw of
+its own, so that a run can be repeated with some of its strikes left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from random import Random
+
+from jepsen_like.cluster.damage import Damage
+from jepsen_like.cluster.node import ClusterNode
+from jepsen_like.cluster.world import ClusterWorld, Fault
+from raftmq.errors import KafkaError
+from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
+
+CALM_MS = 3_000.0
+LONGEST = 4
+"""A safety phase goes on for so many times its length at most, where too little happened in it."""
+
+
+def draw_faults(world: ClusterWorld) -> list[Fault]:
+    """What is to strike in this run, and when."""
+    options = world.options
+    random = Random(f"cluster nemesis {world.seed}")
+    low, high = options.fault_every_ms
+    names = [name for name, _ in options.weights]
+    weights = [weight for _, weight in options.weights]
+    faults: list[Fault] = []
+    at_ms = 300.0
+    while any(weights):
+        at_ms += random.uniform(low, high)
+        if at_ms >= LONGEST * options.safety_ms:
+            break
+        name = random.choices(names, weights)[0]
+        faults.append(Fault(at_ms, name, random.getrandbits(48)))
+    return faults
+
+
+class Nemesis:
+    """Faults of one run."""
+
+    def __init__(self, world: ClusterWorld, faults: Sequence[Fault]) -> None:
+        self._world = world
+        self._faults = faults
+        self._random = Random(0)
+        self._damage = Damage(world)
+        self._is_stopped = False
+        self._calm_until_ms = 0.0
+        self._kinds: dict[str, Callable[[], None]] = {
+            "isolate": lambda: self._isolate(self._any_node()),
+            "isolate-leader": lambda: self._isolate(self._leader()),
+            "isolate-controller": lambda: self._isolate(self._controller()),
+            "one-way": self._one_way,
+            "deaf": self._deaf,
+            "halves": self._halves,
+            "bridge": self._bridge,
+            "swizzle": self._swizzle,
+            "crash": lambda: self._crash(self._any_node()),
+            "crash-leader": lambda: self._crash(self._leader()),
+            "crash-controller": lambda: self._crash(self._controller()),
+            "crash-all": self._crash_all,
+            "crash-point": self._crash_point,
+            "kill": self._kill,
+            "pause": self._pause,
+            "slow-disk": self._slow_disk,
+            "full-disk": self._full_disk,
+            "failed-sync": self._failed_sync,
+            "storm": self._storm,
+            "transfer": self._transfer,
+            "wipe": self._wipe,
+            "lose-folder": self._lose_folder,
+            "rot": self._rot,
+            "rot-everywhere": self._rot_everywhere,
+            "clock-jump": self._clock_jump,
+            "clock-strobe": self._clock_strobe,
+            "delete-records": self._delete_records,
+            "clients-cut": self._clients_cut,
+            "malformed": self._malformed,
+            "shutdown": lambda: self._any_node().shut_down(),
+        }
+
+    def start(self) -> None:
+        """Strike at the given times, from now on."""
+        for fault in self._faults:
+            self._world.schedule(fault.at_ms, partial(self._strike, fault))
+
+    def stop(self) -> None:
+        """No new faults."""
+        self._is_stopped = True
+
+    def _strike(self, fault: Fault) -> None:
+        if self._is_stopped or self._world.now_ms < self._calm_until_ms:
+            return
+        world = self._world
+        self._random = Random(fault.draw)
+        world.note("fault", fault.name)
+        world.recorder.note(-1, "fault", error=fault.name)
+        world.counts.faults[fault.name] = world.counts.faults.get(fault.name, 0) + 1
+        self._kinds[fault.name]()
+
+    # ---- whom, how long ----
+
+    def _any_node(self) -> ClusterNode:
+        return self._random.choice(self._world.nodes)
+
+    def _up_node(self) -> ClusterNode:
+        up = [node for node in self._world.nodes if node.is_up]
+        return self._random.choice(up or self._world.nodes)
+
+    def _leader(self) -> ClusterNode:
+        groups = self._world.watch.groups()
+        leaders = self._world.watch.leaders(self._random.choice(groups)) if groups else []
+        return leaders[0] if leaders else self._any_node()
+
+    def _controller(self) -> ClusterNode:
+        leaders = self._world.watch.leaders(METADATA_GROUP)
+        return leaders[0] if leaders else self._any_node()
+
+    def _lasts_ms(self) -> float:
+        low, high = self._world.options.fault_lasts_ms
+        return self._random.uniform(low, high)
+
+    def _others(self, node: ClusterNode) -> list[int]:
+        return [int(other.node_id) for other in self._world.nodes if other is not node]
+
+    def _for_a_while(self, links: Sequence[tuple[int, int]], lasts_ms: float | None = None) -> None:
+        wires = self._world.wires
+        for sender, to in links:
+            wires.cut(sender, to)
+
+        def mend() -> None:
+            for sender, to in links:
+                wires.mend(sender, to)
+
+        self._world.schedule(self._lasts_ms() if lasts_ms is None else lasts_ms, mend)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self._world.schedule(self._lasts_ms(), action)
+
+    def _when_whole(self, action: Callable[[], None]) -> None:
+        """Once the cluster is whole again, for which nothing else strikes; not at all, if it is not
+        soon: what it has left may be the only sound copy."""
+        world = self._world
+        self._calm_until_ms = world.now_ms + CALM_MS
+
+        def look() -> None:
+            if self._is_stopped or world.now_ms >= self._calm_until_ms:
+                return
+            if self._damage.may_lose_a_storage():
+                self._calm_until_ms = 0.0
+                action()
+            else:
+                world.schedule(50.0, look)
+
+        look()
+
+    # ---- links ----
+
+    def _isolate(self, node: ClusterNode) -> None:
+        me = int(node.node_id)
+        others = self._others(node)
+        self._for_a_while([(me, o) for o in others] + [(o, me) for o in others])
+        if self._random.random() < 0.5:
+            self._cut_clients(node)
+
+    def _one_way(self) -> None:
+        node = self._any_node()
+        self._for_a_while([(int(node.node_id), other) for other in self._others(node)])
+
+    def _deaf(self) -> None:
+        node = self._any_node()
+        self._for_a_while([(other, int(node.node_id)) for other in self._others(node)])
+
+    def _halves(self) -> None:
+        ids: list[int] = [int(node.node_id) for node in self._world.nodes]
+        self._random.shuffle(ids)
+        cut = self._random.randint(1, len(ids) - 1)
+        left, right = ids[:cut], ids[cut:]
+        self._for_a_while(
+            [(a, b) for a in left for b in right] + [(b, a) for a in left for b in right]
+        )
+
+    def _bridge(self) -> None:
+        """One node sees both halves, which do not see each other."""
+        ids: list[int] = [int(node.node_id) for node in self._world.nodes]
+        self._random.shuffle(ids)
+        middle, rest = ids[0], ids[1:]
+        cut = max(1, len(rest) // 2)
+        assert middle not in rest
+        self._for_a_while(
+            [pair for a in rest[:cut] for b in rest[cut:] for pair in ((a, b), (b, a))]
+        )
+
+    def _swizzle(self) -> None:
+        """Nodes are cut off one after the other, and come back in another order."""
+        nodes = list(self._world.nodes)
+        self._random.shuffle(nodes)
+        for number, node in enumerate(nodes):
+            me, others = int(node.node_id), self._others(node)
+            links = [(me, o) for o in others] + [(o, me) for o in others]
+            lasts_ms = self._random.uniform(300.0, 1_500.0)
+            begin_ms = number * self._random.uniform(30.0, 200.0)
+            self._world.schedule(begin_ms, partial(self._for_a_while, links, lasts_ms))
+
+    def _storm(self) -> None:
+        wires = self._world.wires
+        wires.is_stormy = True
+
+        def end() -> None:
+            wires.is_stormy = False
+
+        self._world.schedule(self._lasts_ms() / 2, end)
+
+    def _cut_clients(self, node: ClusterNode) -> None:
+        cut_off = self._world.cut_off
+        cut_off[int(node.node_id)] = True
+
+        def join() -> None:
+            cut_off.pop(int(node.node_id), None)
+
+        self._later(join)
+
+    def _clients_cut(self) -> None:
+        self._cut_clients(self._any_node())
+
+    # ---- power and processes ----
+
+    def _crash(self, node: ClusterNode) -> None:
+        node.crash()
+        self._later(self._world.restart(node))
+
+    def _crash_all(self) -> None:
+        for node in self._world.nodes:
+            node.crash()
+            self._later(self._world.restart(node))
+
+    def _kill(self) -> None:
+        node = self._any_node()
+        node.kill("by the nemesis")
+        self._later(self._world.restart(node))
+
+    def _crash_point(self) -> None:
+        """Lose power in the middle of one of the coming changes to a disk."""
+        node = self._up_node()
+        node.disk.crash_after(self._random.randint(1, 25))
+        life = node.life
+
+        def certainly() -> None:
+            if node.life == life:
+                node.crash()
+            self._later(self._world.restart(node))
+
+        self._later(certainly)
+
+    def _pause(self) -> None:
+        node = self._leader() if self._random.random() < 0.6 else self._any_node()
+        node.paused_until_ms = self._world.now_ms + self._lasts_ms()
+
+    # ---- disks ----
+
+    def _slow_disk(self) -> None:
+        node = self._any_node()
+        node.is_slow = True
+
+        def recover() -> None:
+            node.is_slow = False
+
+        self._later(recover)
+
+    def _full_disk(self) -> None:
+        node = self._any_node()
+        disk = node.disk
+        disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, 600)
+
+        def free() -> None:
+            disk.capacity_bytes = None
+
+        self._later(free)
+
+    def _failed_sync(self) -> None:
+        """The next fdatasync of some file fails."""
+        node = self._up_node()
+        draw, disk = Random(self._random.getrandbits(32)), node.disk
+
+        def fails(what: str, path: str) -> bool:
+            if what != "fdatasync" or draw.random() < 0.7:
+                return False
+            self._world.note("sync failed", node.node_id, path)
+            disk.fail_when(None)
+            return True
+
+        disk.fail_when(fails)
+        self._later(lambda: disk.fail_when(None))
+
+    def _wipe(self) -> None:
+        node = self._any_node()
+
+        def wipe() -> None:
+            node.wipe()
+            self._later(self._world.restart(node))
+
+        self._when_whole(wipe)
+
+    def _lose_folder(self) -> None:
+        """One group's folder is gone, the journal that knows of its promises is not."""
+        node, draw = self._any_node(), Random(self._random.getrandbits(32))
+
+        def lose() -> None:
+            node.crash()
+            self._damage.lose_folder(node, draw)
+            self._later(self._world.restart(node))
+
+        self._when_whole(lose)
+
+    def _rot(self) -> None:
+        """Flushed bytes of one replica go bad while its node is down."""
+        node, draw = self._any_node(), Random(self._random.getrandbits(32))
+
+        def rot() -> None:
+            node.crash()
+            node.must_start.append(lambda: self._damage.rot(node, draw))
+            self._later(self._world.restart(node))
+
+        self._when_whole(rot)
+
+    def _rot_everywhere(self) -> None:
+        """Every replica of a partition is damaged, each in another place."""
+        draw = Random(self._random.getrandbits(32))
+
+        def rot() -> None:
+            self._damage.rot_everywhere(draw)
+            for node in self._world.nodes:
+                self._later(self._world.restart(node))
+
+        self._when_whole(rot)
+
+    # ---- clocks ----
+
+    def _clock_jump(self) -> None:
+        node = self._any_node()
+        node.clock.skew_ms += self._random.choice((-1, 1)) * self._random.choice(
+            (300.0, 60_000.0, 15 * 86_400_000.0)
+        )
+
+    def _clock_strobe(self) -> None:
+        node = self._any_node()
+        node.clock.strobe_ms = self._random.choice((200.0, 5_000.0, 86_400_000.0))
+
+        def end() -> None:
+            node.clock.strobe_ms = 0.0
+
+        self._later(end)
+
+    # ---- wishes at a bad moment ----
+
+    def _transfer(self) -> None:
+        groups = self._world.watch.groups()
+        target = self._any_node()
+        if not groups:
+            return
+        group = self._random.choice(groups)
+        leaders = self._world.watch.leaders(group)
+        if not leaders or leaders[0] is target or leaders[0].is_paused:
+            return
+        leaders[0].run(partial(_hand_over, leaders[0], group, target.node_id))
+
+    def _delete_records(self) -> None:
+        deleter = self._world.deleter
+        if deleter is None:
+            return
+        where = self._random.choice(self._world.partitions)
+        share = self._random.choice((0.3, 0.7, 1.0))
+        self._world.clients.spawn(lambda: deleter.delete(where, share))
+
+    def _malformed(self) -> None:
+        self._damage.malformed(self._up_node(), self._random)
+
+
+def _hand_over(node: ClusterNode, group: RaftGroupId, to: NodeId) -> None:
+    assert node.core is not None
+    with suppress(KafkaError):  # that one cannot lead now
+        node.core.plane.multiraft.replicas[group].transfer_leadership(to)

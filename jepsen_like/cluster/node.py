@@ -1,0 +1,542 @@
+"""A simulated machine with one node on it: the product's own composition on a forgetful disk.
+
+Owns what survives a process (the disk, the clocks) and what does not (all the rest). Everything
+that reaches the node passes `run`, which turns a power loss in the middle of an operation into a
+crash; any other exception is a finding and ends the run. A supervisor restarts what has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from jepsen_like.cluster.port import SimPort
+from jepsen_like.cluster.tasks import SimTasks
+from jepsen_like.cluster.wires import SimLinks
+from jepsen_like.disk import SimCrash, SimDisk
+from raftmq.adapters.data_folder import DataFolder, DataFolderError
+from raftmq.adapters.peer_links import PeerIdentity
+from raftmq.cluster.catch_up import CatchUpRate
+from raftmq.cluster.metadata_engine import DrivenEngine, EngineConfig
+from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.config import Address, NodeConfig, PeerAddress
+from raftmq.counts import Histogram
+from raftmq.log.hard_state import HardStateJournal, JournalConfig
+from raftmq.log.model import LogConfig
+from raftmq.node.composition import NodeCore
+from raftmq.node.shutdown import Shutdown
+from raftmq.node.surroundings import Ears, Links, Surroundings
+from raftmq.ports import DiskError, DiskFullError, Runnable
+from raftmq.promise import Promise
+from raftmq.types import NodeId, StorageId
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.world import ClusterWorld
+
+ROOT = "data"
+DISK_BYTES = 1 << 40
+SUPERVISOR_MS = (50.0, 400.0)
+
+
+class SimClock:
+    """A node's clocks: the monotonic one is the world's, the other may say anything."""
+
+    def __init__(self, world: ClusterWorld, skew_ms: float) -> None:
+        self._world = world
+        self.skew_ms = skew_ms
+        self.strobe_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        """Virtual time."""
+        return self._world.now_ms
+
+    def wall_ms(self) -> int:
+        """Virtual time of day, skewed."""
+        now_ms = self._world.now_ms
+        swing = self.strobe_ms if int(now_ms / 10) % 2 else 0.0
+        return int(1_700_000_000_000 + now_ms + self.skew_ms + swing)
+
+
+class SimFlusher:
+    """Flusher threads: each flush takes its time, and happens somewhere in it."""
+
+    def __init__(self, node: ClusterNode, random: Random) -> None:
+        self._node = node
+        self._random = random
+        self.latency = Histogram()
+
+    def submit(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run the job later, then `done` on the loop."""
+        node, random = self._node, self._random
+        low, high = node.world.options.fsync_ms
+        delay_ms = random.uniform(low, high)
+        if node.is_slow:
+            delay_ms += random.uniform(0.0, node.world.options.slow_fsync_ms)
+        # A flush takes what is written when it begins, at least; where in its time the device
+        # really does it is not known.
+        begin_ms = delay_ms * random.choice((0.0, 0.5, 1.0))
+
+        def sync() -> None:
+            error: DiskError | None = None
+            try:
+                job.run()
+            except DiskError as failure:
+                error = failure
+            node.later(delay_ms - begin_ms, lambda: done(error))
+
+        node.in_thread(begin_ms, sync)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class SimCatchUp:
+    """Worker threads for replicas that are far behind."""
+
+    def __init__(self, node: ClusterNode, links: Links, rate: CatchUpRate) -> None:
+        self._node = node
+        self._links = links
+        self.rate = rate
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it some time later."""
+        node = self._node
+
+        def work() -> None:
+            error: DiskError | None = None
+            try:
+                job.run()
+            except DiskError as failure:
+                error = failure
+            node.later(0.0, lambda: done(error))
+
+        node.in_thread(node.thread_ms(), work)
+
+    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """As `run`."""
+        self.run(job, done)
+
+    def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
+        """True when a chunk may leave now."""
+        return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
+            size_bytes, batches, is_needed=is_needed
+        )
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class SimWorkers:
+    """The server's workers."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+
+    def submit(self, work: Callable[[], Any]) -> Promise[Any]:
+        """Run `work` some time later."""
+        promise: Promise[Any] = Promise()
+        node = self._node
+
+        def run() -> None:
+            error: Exception | None = None
+            value: Any = None
+            try:
+                value = work()
+            except Exception as caught:  # noqa: BLE001  # it concerns whoever asked
+                error = caught
+            if error is None:
+                node.later(0.0, lambda: promise.resolve(value))
+            else:
+                failure = error
+                node.later(0.0, lambda: promise.fail(failure))
+
+        node.in_thread(node.thread_ms(), run)
+        return promise
+
+
+class SimCore(NodeCore):
+    """The product's node, with a metadata log small enough to see snapshots."""
+
+    def __init__(self, config: NodeConfig, snapshot_bytes: int) -> None:
+        super().__init__(config)
+        self._snapshot_bytes = snapshot_bytes
+        self.metadata_log = LogConfig(
+            segment_bytes=snapshot_bytes,
+            retention_ms=-1,
+            segment_reserve_bytes=4_096,
+            bare_reserve_bytes=2_048,
+        )
+
+    def _make_engine(self) -> DrivenEngine:
+        return RaftMetadataEngine(
+            self_id=self.node_id,
+            incarnation=self.plane.clock.wall_ms(),
+            machine=self.machine,
+            forwarder=self.calls,
+            clock=self.plane.clock,
+            config=EngineConfig(snapshot_bytes_min=self._snapshot_bytes, snapshot_factor=1),
+            wake=self._wake,
+        )
+
+
+class ClusterNode:
+    """One machine of the world.
+
+    Attributes:
+        life: rises with every process and with its end.
+        core: the product, while a process runs.
+        is_listening: peers can connect.
+    """
+
+    def __init__(self, world: ClusterWorld, node_id: NodeId, random: Random) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.disk = SimDisk(random)
+        self.storage_id = StorageId(0)
+        self.life = 0
+        self.is_up = False
+        self.is_listening = False
+        self.is_inside = False
+        self.paused_until_ms = 0.0
+        self.is_slow = False
+        self.must_start: list[Callable[[], object]] = []
+        """Done to the disk before the next start."""
+        self.core: SimCore | None = None
+        self.links: SimLinks | None = None
+        self.port: SimPort | None = None
+        self._tasks: SimTasks | None = None
+        self._journal: HardStateJournal | None = None
+        self._random = random
+        self._deadline_ms: float | None = None
+        skew = world.options.clock_skew_ms
+        self.clock = SimClock(world, random.uniform(-skew, skew))
+
+    # ---- life ----
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the process is stopped."""
+        return self.world.now_ms < self.paused_until_ms
+
+    @property
+    def is_serving(self) -> bool:
+        """True while clients can connect."""
+        return self.core is not None and self.core.is_serving
+
+    def start(self) -> None:
+        """Boot from what the disk holds."""
+        assert not self.is_up
+        self.life += 1
+        self.is_up = True
+        self.paused_until_ms = 0.0
+        self.world.note("start", self.node_id, self.life)
+        self.run(self._boot)
+
+    def _boot(self) -> None:
+        first, self.must_start = self.must_start, []
+        for action in first:
+            action()
+        try:
+            self._compose()
+        except DataFolderError as error:
+            # What an operator does about a folder that cannot be used: a new disk.
+            self.world.note("unusable", self.node_id, error)
+            self.wipe()
+            self._restart_later()
+        except DiskFullError:
+            self.kill("no space to start")
+            self._restart_later()
+        except DiskError as error:
+            self.kill(f"the disk failed: {error}")
+            self._restart_later()
+
+    def _compose(self) -> None:
+        world, disk = self.world, self.disk
+        disk.make_directories(ROOT)
+        folder = DataFolder.unlocked(
+            disk,
+            ROOT,
+            cluster_id="sim",
+            node_id=self.node_id,
+            draw=self._random.getrandbits(63),
+        )
+        folder.check_recovered()
+        journal = self._journal = self.open_journal(is_expected=not folder.is_new)
+        folder.take()
+        self.storage_id = folder.storage_id
+        life = self.life
+
+        def connect(ears: Ears) -> SimLinks:
+            self.links = SimLinks(world, self, ears)
+            return self.links
+
+        tasks = self._tasks = SimTasks(
+            self.later, lambda work: self.in_thread(self.thread_ms(), work)
+        )
+        around = Surroundings(
+            disk=disk,
+            folder=folder,
+            clock=self.clock,
+            random=self._random,
+            tasks=tasks,
+            flusher=SimFlusher(self, self._random),
+            workers=SimWorkers(self),
+            connect=connect,
+            make_catch_up=lambda links, rate: SimCatchUp(self, links, rate),
+            disk_space=self._disk_space,
+            buggify=world.buggify,
+        )
+        core = SimCore(self._config(), world.options.snapshot_bytes)
+        core.compose(around, journal)
+        self.core = core
+        self.port = SimPort(world, self, core)
+        world.watch.attach(self, core)
+        core.deadlines.on_earlier = self._deadline_moved
+        core.plane.failed.when_done(lambda reason: self._failed(life, reason.result()))
+        self.is_listening = True
+        for other in world.nodes:
+            if other.links is not None and other is not self:
+                other.links.peer_up(self.node_id)
+        tasks.spawn(core.plane.tick_forever)
+        tasks.spawn(self._come_up)
+
+    def open_journal(self, *, is_expected: bool = True) -> HardStateJournal:
+        """The journal of hard states on this machine's disk."""
+        return HardStateJournal.open(
+            self.disk,
+            f"{ROOT}/state.journal",
+            config=JournalConfig(size_max=16 << 10, reserve_bytes=4 << 10),
+            is_expected=is_expected,
+        )
+
+    async def _come_up(self) -> None:
+        core, tasks = self.core, self._tasks
+        assert core is not None
+        assert tasks is not None
+        await core.join()
+        tasks.spawn(core.live)
+        await core.until_ready()
+        core.is_serving = True
+        self.world.note("ready", self.node_id)
+
+    def _config(self) -> NodeConfig:
+        options = self.world.options
+        voters = range(1, min(options.nodes, 5) + 1)
+        return NodeConfig(
+            node_id=self.node_id,
+            cluster_id="sim",
+            rack=f"rack{self.node_id}",
+            data=Path("/" + ROOT),
+            client_listener=Address(f"node{self.node_id}", 9092),
+            peer_listener=Address(f"node{self.node_id}", 9192),
+            peers=tuple(PeerAddress(n, f"node{n}", 9192) for n in voters),
+            tick_ms=options.tick_ms,
+            election_ticks=options.election_ticks,
+            heartbeat_ticks=options.heartbeat_ticks,
+            broker_session_ms=1_500,
+            replica_lag_time_max_ms=1_000,
+            retention_check_ms=500,
+            scrub_bytes_per_s=1 << 20,
+            topic_create_wait_ms=500,
+            shutdown_timeout_ms=3_000,
+            defaults={
+                "log.segment.bytes": str(options.segment_bytes),
+                "log.retention.bytes": str(options.retention_bytes),
+                "log.index.interval.bytes": "256",
+                # Clocks are days apart here, and what a client says is the time is not the point.
+                "log.message.timestamp.after.max.ms": str((1 << 63) - 1),
+                "group.min.session.timeout.ms": "500",
+                "group.initial.rebalance.delay.ms": "100",
+            },
+        )
+
+    def _failed(self, life: int, reason: str) -> None:
+        def stop() -> None:
+            if self.life == life:
+                self.kill(reason)
+                self._restart_later()
+
+        self.world.schedule(0.0, stop)
+
+    def _restart_later(self) -> None:
+        self.world.schedule(self._random.uniform(*SUPERVISOR_MS), self.world.restart(self))
+
+    def crash(self) -> None:
+        """Lose power: unsynced bytes are kept, lost or torn."""
+        if not self.is_up:
+            return
+        self.world.note("crash", self.node_id)
+        self._stop(is_told=self._random.random() < 0.5)
+        self.disk.crash(self._random)
+
+    def kill(self, reason: str) -> None:
+        """The process ends, the machine goes on: what was written is written."""
+        if not self.is_up:
+            return
+        self.world.note("kill", self.node_id, reason)
+        self._stop(is_told=True)
+        self.disk.end_process()
+
+    def _stop(self, *, is_told: bool) -> None:
+        world = self.world
+        world.counts.crashes += 1
+        self.is_up = self.is_listening = False
+        self.life += 1
+        world.watch.detach(self, in_the_middle=self.is_inside)
+        if self.port is not None:
+            self.port.die(is_told=is_told)
+        if self._tasks is not None:
+            self._tasks.kill()
+        self.core = self.links = self.port = self._tasks = self._journal = None
+        self._deadline_ms = None
+        for other in world.nodes:
+            if other.links is not None and other is not self:
+                other.links.peer_down(self.node_id, is_told=is_told)
+
+    def wipe(self) -> None:
+        """Lose the disk as well; the node comes back as another storage."""
+        self.crash()
+        self.world.note("wipe", self.node_id)
+        self.world.counts.wipes += 1
+        self.world.watch.forget(self.node_id)
+        self.disk = SimDisk(self._random)
+
+    def shut_down(self) -> None:
+        """End as an operator would: hand everything over first."""
+        core, tasks = self.core, self._tasks
+        if core is None or tasks is None or not core.is_serving:
+            return
+        life = self.life
+
+        async def leave() -> None:
+            await Shutdown(core).run()
+
+            def end() -> None:
+                if self.life == life:
+                    self.kill("asked to")
+                    self._restart_later()
+
+            self.world.schedule(0.0, end)
+
+        self.run(lambda: tasks.spawn(leave) and None)
+
+    def heal(self) -> None:
+        """Nothing is wrong with this machine any more."""
+        self.is_slow = False
+        self.paused_until_ms = 0.0
+        self.disk.capacity_bytes = None
+        self.disk.crash_after(None)
+        self.disk.fail_when(None)
+        self.clock.strobe_ms = 0.0
+        if not self.is_up:
+            self.start()
+
+    def restart_if_failed(self) -> None:
+        """What an operator does about a replica that stopped for a failing disk."""
+        if self.core is None:
+            return
+        failures = [r.failure for r in self.core.plane.multiraft.replicas.values() if r.failure]
+        if failures:
+            self.kill(f"a replica failed: {failures[0]}")
+            self._restart_later()
+
+    def close(self) -> None:
+        """The world ends."""
+        self.life += 1
+        if self._tasks is not None:
+            self._tasks.kill()
+
+    def run(self, action: Callable[[], Any]) -> None:
+        """Let something happen to this node; a power loss in the middle of it is a crash."""
+        was_inside, self.is_inside = self.is_inside, True
+        try:
+            action()
+        except SimCrash:
+            self.crash()
+        finally:
+            self.is_inside = was_inside
+
+    # ---- its loop and threads ----
+
+    def later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Do something on this node's loop, unless it dies before; a paused node does it late."""
+        life = self.life
+        world = self.world
+
+        def fire() -> None:
+            if self.life != life:
+                return
+            if world.now_ms < self.paused_until_ms:
+                world.schedule(self.paused_until_ms - world.now_ms, fire)
+                return
+            self.run(action)
+
+        world.schedule(delay_ms, fire)
+
+    def in_thread(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """As `later`, but a thread's system call goes on while the process is paused."""
+        life = self.life
+
+        def fire() -> None:
+            if self.life == life:
+                self.run(action)
+
+        self.world.schedule(delay_ms, fire)
+
+    def thread_ms(self) -> float:
+        """How long a worker takes."""
+        return self._random.uniform(0.05, 1.0)
+
+    def deliver(self, sender: NodeId, kind: int, data: bytes) -> None:
+        """A frame arrived."""
+        identity = PeerIdentity(sender, self.world.node(sender).storage_id)
+
+        def take() -> None:
+            assert self.core is not None
+            self.core.plane.frame_received(identity, kind, memoryview(data))
+
+        self.later(0.0, take)
+
+    def introduced(self, peer: ClusterNode) -> None:
+        """A peer dialled this node."""
+        identity = PeerIdentity(peer.node_id, peer.storage_id)
+
+        def take() -> None:
+            assert self.core is not None
+            assert self.links is not None
+            self.links.set_addresses({identity.node_id: Address(f"node{identity.node_id}", 9192)})
+            self.core.plane.peer_introduced(identity)
+
+        self.later(0.0, take)
+
+    # ---- deadlines ----
+
+    def _deadline_moved(self) -> None:
+        """Somebody has another first deadline, or wants a turn of its own."""
+        if self._deadline_ms != self.world.now_ms:
+            self._look_at_deadlines(self.world.now_ms)
+
+    def _look_at_deadlines(self, at_ms: float) -> None:
+        self._deadline_ms = at_ms
+
+        def look() -> None:
+            if self._deadline_ms != at_ms:
+                return  # another look was wanted earlier, and went on from there
+            assert self.core is not None
+            deadlines, now_ms = self.core.deadlines, self.world.now_ms
+            self._deadline_ms = None
+            is_more = deadlines.expire(now_ms, count_max=32)
+            if self._deadline_ms is None:
+                if is_more:
+                    self._look_at_deadlines(now_ms)
+                elif deadlines.next_ms is not None:
+                    self._look_at_deadlines(max(now_ms, deadlines.next_ms))
+
+        self.later(at_ms - self.world.now_ms, look)
+
+    def _disk_space(self) -> tuple[int, int]:
+        used = self.disk.used_bytes()
+        size = DISK_BYTES if self.disk.capacity_bytes is None else self.disk.capacity_bytes
+        return size, max(0, size - used)

@@ -1,0 +1,154 @@
+"""What one run with whole nodes is like, drawn from its seed.
+
+Every run differs: how many nodes and partitions, how fast disks and networks are, which faults come
+how often, what clients do. Nothing else in the simulation draws what this module has decided.
+Times are virtual milliseconds.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import attrs
+from attrs import frozen
+
+FAULTS = (
+    "isolate",
+    "isolate-leader",
+    "isolate-controller",
+    "one-way",
+    "deaf",
+    "halves",
+    "bridge",
+    "swizzle",
+    "crash",
+    "crash-leader",
+    "crash-controller",
+    "crash-all",
+    "crash-point",
+    "kill",
+    "pause",
+    "slow-disk",
+    "full-disk",
+    "failed-sync",
+    "storm",
+    "transfer",
+    "wipe",
+    "lose-folder",
+    "rot",
+    "rot-everywhere",
+    "clock-jump",
+    "clock-strobe",
+    "delete-records",
+    "clients-cut",
+    "malformed",
+    "shutdown",
+)
+
+
+@frozen(kw_only=True)
+class ClusterOptions:
+    """Settings of one run."""
+
+    nodes: int = 3
+    topics: int = 2
+    partitions: int = 3
+    producers: int = 3
+    consumers: int = 2
+    members: int = 3
+    safety_ms: float = 8_000
+    liveness_ms: float = 20_000
+    tick_ms: int = 25
+    election_ticks: int = 6
+    heartbeat_ticks: int = 2
+    latency_ms: tuple[float, float] = (0.3, 2.0)
+    straggler: float = 0.005
+    straggler_ms: float = 200
+    drop: float = 0.005
+    duplicate: float = 0.005
+    reorder: bool = True
+    client_drop: float = 0.002
+    fsync_ms: tuple[float, float] = (0.3, 2.0)
+    slow_fsync_ms: float = 120
+    think_ms: tuple[float, float] = (4.0, 30.0)
+    records_max: int = 4
+    value_bytes_max: int = 60
+    segment_bytes: int = 4_096
+    retention_bytes: int = -1
+    snapshot_bytes: int = 1 << 20
+    session_ms: int = 1_500
+    request_timeout_ms: float = 1_500
+    fault_every_ms: tuple[float, float] = (150.0, 900.0)
+    fault_lasts_ms: tuple[float, float] = (100.0, 1_200.0)
+    weights: tuple[tuple[str, float], ...] = ()
+    clock_skew_ms: float = 0.0
+    pauses_links: bool = True
+
+    def with_weights(self, **weights: float) -> ClusterOptions:
+        """Other odds of faults; a fault that is not named does not happen."""
+        chosen = tuple((name.replace("_", "-"), weight) for name, weight in weights.items())
+        assert all(name in FAULTS for name, _ in chosen), "no such fault"
+        return attrs.evolve(self, weights=chosen)
+
+
+DEFAULT_WEIGHTS: dict[str, float] = {
+    "isolate": 1.0,
+    "isolate-leader": 2.0,
+    "isolate-controller": 1.0,
+    "one-way": 0.8,
+    "deaf": 0.5,
+    "halves": 0.8,
+    "bridge": 0.5,
+    "swizzle": 0.5,
+    "crash": 1.5,
+    "crash-leader": 2.0,
+    "crash-controller": 1.0,
+    "crash-all": 0.5,
+    "crash-point": 1.0,
+    "kill": 1.5,
+    "pause": 1.0,
+    "slow-disk": 0.8,
+    "full-disk": 0.4,
+    "failed-sync": 0.3,
+    "storm": 0.5,
+    "transfer": 1.0,
+    "wipe": 0.3,
+    "lose-folder": 0.3,
+    "rot": 0.4,
+    "rot-everywhere": 0.2,
+    "clock-jump": 0.5,
+    "clock-strobe": 0.3,
+    "delete-records": 1.0,
+    "clients-cut": 0.5,
+    "malformed": 0.5,
+    "shutdown": 0.7,
+}
+
+
+def draw_cluster_options(seed: int) -> ClusterOptions:
+    """The options of the run with this seed."""
+    random = Random(f"cluster options {seed}")
+    weights = dict(DEFAULT_WEIGHTS)
+    # Some runs lack some faults altogether, so that others come in bursts (swarm testing).
+    for fault in FAULTS:
+        if random.random() < 0.25:
+            weights[fault] = 0.0
+    weights["crash-leader"] = max(weights["crash-leader"], 0.5)
+    return ClusterOptions(
+        nodes=5 if random.random() < 0.1 else 3,
+        partitions=random.choice((1, 2, 4)),
+        latency_ms=(0.3, random.choice((1.0, 3.0, 10.0))),
+        drop=random.choice((0.0, 0.002, 0.01)),
+        duplicate=random.choice((0.0, 0.005, 0.02)),
+        straggler=random.choice((0.0, 0.005, 0.02)),
+        reorder=random.random() < 0.5,
+        client_drop=random.choice((0.0, 0.002, 0.01)),
+        fsync_ms=(0.2, random.choice((0.8, 3.0, 10.0))),
+        records_max=random.choice((1, 3, 8)),
+        segment_bytes=random.choice((2_048, 16_384, 1 << 20)),
+        retention_bytes=random.choice((-1, -1, 8_192)),
+        snapshot_bytes=random.choice((8_192, 32_768, 1 << 20)),
+        fault_every_ms=(100.0, random.choice((600.0, 1_200.0))),
+        weights=tuple(weights.items()),
+        clock_skew_ms=random.choice((0.0, 500.0, 15 * 86_400_000.0)),
+    )

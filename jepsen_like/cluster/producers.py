@@ -1,0 +1,236 @@
+"""Producers: idempotent, up to five batches of a partition in flight, sent again until answered.
+
+A pipe is one producer id on one partition. What is refused or lost is sent again in the order of
+its sequences, once everything that is under way has come back; what is not acknowledged in time is
+given up as unknown, and the pipe goes on under a fresh producer id. Every value is unique, so that
+each record can be found again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field
+
+from jepsen_like.cluster.kafka import Kafka, Lost
+from jepsen_like.cluster.tasks import until
+from jepsen_like.history_events import Event, Value
+from jepsen_like.invariants import InvariantViolation
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+from raftmq.protocol import ApiKey
+from raftmq.protocol.produce import (
+    ProducePartition,
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+    decode_produce_response,
+    encode_produce_request,
+)
+from raftmq.records import NewRecord, build_batch
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.world import ClusterWorld
+
+IN_FLIGHT_MAX: Final = 5
+GIVE_UP_MS: Final = 3_000.0
+VERSION: Final = 9
+_FORGOTTEN = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER})
+_REFUSED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH})
+
+
+@define(eq=False)
+class Batch:
+    """Records on their way, and what became of them."""
+
+    sequence: int
+    values: list[int]
+    operation: Event
+    began_ms: float
+    tries: int = 0
+    is_in_flight: bool = False
+    is_done: bool = False
+    error: int = 0
+
+
+@define(eq=False)
+class Pipe:
+    """One producer id on one partition."""
+
+    producer_id: int = -1
+    producer_epoch: int = -1
+    sequence: int = 0
+    batches: list[Batch] = field(factory=list)
+    must_drain: bool = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many are under way."""
+        return sum(batch.is_in_flight for batch in self.batches)
+
+
+class Producer:
+    """One process that appends to one partition at a time."""
+
+    def __init__(self, world: ClusterWorld, process: int, topic: str, partition: int) -> None:
+        self._world = world
+        self._kafka = Kafka(world, process)
+        self._process = process
+        self._topic = topic
+        self._partition = partition
+        self._name = f"{topic}-{partition}"
+        self._is_idempotent = self._kafka.random.random() < 0.85
+        self._pipe = Pipe()
+        self._news: Promise[None] = Promise()
+
+    async def run(self) -> None:
+        """Produce until the world is quiet and nothing is owed."""
+        world, kafka = self._world, self._kafka
+        low, high = world.options.think_ms
+        while not world.is_quiet or self._pipe.batches:
+            pipe = self._pipe
+            if self._is_idempotent and pipe.producer_id < 0 and not await self._init(pipe):
+                await kafka.pause()
+                continue
+            pipe.batches = [batch for batch in pipe.batches if not batch.is_done]
+            if pipe.must_drain:
+                if pipe.in_flight:
+                    await self._wait()
+                    continue
+                if self._gives_up(pipe):
+                    continue
+                pipe.must_drain = False
+                await kafka.refresh([self._topic])
+                await kafka.pause()
+                for batch in list(pipe.batches):
+                    await self._send(pipe, batch)
+                continue
+            if len(pipe.batches) < IN_FLIGHT_MAX and not world.is_quiet:
+                await self._send(pipe, self._make(pipe))
+                await kafka.sleep(kafka.random.uniform(low, high))
+            elif pipe.in_flight:
+                await self._wait()
+        kafka.hang_up()
+
+    async def _wait(self) -> None:
+        if self._news.is_done:
+            self._news = Promise()
+        await until(self._news)
+
+    async def _init(self, pipe: Pipe) -> bool:
+        try:
+            answer = await self._kafka.ask(
+                self._kafka.any_node(),
+                ApiKey.INIT_PRODUCER_ID,
+                transactional_id=None,
+                transaction_timeout=60_000,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        except Lost:
+            return False
+        if answer.error_code:
+            return False
+        pipe.producer_id, pipe.producer_epoch = answer.producer_id, answer.producer_epoch
+        return True
+
+    def _make(self, pipe: Pipe) -> Batch:
+        world = self._world
+        count = self._kafka.random.randint(1, world.options.records_max)
+        values = [world.next_value() for _ in range(count)]
+        operation = world.recorder.invoke(
+            self._process,
+            "append",
+            records={self._name: [(-1, value) for value in values]},
+            idempotent=self._is_idempotent,
+        )
+        batch = Batch(pipe.sequence, values, operation, world.now_ms)
+        pipe.sequence += count
+        pipe.batches.append(batch)
+        return batch
+
+    async def _send(self, pipe: Pipe, batch: Batch) -> None:
+        kafka = self._kafka
+        try:
+            leader = await kafka.leader(self._topic, self._partition)
+        except Lost:
+            pipe.must_drain = True
+            return
+        batch.is_in_flight = True
+        batch.tries += 1
+        batch.error = 0
+        body = b"".join(map(bytes, self._request(pipe, batch)))
+        answer = kafka.request(leader, ApiKey.PRODUCE, body)
+        answer.when_done(lambda done: self._answered(pipe, batch, done))
+
+    def _request(self, pipe: Pipe, batch: Batch) -> list[bytes]:
+        size = self._world.options.value_bytes_max
+        records = [
+            NewRecord(None, b"%d." % value + b"." * self._kafka.random.randrange(0, size))
+            for value in batch.values
+        ]
+        is_numbered = pipe.producer_id >= 0
+        data = build_batch(
+            records,
+            timestamp=1_700_000_000_000 + int(self._world.now_ms),
+            producer_id=pipe.producer_id,
+            producer_epoch=pipe.producer_epoch,
+            base_sequence=batch.sequence if is_numbered else -1,
+        )
+        topic = ProduceTopic(
+            self._topic, None, [ProducePartition(self._partition, memoryview(data))]
+        )
+        request = ProduceRequest(None, -1, 1_000, [topic])
+        return [bytes(piece) for piece in encode_produce_request(VERSION, request)]
+
+    def _answered(self, pipe: Pipe, batch: Batch, done: Promise[memoryview]) -> None:
+        batch.is_in_flight = False
+        if done.error is not None:
+            pipe.must_drain = True
+            batch.error = -1
+        else:
+            response = decode_produce_response(VERSION, done.result())
+            self._judge(pipe, batch, response.topics[0].partitions[0])
+        if not self._news.is_done:
+            self._news.resolve(None)
+
+    def _judge(self, pipe: Pipe, batch: Batch, answer: ProducePartitionResponse) -> None:
+        world = self._world
+        code = answer.error_code
+        if code == ErrorCode.NONE:
+            batch.is_done = True
+            base = answer.base_offset
+            rows: list[tuple[int, Value]] = [
+                (base + i if base >= 0 else -1, value) for i, value in enumerate(batch.values)
+            ]
+            if world.recorder.ok(batch.operation, records={self._name: rows}):
+                world.counts.acked += 1
+                world.note("ack", batch.operation.op, base)
+            return
+        world.note("refused", batch.operation.op, code)
+        batch.error = code
+        pipe.must_drain = True
+        is_first = pipe.batches[0] is batch
+        if code in _REFUSED or (code in _FORGOTTEN and is_first and batch.tries == 1):
+            raise InvariantViolation(
+                "SequenceAccepted",
+                f"{self._name}: the next batch in sequence ({batch.sequence}) of producer "
+                f"{pipe.producer_id} was refused with {ErrorCode(code).name}",
+            )
+
+    def _gives_up(self, pipe: Pipe) -> bool:
+        """After too long: nobody knows what became of these, and the pipe begins anew."""
+        world = self._world
+        late = [b for b in pipe.batches if not b.is_done]
+        is_late = late and world.now_ms - late[0].began_ms > GIVE_UP_MS
+        is_stuck = late and late[0].error in _FORGOTTEN
+        if not (is_late or is_stuck):
+            return False
+        for batch in late:
+            if batch.tries:
+                world.recorder.info(batch.operation, idempotent=False, code=batch.error)
+            else:
+                world.recorder.fail(batch.operation)
+        self._kafka.hang_up()
+        self._pipe = Pipe()
+        return True

@@ -1,0 +1,237 @@
+"""One seed, one verdict: safety under faults, heal, liveness, and the history judged at the end.
+
+Safety: invariants are checked at every step while the nemesis strikes. Then everything heals, and
+within a bounded time every node serves, every group leads, is whole and accepts, every member of
+the consumer group has its place; then clients come to an end and read everything, and all logs and
+images must be equal. At last the checkers read the history.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+import structlog
+from attrs import define, field
+
+from jepsen_like.checkers import Validity, check_events
+from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
+from jepsen_like.cluster.consumers import Member, Reader
+from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
+from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
+from jepsen_like.cluster.producers import Producer
+from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
+from jepsen_like.history_events import Event
+from jepsen_like.invariants import InvariantViolation
+from jepsen_like.sim import Verdict
+from raftmq.cluster.metadata_snapshot import encode_image
+from raftmq.promise import Promise
+from raftmq.types import RaftGroupId
+
+STEP_MS = 50.0
+FORMATION_MS = 30_000.0
+GROUP = "g"
+FLOORS = {"acked": 1_000, "leader_changes": 5, "crashes": 3, "rebalances": 2}
+
+
+@define
+class ClusterResult:
+    """What came of one seed."""
+
+    seed: int
+    verdict: Verdict
+    name: str = ""
+    detail: str = ""
+    counts: Counts = field(factory=Counts)
+    faults: Sequence[Fault] = ()
+    trace: tuple[str, ...] = ()
+    trace_hash: str = ""
+    history: list[Event] = field(factory=list)
+
+
+def quiet_logs() -> None:
+    """The product's log lines are not wanted in a simulated world."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+def run_cluster_seed(
+    seed: int,
+    options: ClusterOptions | None = None,
+    *,
+    faults: Sequence[Fault] | None = None,
+) -> ClusterResult:
+    """Run one seed to its verdict; never raises what the product does wrong.
+
+    Args:
+        faults: what strikes, in place of what the seed would have drawn.
+    """
+    quiet_logs()
+    world = ClusterWorld(seed, options or draw_cluster_options(seed))
+    strikes = draw_faults(world) if faults is None else faults
+    verdict, name, detail = Verdict.CLEAN, "", ""
+    try:
+        _run(world, strikes)
+        _check_history(world)
+        detail = too_idle(world.counts)
+        if detail:
+            verdict, name = Verdict.UNKNOWN, "Idle"
+    except InvariantViolation as violation:
+        verdict, name, detail = Verdict.ANOMALY, violation.name, violation.detail
+    except _UnsureError as unsure:
+        verdict, name, detail = Verdict.UNKNOWN, "Checkers", str(unsure)
+    except Exception as error:  # noqa: BLE001  # whatever the product raises is the finding
+        detail = "".join(traceback.format_exception(error)[-8:])
+        verdict, name = Verdict.ANOMALY, type(error).__name__
+    finally:
+        world.close()
+    return ClusterResult(
+        seed,
+        verdict,
+        name,
+        detail,
+        world.counts,
+        strikes,
+        tuple(world.trace),
+        world.trace_hash,
+        world.events,
+    )
+
+
+class _UnsureError(Exception):
+    """A checker could not say."""
+
+
+def too_idle(counts: Counts) -> str:
+    """What a run had too little of to say much, "" when it had enough."""
+    low = {name: getattr(counts, name) for name in FLOORS if getattr(counts, name) < FLOORS[name]}
+    return f"{low}, wanted are {FLOORS}" if low else ""
+
+
+def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
+    options = world.options
+    topics = [f"t{number}" for number in range(options.topics)]
+    world.partitions = [(t, p) for t in topics for p in range(options.partitions)]
+    world.start()
+    made = world.clients.spawn(lambda: create_topics(world, 90, topics, options.partitions))
+    _until(world, lambda: "" if made.is_done else "topics are not created", FORMATION_MS, "Forms")
+    ends = _start_clients(world, topics)
+    nemesis = Nemesis(world, faults)
+    nemesis.start()
+    began_ms = world.now_ms
+    world.run_until(began_ms + options.safety_ms)
+    while too_idle(world.counts) and world.now_ms < began_ms + LONGEST * options.safety_ms:
+        world.run_until(world.now_ms + STEP_MS)
+    nemesis.stop()
+    world.heal()
+    _check_liveness(world)
+    world.is_quiet = True
+    limit_ms = options.liveness_ms
+    producers = {name: end for name, end in ends.items() if name.startswith("producer")}
+    _until(world, lambda: _unfinished(producers), limit_ms, "Liveness")
+    world.is_written = True
+    _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
+    _until(world, lambda: _apart(world), limit_ms, "Convergence")
+
+
+def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[None]]:
+    options, spawn = world.options, world.clients.spawn
+    ends: dict[str, Promise[None]] = {}
+    process = 1
+    producers = max(options.producers, 1)
+    for number in range(producers):
+        topic, partition = world.partitions[number % len(world.partitions)]
+        producer = Producer(world, process, topic, partition)
+        ends[f"producer {process}"] = spawn(producer.run)
+        process += 1
+    for _ in range(options.consumers):
+        reader = Reader(world, process, list(world.partitions))
+        ends[f"reader {process}"] = spawn(reader.run)
+        process += 1
+    for _ in range(options.members):
+        member = Member(world, process, GROUP, topics)
+        world.members.append(member)
+        ends[f"member {process}"] = spawn(member.run)
+        process += 1
+    for _ in range(2):
+        admin = TopicAdmin(world, process)
+        ends[f"admin {process}"] = spawn(admin.run)
+        process += 1
+    world.deleter = RecordDeleter(world, process)
+    return ends
+
+
+def _until(world: ClusterWorld, why_not: object, limit_ms: float, name: str) -> None:
+    assert callable(why_not)
+    deadline_ms = world.now_ms + limit_ms
+    while reason := why_not():
+        if world.now_ms >= deadline_ms:
+            raise InvariantViolation(name, f"after {limit_ms:.0f} ms: {reason}")
+        world.run_until(world.now_ms + STEP_MS)
+
+
+def _check_liveness(world: ClusterWorld) -> None:
+    """Every node serves, every group is whole, every pipe moves, every member has its place."""
+    first = len(world.events)
+    wanted = {f"{t}-{p}" for t, p in world.partitions[: min(world.options.producers, 99)]}
+
+    def why_not() -> str:
+        for node in world.nodes:
+            if not node.is_serving:
+                return f"node {node.node_id} does not serve"
+            node.restart_if_failed()
+        for group in world.watch.groups():
+            if why := world.watch.why_not_whole(group):
+                return f"{group}: {why}"
+        acked = {
+            name
+            for event in world.events[first:]
+            if event.f == "append" and event.type == "ok"
+            for name in event.records
+        }
+        if missing := sorted(wanted - acked):
+            return f"nothing acknowledged in {missing}"
+        generations = {member.generation for member in world.members}
+        if len(generations) > 1 or -1 in generations:
+            return f"members are in generations {sorted(generations)}"
+        return ""
+
+    _until(world, why_not, world.options.liveness_ms, "Liveness")
+
+
+def _unfinished(ends: dict[str, Promise[None]]) -> str:
+    waiting = [name for name, end in ends.items() if not end.is_done]
+    return f"these do not come to their end: {waiting}" if waiting else ""
+
+
+def _apart(world: ClusterWorld) -> str:
+    """How replicas differ, "" when all logs and images are equal."""
+    for group in world.watch.groups():
+        if why := world.watch.why_not_whole(group) or _group_apart(world, group):
+            return f"{group}: {why}"
+    images = [bytes(encode_image(node.core.engine.image)) for node in world.nodes if node.core]
+    if len(images) < len(world.nodes) or any(image != images[0] for image in images):
+        return "metadata images differ"
+    return ""
+
+
+def _group_apart(world: ClusterWorld, group: RaftGroupId) -> str:
+    leader = world.watch.leaders(group)[0]
+    configuration = world.watch.machines[leader.node_id, group].replica.configuration
+    watchers = [world.watch.machines[v.node_id, group] for v in configuration.voters]
+    ends = [(w.replica.log.end_index, w.commit_end) for w in watchers]
+    if len({*ends}) > 1:
+        return f"ends {ends}"
+    digests = [w.digest_at(ends[0][0]) for w in watchers]
+    if any(digest != digests[0] for digest in digests):
+        raise InvariantViolation("Convergence", f"{group}: logs of the same length differ")
+    return ""
+
+
+def _check_history(world: ClusterWorld) -> None:
+    report = check_events(world.events)
+    if report.validity is Validity.INVALID:
+        name = report.named(Validity.INVALID)[0]
+        raise InvariantViolation(name, report.to_text())
+    if report.validity is Validity.UNKNOWN:
+        raise _UnsureError(report.to_text())

@@ -1,0 +1,354 @@
+"""The watch over all replicas of all nodes: what must hold at every step, seen from inside.
+
+Every replica's state machine is wrapped when it begins to take part: the wrapper keeps a chain of
+digests over the log and tells `jepsen_like.invariants`, then lets the product's machine do its
+work. Observes only. What a replica's state at a log start is, is not judged by its bytes but by
+where it stands: the chain below it was committed by somebody.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
+from raftmq.cluster.log_start_moves import decode_wish
+from raftmq.cluster.replica import Replica
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError, LogEntry
+from raftmq.ports import DiskError, Runnable
+from raftmq.raft.messages import EntryKind
+from raftmq.raft.ready import Role, SoftState
+from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.node import ClusterNode, SimCore
+    from jepsen_like.cluster.world import ClusterWorld
+
+ROOT = "data"
+
+
+@frozen
+class LastSeen:
+    """A replica as it was when its node went down."""
+
+    identity: ReplicaId
+    sure_end: int
+    flushed_end: int
+    bare_count: int
+    high_watermark: int
+
+
+class Watch:
+    """All replicas of the world, by node and group."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self.invariants = Invariants()
+        self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
+        self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
+
+    def attach(self, node: ClusterNode, core: SimCore) -> None:
+        """Be told of every replica that begins on this node."""
+        multiraft = core.plane.multiraft
+        register = multiraft.register
+
+        def watched(replica: Replica) -> None:
+            kind = SlowWatcher if hasattr(replica.machine, "restoring") else Watcher
+            watcher = kind(self._world, self.invariants, replica)
+            replica.machine = watcher
+            where = (node.node_id, replica.group)
+            self.machines[where] = watcher
+            last = self._last.pop(where, None)
+            if last is not None:
+                self.invariants.booted(
+                    replica.group,
+                    last.identity,
+                    replica.self_id,
+                    last.sure_end,
+                    replica.log.end_index,
+                )
+                watcher.durable_end = last.flushed_end
+            for partition in core.partitions.registry:
+                if partition.group == replica.group:
+                    name = f"{partition.name.topic}-{partition.name.partition}"
+                    self._world.names[replica.group] = name
+            register(replica)
+
+        multiraft.register = watched  # type: ignore[method-assign]  # it tells before it does
+        unregister = multiraft.unregister
+
+        def unwatched(group: RaftGroupId) -> Replica | None:
+            self.machines.pop((node.node_id, group), None)
+            return unregister(group)
+
+        multiraft.unregister = unwatched  # type: ignore[method-assign]  # as above
+
+    def detach(self, node: ClusterNode, *, in_the_middle: bool) -> None:
+        """The node's process ended."""
+        core = node.core
+        if core is None:
+            return
+        for group, replica in core.plane.multiraft.replicas.items():
+            self.machines.pop((node.node_id, group), None)
+            log = replica.log
+            # In the middle of a truncation nobody can say what must be there afterwards.
+            sure_end = 0 if in_the_middle else log.flushed_end
+            bare_count = log.end_index - log.log_end_offset
+            self._last[node.node_id, group] = LastSeen(
+                replica.self_id, sure_end, log.flushed_end, bare_count, replica.high_watermark
+            )
+
+    # ---- what the nemesis and the judge want to know ----
+
+    def groups(self) -> list[RaftGroupId]:
+        """Every group of which a replica runs anywhere, the metadata group first."""
+        found = dict.fromkeys(group for _, group in self.machines)
+        return sorted(found, key=lambda group: (group != METADATA_GROUP, str(group)))
+
+    def leaders(self, group: RaftGroupId) -> list[ClusterNode]:
+        """Nodes that believe that they lead, the latest term first."""
+        found = []
+        for node in self._world.nodes:
+            watcher = self.machines.get((node.node_id, group))
+            if watcher is not None and watcher.replica.is_leader:
+                found.append((-watcher.replica.leader_epoch, node.node_id, node))
+        return [node for *_, node in sorted(found, key=lambda row: row[:2])]
+
+    def is_whole(self) -> bool:
+        """True when every node serves, and every group has its replicas as voters, caught up."""
+        if not all(node.is_serving for node in self._world.nodes):
+            return False
+        return all(not self.why_not_whole(group) for group in self.groups())
+
+    def why_not_whole(self, group: RaftGroupId) -> str:
+        """What a group lacks, "" when nothing."""
+        leaders = self.leaders(group)
+        if not leaders:
+            return "no leader"
+        leader = self.machines[leaders[0].node_id, group].replica
+        if not leader.is_writable:
+            return "its leader is not writable"
+        configuration = leader.configuration
+        if configuration.learners:
+            return f"learners {[str(r) for r in configuration.learners]}"
+        if not leader.core.configurations.is_committed(leader.core.commit_end):
+            return "its configuration is not committed"
+        for voter in configuration.voters:
+            watcher = self.machines.get((voter.node_id, group))
+            if watcher is None:
+                return f"{voter} does not run"
+            replica = watcher.replica
+            if replica.self_id != voter:
+                return f"{voter} is {replica.self_id} now"
+            if replica.failure is not None:
+                return f"{voter} failed: {replica.failure}"
+            if replica.log.flushed_end < leader.core.commit_end:
+                return f"{voter} is behind"
+            if replica.log.damaged or replica.core.claimed_end_floor:
+                return f"{voter} is damaged"
+        if len(configuration.voters) < min(3, len(self._world.nodes)):
+            return f"voters {[str(r) for r in configuration.voters]}"
+        return ""
+
+    def folder_of(self, node_id: NodeId, group: RaftGroupId) -> str | None:
+        """Where a node keeps a group, None where it has nothing of it."""
+        disk = self._world.node(node_id).disk
+        if group == METADATA_GROUP:
+            return f"{ROOT}/meta"
+        tail = f"-{group.topic_id}/partition-{group.partition}/"
+        for path in disk.files(f"{ROOT}/topics"):
+            if tail in path:
+                return path[: path.index(tail) + len(tail) - 1]
+        return None
+
+    def bare_count(self, node_id: NodeId, group: RaftGroupId) -> int:
+        """How many entries without an offset a log had when its node went down."""
+        last = self._last.get((node_id, group))
+        return 0 if last is None else last.bare_count
+
+    def committed_offset(self, group: RaftGroupId) -> int:
+        """How far any node, up or down, knows records of a group to be committed."""
+        found = [int(w.replica.high_watermark) for (_, g), w in self.machines.items() if g == group]
+        found += [last.high_watermark for (_, g), last in self._last.items() if g == group]
+        return max(found, default=0)
+
+    def forget(self, node_id: NodeId, group: RaftGroupId | None = None) -> None:
+        """What a node kept is lost, all of it or of one group."""
+        for where in [w for w in self._last if w[0] == node_id and group in (None, w[1])]:
+            del self._last[where]
+
+
+class Watcher:
+    """Stands before one replica's state machine."""
+
+    def __init__(self, world: ClusterWorld, invariants: Invariants, replica: Replica) -> None:
+        self._world = world
+        self._invariants = invariants
+        self.group = replica.group
+        self.replica = replica
+        self.inner: Any = replica.machine
+        self.commit_end = 0
+        # What was flushed before a crash is durable, though the recovered log cannot know it.
+        self.durable_end = 0
+        self._ends: list[int] = [0]
+        self._digests: list[bytes] = [GENESIS]
+        self._is_blind = False
+        self._was_leader = False
+        self._wishes: deque[tuple[int, int]] = deque()
+        """Log starts that were wished for: (end of the entry, offset)."""
+        self._read_log()
+        log = replica.log
+        truth = invariants.truth(self.group)
+        truth.views[replica.self_id] = DurableView(
+            lambda: max(log.flushed_end, min(self.durable_end, self._ends[-1])), self.digest_at
+        )
+
+    # ---- the chain ----
+
+    def _begin_at(self, index: int) -> None:
+        """A log begins here: what stood before was committed by somebody."""
+        self._is_blind = False
+        self._wishes.clear()
+        self._ends = [index]
+        if index == 0:
+            self._digests = [GENESIS]
+            return
+        known = self._invariants.truth(self.group).committed.get(index)
+        if known is None:
+            raise InvariantViolation(
+                "LogMatching",
+                f"{self.group}: {self.replica.self_id} begins at {index}, where nobody committed",
+            )
+        self._digests = [known]
+
+    def _read_log(self) -> None:
+        """Compute the chain from the log; blind while a part of it is damaged."""
+        log = self.replica.log
+        self._begin_at(log.log_start.index)
+        position = log.log_start.index
+        try:
+            while position < log.end_index:
+                entries = log.entries(RaftIndex(position), 1 << 20)
+                assert entries, "what a log holds can be read"
+                for entry in entries:
+                    self._add(entry)
+                    position = entry.end
+        except DamagedError:
+            self._is_blind = True
+
+    def _can_see(self) -> bool:
+        if self._is_blind and not self.replica.log.damaged:
+            try:
+                self._read_log()
+            except DiskError:
+                return False
+        return not self._is_blind
+
+    def digest_at(self, end: int) -> bytes | None:
+        """The digest of the log below `end`; None where this log has no entry's end."""
+        self._can_see()
+        position = bisect_left(self._ends, end)
+        if position < len(self._ends) and self._ends[position] == end:
+            return self._digests[position]
+        return None
+
+    def _add(self, entry: LogEntry) -> None:
+        if entry.kind == EntryKind.LOG_START:
+            self._wishes.append((entry.end, decode_wish(entry.payload)))
+        assert entry.start >= self._ends[-1], "entries overlap"
+        head = b"%d %d %d %d " % (entry.start, entry.end, entry.leader_epoch, entry.kind)
+        digest = chain(self._digests[-1], head + bytes(entry.payload))
+        self._digests.append(digest)
+        self._ends.append(entry.end)
+        self._invariants.appended(
+            self.group, self.replica.self_id, entry.end, entry.leader_epoch, digest
+        )
+
+    # ---- StateMachine ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """Note an entry."""
+        if self._can_see() and self._ends[-1] < entry.end:
+            self._add(entry)
+        self.inner.appended(entry)
+
+    def truncated(self, end: RaftIndex) -> None:
+        """Forget a suffix."""
+        self.durable_end = min(self.durable_end, end)
+        self._world.counts.truncations += 1
+        if end < self.commit_end:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{self.group}: truncated to {end} below the watermark"
+            )
+        while self._ends[-1] > end:
+            self._ends.pop()
+            self._digests.pop()
+        while self._wishes and self._wishes[-1][0] > end:
+            self._wishes.pop()
+        self.inner.truncated(end)
+
+    def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
+        """The high watermark moved."""
+        self._judge_commit(commit_end)
+        while self._wishes and self._wishes[0][0] <= commit_end:
+            self._world.log_start_moves(self.group, self._wishes.popleft()[1])
+        self.inner.committed(high_watermark, commit_end)
+
+    def _judge_commit(self, commit_end: int) -> None:
+        replica, invariants, group = self.replica, self._invariants, self.group
+        if commit_end < self.commit_end:
+            raise InvariantViolation(
+                "MonotonicHighWatermark", f"{group}: {replica.self_id} fell to {commit_end}"
+            )
+        before, self.commit_end = self.commit_end, commit_end
+        term_start = replica.core.term_start
+        if term_start is not None and commit_end > before:
+            invariants.leader_commits(group, replica.self_id, commit_end, term_start)
+        if not self._can_see():
+            return
+        first, last = bisect_left(self._ends, before), bisect_left(self._ends, commit_end)
+        digest = self.digest_at(commit_end)
+        epoch = replica.leader_epoch
+        invariants.committed(group, replica.self_id, commit_end, digest, replica.voters, epoch)
+        invariants.knows_committed(
+            group,
+            list(zip(self._ends[first : last + 1], self._digests[first : last + 1], strict=True)),
+        )
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Leaders are watched."""
+        world, replica = self._world, self.replica
+        is_leader = soft.role is Role.LEADER
+        if is_leader or self._was_leader:
+            world.note("role", replica.self_id, self.group, soft.role.value, soft.term)
+        if is_leader and not self._was_leader:
+            world.counts.leader_changes += 1
+            world.counts.controllers += self.group == METADATA_GROUP
+            self._invariants.leads(self.group, replica.self_id, soft.term)
+            self._invariants.holds_committed(self.group, replica.self_id, soft.term, self.digest_at)
+        self._was_leader = is_leader
+        self.inner.role_changed(soft)
+
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
+        """Asked of the product's machine."""
+        state: bytes = self.inner.state_at(offset, index)
+        return state
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin at a log start."""
+        self._world.counts.log_starts += 1
+        self._begin_at(log_start.index)
+        self.inner.restore(log_start)
+
+
+class SlowWatcher(Watcher):
+    """Before a machine whose state may be large."""
+
+    def restoring(self, state: Buffer) -> Runnable | None:
+        """Asked of the product's machine."""
+        job: Runnable | None = self.inner.restoring(state)
+        return job

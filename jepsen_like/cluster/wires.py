@@ -1,0 +1,303 @@
+"""The simulated network between nodes: streams that stand, break and are dialled again.
+
+Frames of Raft are treated worse than by TCP on purpose: dropped, doubled, and, where the run says
+so, overtaken by later ones. Frames between brokers have a stream's promise: in order, all or none
+after; a stream that lost one ends as soon as it is whole again, and both that and the new dialling
+are told. Owns which directions are cut. `SimLinks` is one node's end, for as long as its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from raftmq.adapters.peer_links import (
+    KIND_BROKER,
+    KIND_FORMATION,
+    KIND_STORED,
+    PeerIdentity,
+)
+from raftmq.config import Address
+from raftmq.ports import DiskError
+from raftmq.raft.messages import StoredChunk
+from raftmq.types import Buffer, NodeId
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.node import ClusterNode
+    from jepsen_like.cluster.world import ClusterWorld
+    from raftmq.node.surroundings import Ears
+
+RELIABLE = (KIND_BROKER, KIND_FORMATION)
+BACKOFF_MS = (20.0, 1_000.0)
+UNNOTICED_MS = 2_000.0
+"""So long it may take until the end of a stream is noticed whose other end lost power."""
+
+
+class Wires:
+    """All links of the world."""
+
+    def __init__(self, world: ClusterWorld, random: Random) -> None:
+        self._world = world
+        self._random = random
+        self._cut: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int, bool], float] = {}
+        self.is_faulty = True
+        self.is_stormy = False
+        self.sent = 0
+        self.dropped = 0
+
+    # ---- faults ----
+
+    def cut(self, sender: int, to: int) -> None:
+        """Lose everything from `sender` to `to` from now on."""
+        self._cut[sender, to] = self._cut.get((sender, to), 0) + 1
+
+    def mend(self, sender: int, to: int) -> None:
+        """Undo one `cut`."""
+        count = self._cut.get((sender, to), 0) - 1
+        if count > 0:
+            self._cut[sender, to] = count
+        elif self._cut.pop((sender, to), None) is not None:
+            self._reset_torn(sender, to)
+
+    def mend_all(self) -> None:
+        """No link is cut."""
+        for sender, to in list(self._cut):
+            self._cut[sender, to] = 1
+            self.mend(sender, to)
+
+    def is_cut(self, sender: int, to: int) -> bool:
+        """True while nothing gets through in this direction."""
+        return (sender, to) in self._cut
+
+    def _reset_torn(self, sender: int, to: int) -> None:
+        links = self._world.node(sender).links
+        if links is not None:
+            links.mended(NodeId(to))
+
+    # ---- frames ----
+
+    def delay_ms(self) -> float:
+        """How long the next frame takes."""
+        low, high = self._world.options.latency_ms
+        random = self._random
+        if self.is_faulty:
+            straggler = 0.1 if self.is_stormy else self._world.options.straggler
+            if random.random() < straggler:
+                return random.uniform(high, self._world.options.straggler_ms)
+        return random.uniform(low, high)
+
+    def is_lost(self) -> bool:
+        """True when the next frame gets lost."""
+        if not self.is_faulty:
+            return False
+        odds = 0.2 if self.is_stormy else self._world.options.drop
+        return self._random.random() < odds
+
+    def copies(self) -> int:
+        """How often the next frame arrives."""
+        is_doubled = self.is_faulty and self._random.random() < self._world.options.duplicate
+        return 2 if is_doubled else 1
+
+    def carry(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
+        """Let a frame arrive some time, at the process that runs there then."""
+        self.sent += 1
+        is_ordered = kind in RELIABLE
+        at_ms = self._world.now_ms + self.delay_ms()
+        if is_ordered or not self._world.options.reorder:
+            stream = (sender, to, is_ordered)
+            at_ms = self._last[stream] = max(at_ms, self._last.get(stream, 0.0))
+
+        def arrive() -> None:
+            if self.is_cut(sender, to):
+                self.dropped += 1
+                if is_ordered:
+                    self._tear(sender, to, life)
+                return
+            self._world.frame_arrives(sender, to, kind, data)
+
+        self._world.schedule(at_ms - self._world.now_ms, arrive)
+
+    def _tear(self, sender: NodeId, to: NodeId, life: int) -> None:
+        node = self._world.node(sender)
+        if node.links is not None and node.life == life:
+            node.links.torn(to)
+
+
+@define
+class Stream:
+    """What one node knows of its streams to another."""
+
+    is_connected: bool = False
+    is_torn: bool = False
+    has_ended: bool = False  # the peer closed it, and this loop was not told yet
+    backoff_ms: float = BACKOFF_MS[0]
+    round: int = 0
+    queued_bytes: int = 0
+    sent_bytes: int = 0
+    dropped_frames: int = 0
+
+
+class SimLinks:
+    """`Links` of one process of a simulated node."""
+
+    def __init__(self, world: ClusterWorld, node: ClusterNode, ears: Ears) -> None:
+        self._world = world
+        self._node = node
+        self._ears = ears
+        self._life = node.life
+        self._streams: dict[NodeId, Stream] = {}
+        self.block_to: frozenset[NodeId] = frozenset()
+        self.block_from: frozenset[NodeId] = frozenset()
+
+    # ---- Links ----
+
+    def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        """Send a frame; False when no stream stands."""
+        stream = self._streams.get(node_id)
+        if stream is None or not stream.is_connected:
+            return False
+        data = b"".join(pieces)
+        stream.sent_bytes += len(data)
+        wires = self._world.wires
+        if kind in RELIABLE:
+            if stream.is_torn:
+                return True  # as far as anybody here can tell
+            if wires.is_lost():
+                self.torn(node_id)
+                self.mended(node_id)
+                return True
+            if wires.is_cut(self._node.node_id, node_id):
+                self.torn(node_id)
+                return True
+            wires.carry(self._node.node_id, node_id, kind, data, self._life)
+            return True
+        if wires.is_lost():
+            wires.dropped += 1
+            return True
+        for _ in range(wires.copies()):
+            wires.carry(self._node.node_id, node_id, kind, data, self._life)
+        return True
+
+    def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool:
+        """Send a message whose batches lie in a file."""
+        pieces = list(head)
+        if (span := chunk.span) is not None:
+            try:
+                pieces.append(span.file.pread(span.size, span.position))
+            except DiskError:
+                return False
+        return self.send(node_id, KIND_STORED, pieces)
+
+    def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool:
+        """A simulated stream never fills."""
+        return self.is_connected(node_id)
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        """True while a stream to the peer stands."""
+        stream = self._streams.get(node_id)
+        return stream is not None and stream.is_connected
+
+    def has_ended(self, node_id: NodeId) -> bool:
+        """True when the peer closed a stream of which this loop has not been told yet."""
+        stream = self._streams.get(node_id)
+        return stream is not None and stream.has_ended
+
+    def set_formation(self, formation_id: str) -> None:
+        """All nodes of this world are of one formation."""
+
+    def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
+        """New peers are dialled."""
+        for node_id in addresses:
+            if node_id != self._node.node_id and node_id not in self._streams:
+                self._streams[node_id] = Stream()
+                self._dial_later(node_id, 0.0)
+
+    def queued_bytes(self) -> dict[NodeId, int]:
+        """Nothing waits here."""
+        return dict.fromkeys(self._streams, 0)
+
+    def streams(self) -> Iterable[tuple[NodeId, str]]:
+        """One for all kinds."""
+        return [(node_id, "bulk") for node_id in self._streams]
+
+    def counts(self, node_id: NodeId, name: str) -> Stream:
+        """What passed through it."""
+        return self._streams[node_id]
+
+    # ---- what happens to streams ----
+
+    def torn(self, node_id: NodeId) -> None:
+        """A frame that the stream promised is lost: nothing after it may arrive."""
+        self._streams[node_id].is_torn = True
+
+    def mended(self, node_id: NodeId) -> None:
+        """The way is whole again: a torn stream ends now."""
+        stream = self._streams.get(node_id)
+        if stream is not None and stream.is_connected and stream.is_torn:
+            self._ends_later(node_id, self._world.wires.delay_ms())
+
+    def peer_down(self, node_id: NodeId, *, is_told: bool) -> None:
+        """The other process ended; its system closes its streams, unless that lost power, too."""
+        stream = self._streams.get(node_id)
+        if stream is None or not stream.is_connected:
+            return
+        stream.is_torn = True
+        if is_told:
+            stream.has_ended = True
+            self._ends_later(node_id, self._world.wires.delay_ms())
+        else:
+            self._ends_later(node_id, UNNOTICED_MS)
+
+    def peer_up(self, node_id: NodeId) -> None:
+        """A new process is there: it resets what is left of streams to its forerunner."""
+        stream = self._streams.get(node_id)
+        if stream is None:
+            return
+        if stream.is_connected:
+            self._ends_later(node_id, self._world.wires.delay_ms())
+        else:
+            stream.backoff_ms = BACKOFF_MS[0]
+            self._dial_later(node_id, self._world.wires.delay_ms())
+
+    def _ends_later(self, node_id: NodeId, delay_ms: float) -> None:
+        stream = self._streams[node_id]
+        number = stream.round
+
+        def end() -> None:
+            if stream.round != number or not stream.is_connected:
+                return
+            stream.round += 1
+            stream.is_connected = stream.is_torn = stream.has_ended = False
+            stream.backoff_ms = BACKOFF_MS[0]
+            self._world.note("lost", self._node.node_id, node_id)
+            self._ears.peer_lost(node_id)
+            self._dial_later(node_id, stream.backoff_ms)
+
+        self._node.later(delay_ms, end)
+
+    def _dial_later(self, node_id: NodeId, delay_ms: float) -> None:
+        stream = self._streams[node_id]
+        stream.round += 1
+        number = stream.round
+
+        def dial() -> None:
+            if stream.round != number or stream.is_connected:
+                return
+            wires, me = self._world.wires, self._node.node_id
+            peer = self._world.node(node_id)
+            is_open = not (wires.is_cut(me, node_id) or wires.is_cut(node_id, me))
+            if is_open and peer.is_listening and not peer.is_paused:
+                stream.is_connected = True
+                stream.backoff_ms = BACKOFF_MS[0]
+                self._ears.peer_introduced(PeerIdentity(peer.node_id, peer.storage_id))
+                peer.introduced(self._node)
+                return
+            stream.backoff_ms = min(2 * stream.backoff_ms, BACKOFF_MS[1])
+            jitter = 0.5 + self._world.random.random()
+            self._dial_later(node_id, stream.backoff_ms * jitter)
+
+        self._node.later(delay_ms, dial)

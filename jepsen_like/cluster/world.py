@@ -1,0 +1,199 @@
+"""A cluster of whole nodes, and clients, on virtual time: one seed, one history.
+
+The loop takes the earliest event, sets the clock to it and runs it; events of one moment run in the
+order they were scheduled. Nothing reads a real clock, nothing iterates over a set, all randomness
+comes from the seed. So a run can be repeated exactly, and `trace_hash` tells whether it was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from random import Random
+from zlib import crc32
+
+from attrs import define, field
+
+from jepsen_like.cluster.admins import RecordDeleter
+from jepsen_like.cluster.consumers import Member
+from jepsen_like.cluster.node import ClusterNode
+from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.tasks import SimTasks
+from jepsen_like.cluster.watch import Watch
+from jepsen_like.cluster.wires import Wires
+from jepsen_like.history_events import Event, Recorder
+from raftmq.types import NodeId, RaftGroupId
+
+TRACE_LINES = 200
+
+
+@define
+class Counts:
+    """What a run went through."""
+
+    acked: int = 0
+    leader_changes: int = 0
+    controllers: int = 0
+    crashes: int = 0
+    rebalances: int = 0
+    truncations: int = 0
+    log_starts: int = 0
+    wipes: int = 0
+    rots: int = 0
+    malformed: int = 0
+    events: int = 0
+    faults: dict[str, int] = field(factory=dict)
+
+
+@define
+class Fault:
+    """One strike of the nemesis: when, which, and the draw that decided its details."""
+
+    at_ms: float
+    name: str
+    draw: int
+
+
+class ClusterWorld:
+    """Nodes, wires, clients and time."""
+
+    def __init__(self, seed: int, options: ClusterOptions) -> None:
+        self.seed = seed
+        self.options = options
+        self.random = Random(f"cluster world {seed}")
+        self.now_ms = 0.0
+        self.counts = Counts()
+        self.events: list[Event] = []
+        self.recorder = Recorder(self.events.append, lambda: int(self.now_ms * 1e6))
+        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self.is_quiet = False
+        """True once clients should come to an end."""
+        self.generations: dict[tuple[str, int], bool] = {}
+        """Generations of groups that some member was told of."""
+        self._values = 0
+        self.names: dict[RaftGroupId, str] = {}
+        """Partitions as histories name them."""
+        self._log_starts: dict[RaftGroupId, int] = {}
+        self.partitions: list[tuple[str, int]] = []
+        """Of the topics that clients use."""
+        self.deleter: RecordDeleter | None = None
+        self.members: list[Member] = []
+        self.is_written = False
+        """True once no producer has anything under way."""
+        self.is_healed = False
+        self.cut_off: dict[int, bool] = {}
+        """Nodes that clients cannot reach."""
+        self._digest = blake2b(digest_size=16)
+        self._pending: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled = 0
+        self._buggify_random = Random(f"buggify {seed}")
+        self._armed: dict[str, bool] = {}
+        self.watch = Watch(self)
+        self.wires = Wires(self, Random(f"wires {seed}"))
+        self.nodes = [
+            ClusterNode(self, NodeId(number), Random(f"cluster node {seed} {number}"))
+            for number in range(1, options.nodes + 1)
+        ]
+        self.clients = SimTasks(self.schedule, lambda work: self.schedule(0.0, work))
+
+    # ---- time ----
+
+    def schedule(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Run `action` after a delay."""
+        self._scheduled += 1
+        heapq.heappush(self._pending, (self.now_ms + delay_ms, self._scheduled, action))
+
+    def run_until(self, time_ms: float) -> None:
+        """Let virtual time pass."""
+        pending = self._pending
+        count = 0
+        while pending and pending[0][0] <= time_ms:
+            self.now_ms, _, action = heapq.heappop(pending)
+            count += 1
+            action()
+        self.counts.events += count
+        self.now_ms = time_ms
+
+    def note(self, *what: object) -> None:
+        """One line of the trace."""
+        line = f"{self.now_ms:.3f} {' '.join(map(str, what))}"
+        self.trace.append(line)
+        self._digest.update(line.encode())
+
+    @property
+    def trace_hash(self) -> str:
+        """Equal for two runs that did the same."""
+        return self._digest.hexdigest()
+
+    def buggify(self, site: str) -> bool:
+        """Rarely taken branches, made frequent in the runs in which their site is armed."""
+        if self.is_healed:
+            return False
+        random = self._buggify_random
+        armed = self._armed.get(site)
+        if armed is None:
+            armed = self._armed[site] = random.random() < 0.3
+        return armed and random.random() < 0.1
+
+    def next_value(self) -> int:
+        """A value that no record has."""
+        self._values += 1
+        return self._values
+
+    def log_start_moves(self, group: RaftGroupId, offset: int) -> None:
+        """Records below an offset go, by wish or by age: the history must know before clients."""
+        name = self.names.get(group)
+        if name is not None and offset > self._log_starts.get(group, 0):
+            self._log_starts[group] = offset
+            self.recorder.note(-1, "log_start", offsets={name: offset})
+
+    def loses_client_frame(self) -> bool:
+        """True when a client's connection breaks now."""
+        odds = self.options.client_drop
+        return odds > 0 and self.wires.is_faulty and self.random.random() < odds
+
+    # ---- nodes ----
+
+    def node(self, node_id: int) -> ClusterNode:
+        """By number."""
+        return self.nodes[node_id - 1]
+
+    def start(self) -> None:
+        """Boot all nodes."""
+        for node in self.nodes:
+            node.start()
+
+    def restart(self, node: ClusterNode) -> Callable[[], None]:
+        """An action that boots a node, if it is down by then."""
+
+        def action() -> None:
+            if not node.is_up:
+                node.start()
+
+        return action
+
+    def frame_arrives(self, sender: NodeId, to: NodeId, kind: int, data: bytes) -> None:
+        """A frame reached a node's machine."""
+        self._digest.update(b"%d %d %d %x" % (sender, to, kind, crc32(data)))
+        node = self.node(to)
+        if node.is_listening:
+            node.deliver(sender, kind, data)
+
+    def heal(self) -> None:
+        """All faults end: links, disks, clocks, power."""
+        self.note("heal")
+        self.recorder.note(-1, "heal")
+        self.is_healed = True
+        self.wires.is_faulty = self.wires.is_stormy = False
+        self.wires.mend_all()
+        self.cut_off.clear()
+        for node in self.nodes:
+            node.heal()
+
+    def close(self) -> None:
+        """End what still runs, so that nothing is left to the garbage collector's order."""
+        self.clients.kill()
+        for node in self.nodes:
+            node.close()
