@@ -56,6 +56,7 @@ def prepare(node: Node) -> None:
         "FAKETIME_CACHE_DURATION": str(CACHE_S),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",  # or every compiled module looks out of date
     }
 
 

@@ -48,6 +48,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=tuple(WORKLOADS),
         help=f"all, or some of {','.join(WORKLOADS)}",
     )
+    live.add_argument(
+        "--links",
+        choices=["proxy", "namespaces", "mixed"],
+        default="mixed",
+        help="namespaces need root; mixed: where permitted, every other pair of rounds",
+    )
     live.add_argument("--rate", type=float, default=RATE, help="records a second")
     live.add_argument("--round-minutes", type=float, default=ROUND_S / 60)
     live.add_argument("--seed", type=int, help="chooses faults; what they meet is not repeatable")
@@ -76,9 +82,13 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         workloads=arguments.workload,
         rate=arguments.rate,
         seed=seed,
+        links=arguments.links,
         out=folder,
         must_not_lack=bool(os.environ.get("CI")),
     )
+    if settings.links == "namespaces" and all(n.needs_proxy for n in settings.nemeses):
+        sys.stderr.write("these nemeses need --links proxy\n")
+        return 2
     signal.signal(signal.SIGTERM, _end)
 
     def say(line: str) -> None:

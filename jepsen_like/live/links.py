@@ -53,8 +53,8 @@ class Links(Protocol):
     """What nemeses may do to the network."""
 
     name: str
-    can_delay: bool
-    can_reset: bool
+    can_spoil: bool
+    """Links can be slow and connections reset, too."""
 
     def place(self, node: int, ports: tuple[int, int, int]) -> Places:
         """Make room for a node."""
@@ -84,8 +84,7 @@ class ProxyLinks:
     """Links through a proxy of our own."""
 
     name = "proxy"
-    can_delay = True
-    can_reset = True
+    can_spoil = True
     client_prefix: tuple[str, ...] = ()
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise, permutations
 from typing import Final
 
 from attrs import frozen
@@ -36,6 +37,8 @@ class Nemesis:
     strike: Strike
     lack: Lack = _nothing
     """Why it cannot be done here; empty when it can."""
+    needs_proxy: bool = False
+    """Passed over in rounds whose links can only be whole or blocked."""
 
 
 def kill_one(stage: Stage) -> None:
@@ -88,13 +91,9 @@ def partition_majority(stage: Stage) -> None:
 def partition_ring(stage: Stage) -> None:
     """Each node sees its neighbours in a ring alone; with three nodes, one link is gone."""
     ring = stage.rng.sample(stage.ids, len(stage.ids))
-    if len(ring) == 3:
-        gone = {(ring[0], ring[1]), (ring[1], ring[0])}
-    else:
-        near = {(ring[i - step], ring[i]) for i in range(len(ring)) for step in (1, -1)}
-        gone = {(a, b) for a in ring for b in ring if a != b} - {
-            (a, b) for pair in near for a, b in (pair, pair[::-1])
-        }
+    near = set(pairwise([*ring, ring[0]])) if len(ring) > 3 else set(pairwise(ring))
+    whole = near | {(b, a) for a, b in near}
+    gone = {pair for pair in permutations(ring, 2) if pair not in whole}
     stage.tell(f"a ring of {ring}")
     stage.cut(gone)
     stage.hold(2, 5)
@@ -272,14 +271,6 @@ def _lacks_clocks(_stage: Stage) -> str:
     return clocks.lack()
 
 
-def _lacks_slow_links(stage: Stage) -> str:
-    return "" if stage.links.can_delay else f"links by {stage.links.name} cannot be slow"
-
-
-def _lacks_resets(stage: Stage) -> str:
-    return "" if stage.links.can_reset else f"links by {stage.links.name} cannot be reset"
-
-
 def _names(nodes: list[Node]) -> str:
     return ", ".join(str(node.node_id) for node in nodes)
 
@@ -294,8 +285,8 @@ _ALL: Final = (
     Nemesis("partition-ring", partition_ring),
     Nemesis("partition-bridge", partition_bridge),
     Nemesis("partition-one-way", partition_one_way),
-    Nemesis("slow-links", slow_links, _lacks_slow_links),
-    Nemesis("reset-connections", reset_connections, _lacks_resets),
+    Nemesis("slow-links", slow_links, needs_proxy=True),
+    Nemesis("reset-connections", reset_connections, needs_proxy=True),
     Nemesis("restart-storm", restart_storm),
     Nemesis("wipe", wipe),
     Nemesis("replace", replace),

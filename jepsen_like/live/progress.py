@@ -34,7 +34,7 @@ def windows(
     """Half-open spans of time in which it must make progress, joined where they touch."""
     spans: list[Span] = []
     starts = [standing.at for standing in timeline[1:]] + [end]
-    for standing, until in zip(timeline, starts, strict=True):
+    for standing, until in zip(timeline, starts, strict=False):
         if standing.at >= end or not must(standing):
             continue
         until = min(until, end)

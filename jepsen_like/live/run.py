@@ -23,10 +23,11 @@ from attrs import asdict, define, field, frozen
 from jepsen_like.live.cluster import Cluster, StuckError
 from jepsen_like.live.links import Links, ProxyLinks
 from jepsen_like.live.load import READ_BACK_S
+from jepsen_like.live.namespaces import NamespaceLinks
 from jepsen_like.live.nemeses import OWN_DISKS, Nemesis
 from jepsen_like.live.replicas import differences
 from jepsen_like.live.stage import Stage
-from jepsen_like.live.storage import Disk, PlainDisk, best_disk
+from jepsen_like.live.storage import Disk, LackError, PlainDisk, best_disk
 from jepsen_like.live.workloads.base import Plan
 
 DEFAULTS: Final = {
@@ -55,6 +56,7 @@ class Settings:
     rate: float
     seed: int
     out: Path
+    links: str = "mixed"
     must_not_lack: bool = False
     """A nemesis that this machine cannot do is a failure, not a skip."""
 
@@ -187,13 +189,25 @@ class Runner:
             folder = self._settings.out / f"round-{number:02}-{nodes}-nodes"
             folder.mkdir(parents=True)
             round_ = Round(number, nodes, folder, self._settings.must_not_lack)
-            links = ProxyLinks()
+            links = self._links(number)
             round_.links_name = links.name
             try:
                 self._round(round_, links)
             finally:
                 links.close()
             yield round_
+
+    def _links(self, number: int) -> Links:
+        """Those of the settings; mixed: two rounds of one kind, two of the other."""
+        kind = self._settings.links
+        if kind == "namespaces" or (kind == "mixed" and (number - 1) // 2 % 2):
+            try:
+                return NamespaceLinks()
+            except LackError as error:
+                if kind == "namespaces":
+                    raise
+                self._say(f"no network namespaces, all rounds by proxy: {error}")
+        return ProxyLinks()
 
     def tidy(self, round_: Round) -> None:
         """Throw away the disks of a round in which nothing was wrong."""
@@ -256,6 +270,8 @@ class Runner:
         until = min(round_.began + self._settings.round_s, self._ends_at)
         while time.monotonic() < until and load.is_running:
             nemesis = self._deck.draw()
+            if nemesis.needs_proxy and not stage.links.can_spoil:
+                continue
             if lack := nemesis.lack(stage):
                 if nemesis.name not in round_.lacks:
                     self._say(f"{nemesis.name} is left out: {lack}")

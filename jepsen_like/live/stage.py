@@ -36,15 +36,16 @@ class Standing:
     """Voters by partition, and of metadata under ''."""
 
     def must_progress(self, key: str) -> bool:
-        """True when a majority of this group, and of metadata, can do its work."""
-        return all(self._has_majority(self.members[group]) for group in {key, ""})
-
-    def _has_majority(self, members: frozenset[int]) -> bool:
-        quorum = len(members) // 2 + 1
+        """True when well nodes that see each other are a majority of this group and of metadata."""
         return any(
-            not any(pair in self.cut for pair in itertools.permutations(side, 2))
-            for side in itertools.combinations(sorted(members & self.well), quorum)
+            not any(pair in self.cut for pair in itertools.permutations(side | controllers, 2))
+            for side in self._majorities(self.members[key])
+            for controllers in self._majorities(self.members[""])
         )
+
+    def _majorities(self, members: frozenset[int]) -> list[frozenset[int]]:
+        quorum = len(members) // 2 + 1
+        return [*map(frozenset, itertools.combinations(sorted(members & self.well), quorum))]
 
 
 @define(eq=False)

@@ -1,0 +1,196 @@
+"""What a round's artefacts are judged to say; each kind of finding is made on purpose."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from jepsen_like.history_events import HistoryFile, Recorder
+from jepsen_like.live.damage import spoil_bytes
+from jepsen_like.live.judge import Judgement, judge
+from jepsen_like.live.nemeses import NEMESES
+from jepsen_like.live.replicas import log_hash
+from jepsen_like.live.report import RunReport
+from jepsen_like.live.run import Deck, Fault, Round, Settings
+from jepsen_like.live.stage import Stage, Standing
+
+NODES = frozenset({1, 2, 3})
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> int:
+        return int(self.seconds * 1e9)
+
+
+def write_history(folder: Path, *, lost: bool = False, pause_s: float = 0.1) -> None:
+    """Ten appends, a pause after the fifth, and a poll of all or all but one."""
+    clock = Clock()
+    with HistoryFile(folder / "history.jsonl") as file:
+        recorder = Recorder(file, clock)
+        for value in range(10):
+            clock.seconds += pause_s if value == 5 else 0.1
+            invoked = recorder.invoke(1, "append", records={"t-0": [(-1, value)]})
+            clock.seconds += 0.01
+            recorder.ok(invoked, records={"t-0": [(value, value)]})
+        invoked = recorder.invoke(2, "poll")
+        seen = [(value, value) for value in range(10) if not (lost and value == 4)]
+        recorder.ok(invoked, records={"t-0": seen})
+
+
+class FakeStage:
+    """Only what is judged of a stage."""
+
+    def __init__(self) -> None:
+        self.timeline = [Standing(100.0, NODES, frozenset(), {"": NODES, "t-0": NODES})]
+
+
+@pytest.fixture
+def round_(tmp_path: Path) -> Round:
+    round_ = Round(1, 3, tmp_path, began=100.0, ended=112.0)
+    round_.told = {"has_read": True, "unfinished": [], "fatal": []}
+    round_.load_exit = 0
+    stage: Any = FakeStage()
+    round_.stage = stage
+    return round_
+
+
+def names(judgement: Judgement) -> set[str]:
+    return {finding.name for finding in judgement.findings}
+
+
+def test_a_clean_round(round_: Round) -> None:
+    write_history(round_.folder)
+    found = judge(evolve(round_, ended=102.0))
+    assert found.findings == []
+    assert found.exit_code == 0
+    assert found.acked_records == sum(found.acked) == 10
+    assert found.polled_records == 10
+    assert found.latency_ms == (pytest.approx(10), pytest.approx(10))
+
+
+def test_a_lost_write_is_an_anomaly(round_: Round) -> None:
+    write_history(round_.folder, lost=True)
+    found = judge(evolve(round_, ended=102.0))
+    assert "lost-write" in names(found)
+    assert found.exit_code == 1
+
+
+def test_a_stall_is_an_anomaly_unless_the_majority_was_gone(round_: Round) -> None:
+    write_history(round_.folder, pause_s=6.0)
+    ended = evolve(round_, ended=107.2)
+    assert names(judge(ended)) == {"no-progress"}
+    assert ended.stage is not None
+    (well,) = ended.stage.timeline
+    ended.stage.timeline.append(evolve(well, at=101.0, well=frozenset({1})))
+    ended.stage.timeline.append(evolve(well, at=105.0))
+    assert judge(ended).findings == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "exit_code"),
+    [
+        ({"stuck": "never whole"}, "no-recovery", 1),
+        ({"differences": ["t-0: nodes [1] against [2]"]}, "replicas-differ", 1),
+        ({"told": {"has_read": False}, "load_exit": 2}, "unread", 1),
+        ({"told": {"has_read": True, "unfinished": ["append"]}, "load_exit": 2}, "unfinished", 1),
+        ({"told": {"has_read": True, "fatal": ["producer 1"]}}, "fatal-client", 1),
+        ({"load_exit": 3}, "load", 2),
+        ({"lacks": {"clock-skew": "no libfaketime"}, "must_not_lack": True}, "lack", 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_findings(round_: Round, change: dict[str, Any], name: str, exit_code: int) -> None:
+    write_history(round_.folder)
+    (round_.folder / "load.log").write_text("Traceback")
+    found = judge(evolve(round_, ended=102.0, **change))
+    assert name in names(found)
+    assert found.exit_code == exit_code
+
+
+def test_errors_of_nodes(round_: Round) -> None:
+    write_history(round_.folder)
+    ended = evolve(round_, ended=102.0)
+    log = round_.folder / "node-1.log"
+    stopped = json.dumps({"event": "replica stopped", "level": "error"})
+    log.write_text(json.dumps({"event": "loop stalled"}) + "\n[1, 2]\n" + stopped + "\n")
+    assert names(judge(ended)) == {"node-error"}
+    ended.faults.append(Fault("power-loss", 1.0))
+    assert judge(ended).findings == [], "a disk that lost its power stops replicas"
+    log.write_text("Traceback (most recent call last):\n")
+    assert names(judge(ended)) == {"node-error"}
+
+
+def test_a_report_of_two_rounds(round_: Round, tmp_path: Path) -> None:
+    write_history(round_.folder)
+    clean = evolve(round_, ended=102.0)
+    clean.faults.append(Fault("pause", 0.2, "SIGSTOP of <2>", 0.6, 0.9))
+    stuck = evolve(clean, number=2, stuck="never whole")
+    settings = Settings(60, (3,), 60, (NEMESES["pause"],), ("append",), 100.0, seed=7, out=tmp_path)
+    report = RunReport(settings, [(clean, judge(clean)), (stuck, judge(stuck))])
+    assert report.exit_code == 1
+    assert report.faults == {"pause": 2}
+    assert report.acked_records == 20
+    report.write(tmp_path)
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert [row["verdict"] for row in told["rounds"]] == ["clean", "anomaly"]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert "SIGSTOP of &lt;2&gt;" in page
+    assert "no-recovery: never whole" in (tmp_path / "report.txt").read_text()
+    assert report.summary().startswith("anomaly: 2 rounds, 20 records")
+
+
+def test_a_deck_gives_each_its_turn() -> None:
+    chosen = tuple(NEMESES.values())
+    deck = Deck(chosen, Random(3))
+    drawn = [deck.draw().name for _ in range(3 * len(chosen))]
+    assert all(drawn.count(name) == 3 for name in NEMESES)
+    assert drawn[: len(chosen)] != list(NEMESES)
+
+
+def test_damage_changes_one_folder_and_says_where(tmp_path: Path) -> None:
+    folder = tmp_path / "topics" / "t-1" / "partition-0"
+    folder.mkdir(parents=True)
+    (tmp_path / "state.journal").write_bytes(bytes(100))
+    (folder / "0.index").write_bytes(b"")
+    for seed in range(30):
+        (folder / "0.log").write_bytes(bytes(range(256)) * 8)
+        (tmp_path / "state.journal").write_bytes(bytes(range(100)))
+        before = log_hash(folder), (tmp_path / "state.journal").read_bytes()
+        told = spoil_bytes(tmp_path, Random(seed))
+        after = log_hash(folder), (tmp_path / "state.journal").read_bytes()
+        assert bool(told) == (before != after) or len(told) > 1, told
+
+
+def test_a_stage_counts_on_nobody_who_is_broken() -> None:
+    class NoLinks:
+        def set(self, _weather: Any) -> None:
+            pass
+
+    class NoCluster:
+        nodes = dict.fromkeys((1, 2, 3))
+        links = NoLinks()
+
+    cluster: Any = NoCluster()
+    stage = Stage(cluster, Random(1), members={"": NODES, "t-0": NODES})
+    stage.mark(down=[1])
+    assert stage.timeline[-1].must_progress("t-0")
+    stage.partition({2}, {0, 3})
+    assert stage.timeline[-1].well == {3}
+    assert not stage.timeline[-1].must_progress("t-0")
+    stage.mark(up=[1])
+    stage.damaged.add(3)
+    stage.mark()
+    assert stage.timeline[-1].well == {1}
+    assert stage.timeline[-1].at <= time.monotonic()
