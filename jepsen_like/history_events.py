@@ -12,6 +12,7 @@ docs/testing.md lists the operations and what each of them carries.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from io import BufferedReader, RawIOBase
@@ -217,15 +218,10 @@ def merge_histories(histories: Iterable[Iterable[Event]]) -> Iterator[Event]:
 
     Processes must be named apart by whoever wrote them.
     """
-    merged = heapq.merge(
-        *(
-            ((event.time, which, event) for event in events)
-            for which, events in enumerate(histories)
-        ),
-        key=lambda row: row[0],
-    )
+    marked = [zip(itertools.repeat(which), events) for which, events in enumerate(histories)]
+    merged = heapq.merge(*marked, key=lambda row: row[1].time)
     renumbered: dict[tuple[int, int], int] = {}
-    for number, (_, which, event) in enumerate(merged):
+    for number, (which, event) in enumerate(merged):
         if event.type == "invoke":
             op = renumbered[which, event.op] = number
         elif event.f in NOTES:

@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="jepsen_like.checkers", description=__doc__)
     parser.add_argument("history", type=Path, help="JSON lines, or the same compressed (.zst)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--no-final-polls", action="store_true", help="unseen records are excused")
+    parser.add_argument("--no-final-polls", action="store_true", help="records may be unread")
     parser.add_argument("--gaps", action="store_true", help="offsets may have gaps (transactions)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for linearizability searches")
     chosen = parser.parse_args()

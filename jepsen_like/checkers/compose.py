@@ -36,7 +36,7 @@ class Options:
     """What a history's workload promised, and how far to search."""
 
     must_see_all: bool = True
-    """The workload polled everything at its end; without this `unseen` is excused."""
+    """The workload polled everything at its end; else `lost-write` and `unseen` are excused."""
     gaps_allowed: bool = False
     """Transactions or compaction leave offsets without records."""
     bounds: Bounds = Bounds()

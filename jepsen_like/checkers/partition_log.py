@@ -8,7 +8,7 @@ differently is kept apart, as a conflict. Values are unique within a partition, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from attrs import define, field
@@ -125,11 +125,14 @@ class PartitionLog:
 
     def held(self, start: int = 0, end: int | None = None) -> Iterator[Held]:
         """What is known of the offsets from `start` up to `end`, in order."""
-        for number in sorted(self.chunks):
+        numbers: Iterable[int] = sorted(self.chunks)
+        if end is not None and (end - start) // CHUNK < len(self.chunks):
+            numbers = range(start // CHUNK, (end - 1) // CHUNK + 1)
+        for number in numbers:
             base = number * CHUNK
-            if base + CHUNK <= start or (end is not None and base >= end):
+            chunk = self.chunks.get(number)
+            if chunk is None or base + CHUNK <= start or (end is not None and base >= end):
                 continue
-            chunk = self.chunks[number]
             first = max(start - base, 0)
             last = CHUNK if end is None else min(end - base, CHUNK)
             for slot in range(first, last):
