@@ -4,6 +4,7 @@
     python -m jepsen_like replay DIR                                  a failure, once more
     python -m jepsen_like soak --minutes M [--seed FIRST] [--jobs J]  fresh seeds for so long
     python -m jepsen_like replicas --seeds N [--seed FIRST]           partitions without nodes
+    python -m jepsen_like live --minutes M                            real nodes and clients
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
 
 `sim` and `soak` exit 0 when all runs are clean, 1 on an anomaly, 2 when too many verdicts are
@@ -246,7 +247,13 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     _seeds(planted, 200)
     planted.add_argument("--bug", choices=list(BUGS))
     planted.set_defaults(action=_planted)
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["live"] or "--help" in given[:1] or "-h" in given[:1]:
+        # It takes clients and tools that the simulation does without.
+        from jepsen_like.live.command import add_parser
+
+        add_parser(commands)
+    arguments = parser.parse_args(given)
     return int(arguments.action(arguments, out))
 
 

@@ -371,6 +371,10 @@ class NodeCore:
             # Whoever met it first may have taken it for a matter of his own request.
             self.plane.fail(f"a committed command cannot be applied: {self.machine.failure!r}")
             return
+        replica = self.metadata_replica
+        if replica is not None and replica.failure is not None:
+            self.plane.fail(f"the metadata replica stopped: {replica.failure}")
+            return
         self.control.tick()
         self.coordinator.tick(now_ms)
         self.partitions.tick(now_ms)

@@ -16,7 +16,6 @@ from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.types import METADATA_GROUP
 
 logger = structlog.get_logger("raftmq.upkeep")
 
@@ -44,10 +43,7 @@ async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
 
 
 async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
-    """Tell of replicas that stopped; those that only lacked space begin again when there is some.
-
-    Without its metadata replica a node stops, too.
-    """
+    """Tell of replicas that stopped; let those that only lacked space begin again."""
     told: set[Replica] = set()
     while True:
         failed = [r for r in plane.multiraft.replicas.values() if r.failure is not None]
@@ -56,8 +52,6 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
             if replica not in told:
                 told.add(replica)
                 logger.error("replica stopped", group=str(replica.group), reason=replica.failure)
-                if replica.group == METADATA_GROUP:
-                    plane.fail(f"the metadata replica stopped: {replica.failure}")
         lacks_space = partitions.lacks_space or any(r.lacks_space for r in failed)
         if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
             partitions.space_is_back()
