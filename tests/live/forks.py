@@ -13,20 +13,20 @@ import ctypes
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 ORDER_BYTES_MAX = 1 << 20
+POLL_S = 0.005
 MAIN = "raftmq.cli.main"
 MODULES = {
     "nodes": (
@@ -48,14 +48,17 @@ class Child:
     def __init__(self, parent: Parent, pid: int) -> None:
         self.pid = pid
         self._parent = parent
+        self._lock = threading.Lock()
         self._code: int | None = None
-        self._end = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """The exit code, minus the number of a signal; None while it runs."""
-        if self._code is None and select.select([self._end], [], [], 0)[0]:
-            self._reap()
-        return self._code
+        with self._lock:
+            if self._parent.is_closed and self._code is None:
+                self._code = -signal.SIGKILL
+            elif self._code is None:
+                self._code = self._parent.ask({"reap": self.pid})
+            return self._code
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end.
@@ -63,16 +66,12 @@ class Child:
         Raises:
             TimeoutError: it did not come in time.
         """
-        if self._code is None:
-            if not select.select([self._end], [], [], timeout_s)[0]:
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"process {self.pid} runs on after {timeout_s} s")
-            self._reap()
-        assert self._code is not None
-        return self._code
-
-    def _reap(self) -> None:
-        self._code = self._parent.ask({"reap": self.pid})
-        os.close(self._end)
+            time.sleep(POLL_S)
+        return code
 
 
 class Parent:
@@ -80,10 +79,11 @@ class Parent:
 
     def __init__(self, kind: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.is_closed = False
         self._sock = ours
         self._lock = threading.Lock()
         with theirs:
-            words = ["-m", "tests.live.forks", kind, str(theirs.fileno()), str(os.getpid())]
+            words = ["-P", __file__, kind, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
@@ -97,24 +97,38 @@ class Parent:
         """Run `raftmq` with these words; reads the first file, adds to the other two."""
         files = list(map(str, files))
         order = {"words": list(words), "files": files, "environment": dict(environment)}
-        return Child(self, self.ask(order))
+        pid = self.ask(order)
+        assert pid is not None
+        return Child(self, pid)
 
-    def ask(self, order: Mapping[str, object]) -> int:
+    def ask(self, order: Mapping[str, object]) -> int | None:
+        """A pid for an order to start, an exit code or None for one to reap."""
         with self._lock:
-            self._sock.sendall(json.dumps(order).encode())
-            return int(self._sock.recv(ORDER_BYTES_MAX))
+            try:
+                self._sock.sendall(json.dumps(order).encode())
+                answer: int | None = json.loads(self._sock.recv(ORDER_BYTES_MAX))
+            except BaseException:  # a time limit of a test, and the answer would be another's
+                self.close()
+                raise
+            return answer
 
     def close(self) -> None:
         """End it, and with it what it forked."""
+        self.is_closed = True
         self._sock.close()
-        self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
 
 
-@cache
+_parents: dict[str, Parent] = {}
+
+
 def parent(kind: str) -> Parent:
-    """The only one of its kind."""
-    made = Parent(kind)
-    atexit.register(made.close)
+    """The one of its kind that serves."""
+    made = _parents.get(kind)
+    if made is None or made.is_closed:
+        made = _parents[kind] = Parent(kind)
+        atexit.register(made.close)
     return made
 
 
@@ -156,8 +170,9 @@ def _serve(sock: socket.socket) -> list[str] | None:
     while data := sock.recv(ORDER_BYTES_MAX):
         order = json.loads(data)
         if "reap" in order:
-            _, status = os.waitpid(order["reap"], 0)
-            sock.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+            ended, status = os.waitpid(order["reap"], os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            sock.sendall(json.dumps(code).encode())
             continue
         me = os.getpid()
         pid = os.fork()

@@ -176,7 +176,8 @@ def test_group_goes_on_when_its_coordinator_dies(cluster: Cluster, unique: str) 
             return True
 
         poll_and_commit(100)
-        coordinator = cluster[1].get("/status")["groups"][unique]["coordinator"]
+        group = wait_until(lambda: cluster[1].get("/status")["groups"].get(unique))
+        coordinator = group["coordinator"]
         cluster[coordinator].kill()
         poll_and_commit(200)
         consumer.close()
