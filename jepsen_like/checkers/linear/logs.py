@@ -105,7 +105,8 @@ class PartitionLogs(MomentChecker):
         for name, partition in self._partitions.items():
             judgement.is_cut |= partition.cut < FOREVER
             log = self._logs[name]
-            starts, ends = _holes(log)
+            told_end = max((seen.log_end for seen in partition.seen), default=-1)
+            starts, ends = _holes(log, told_end)
             model = Log(starts, ends, self._gaps_allowed)
             taken = Taken(cut=partition.cut)
             for call in self._calls(log, partition.seen):
@@ -161,9 +162,9 @@ def _runs(
         offset if offset >= 0 and seen.end < FOREVER else unplaced[value]
         for offset, value in seen.records
     ]
-    unknown = sum(offset < 0 for offset in offsets)
-    if unknown:
-        yield ("append ?", unknown), False
+    for offset in offsets:
+        if offset < 0:  # one by one: some of an operation's records may have been seen, some not
+            yield ("append ?",), False
     placed = [
         (offset, value)
         for offset, (_, value) in zip(offsets, seen.records, strict=True)
@@ -180,8 +181,8 @@ def _runs(
             first = position
 
 
-def _holes(log: PartitionLog) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ranges below the highest known offset at which nothing was seen."""
+def _holes(log: PartitionLog, told_end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ranges at which nothing was seen; the last has no end if the log was told to go on there."""
     starts: list[int] = []
     ends: list[int] = []
     offsets = [held.offset for held in log.held()]
@@ -189,4 +190,8 @@ def _holes(log: PartitionLog) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if other > one + 1:
             starts.append(one + 1)
             ends.append(other)
+    known_end = offsets[-1] + 1 if offsets else 0
+    if told_end > known_end:
+        starts.append(known_end)
+        ends.append(FOREVER)
     return tuple(starts), tuple(ends)

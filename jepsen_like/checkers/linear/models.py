@@ -69,14 +69,14 @@ class Log:
     """A partition whose records are known by offset; the state is its end.
 
     ("append", start, end): these offsets, and so it can only be next where the log ends at `start`.
-    ("append ?", count): records never seen: they can only stand where nothing else was seen.
+    ("append ?",): a record never seen: it can only stand where nothing else was seen.
     ("poll", end): a prefix up to `end` exists, and more may. ("end", end): the log ends just there.
     ("contradiction", offset): an answer that names another value than the log holds.
     """
 
     hole_starts: tuple[int, ...] = ()
     hole_ends: tuple[int, ...] = ()
-    """Where nothing was seen below the highest offset that was, as half-open ranges."""
+    """Where something must be and nothing was seen, as half-open ranges."""
     gaps_allowed: bool = False
     initial: State = 0
     overwrites: bool = False
@@ -98,8 +98,7 @@ class Log:
                 return None
             return rest[1]
         if kind == "append ?":
-            after = end + rest[0]
-            return after if after <= self._hole_end(end) else None
+            return end + 1 if end < self._hole_end(end) else None
         if kind == "poll":
             return state if end >= rest[0] else None
         if kind == "end":

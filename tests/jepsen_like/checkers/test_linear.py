@@ -73,8 +73,7 @@ ACTIONS: dict[str, tuple[Model, list[tuple[object, ...]]]] = {
             ("append", 0, 1),
             ("append", 3, 4),
             ("append", 4, 6),
-            ("append ?", 1),
-            ("append ?", 2),
+            ("append ?",),
             *((kind, end) for kind in ("poll", "end") for end in (0, 1, 3, 4)),
             ("contradiction", 0),
         ],
@@ -84,7 +83,7 @@ ACTIONS: dict[str, tuple[Model, list[tuple[object, ...]]]] = {
         [
             ("append", 0, 1),
             ("append", 3, 4),
-            ("append ?", 1),
+            ("append ?",),
             *((kind, end) for kind in ("poll", "end") for end in (0, 1, 3, 4)),
         ],
     ),
