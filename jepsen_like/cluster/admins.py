@@ -145,9 +145,9 @@ class RecordDeleter(Fetcher):
         if start is None or end is None or end <= start:
             return
         offset = start + int((end - start) * share)
-        operation = world.recorder.invoke(
-            self.process, "delete_records", offsets={name_of(where): offset}
-        )
+        name = name_of(where)
+        world.delete_wishes[name] = max(offset, world.delete_wishes.get(name, 0))
+        operation = world.recorder.invoke(self.process, "delete_records", offsets={name: offset})
         try:
             leader = await self.kafka.leader(*where)
             answer = await self.kafka.ask(

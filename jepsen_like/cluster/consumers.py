@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
-from raftmq.errors import ErrorCode
+from jepsen_like.invariants import InvariantViolation
+from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import (
     FetchPartition,
@@ -21,7 +22,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import parse_header, read_records
+from raftmq.records import check_batch, parse_header, read_records
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,
@@ -77,6 +78,7 @@ class Fetcher:
     async def _fetch(self, node_id: int, wanted: list[Where]) -> list[Where]:
         world, kafka = self.world, self.kafka
         asked = {where: self.positions[where] for where in wanted}
+        was_led = self._is_led(node_id, wanted)
         operation = world.recorder.invoke(
             self.process, "poll", offsets={name_of(w): o for w, o in asked.items()}, node=node_id
         )
@@ -115,6 +117,7 @@ class Fetcher:
             records=found,
             offsets={name_of(w): asked[w] for w in gone},
             code=int(ErrorCode.OFFSET_OUT_OF_RANGE) if gone else 0,
+            stale=not (was_led and self._is_led(node_id, wanted)),
         )
         if not found:
             await kafka.sleep(kafka.random.uniform(1.0, 20.0))
@@ -134,7 +137,13 @@ class Fetcher:
             header = parse_header(data, start)
             if start + header.size > len(data):
                 break  # cut where the bytes ended
-            for record in read_records(data[start : start + header.size]):
+            batch = data[start : start + header.size]
+            try:
+                check_batch(batch)
+            except CorruptBatchError as error:
+                told = f"{name_of(where)} at {header.base_offset}: {error}"
+                raise InvariantViolation("DamageIsNeverServed", told) from error
+            for record in read_records(batch):
                 if record.offset >= position:
                     assert record.value is not None
                     rows.append((record.offset, int(record.value.partition(b".")[0])))
@@ -143,6 +152,10 @@ class Fetcher:
             found[name_of(where)] = rows
             if where in self.positions:
                 self.positions[where] = rows[-1][0] + 1
+
+    def _is_led(self, node_id: int, wanted: list[Where]) -> bool:
+        """True when the node asked leads them all; others answer, too, and may be behind."""
+        return all(self.world.is_newest_leader(node_id, name_of(where)) for where in wanted)
 
     def _forget_leaders(self, wanted: list[Where]) -> None:
         for where in wanted:
@@ -231,6 +244,7 @@ class Member(Fetcher):
         self._generation = -1
         self._coordinator: int | None = None
         self._must_join = True
+        self._is_stalled = False
         self._round = 0
 
     @property
@@ -272,6 +286,16 @@ class Member(Fetcher):
                 self.positions[where] = offset
         if self.kafka.random.random() < 0.25:
             await self._commit()
+        if self.kafka.random.random() < 0.004:
+            await self._stall()
+
+    async def _stall(self) -> None:
+        """Hear and say nothing for longer than the session, then go on as if nothing were."""
+        self._is_stalled = True
+        session_ms = self.world.options.session_ms
+        await self.kafka.sleep(self.kafka.random.uniform(0.8, 2.5) * session_ms)
+        self._is_stalled = False
+        await self._commit()
 
     def _lose_assignment(self, *, forget_member: bool = False) -> None:
         if self.positions:
@@ -494,7 +518,7 @@ class Member(Fetcher):
         world, kafka = self.world, self.kafka
         while not world.is_quiet:
             await kafka.sleep(world.options.session_ms / 5)
-            if self._must_join:
+            if self._must_join or self._is_stalled:
                 continue
             number = self._round
             answer = await self._ask(

@@ -236,9 +236,9 @@ class ClusterNode:
 
     def _boot(self) -> None:
         first, self.must_start = self.must_start, []
-        for action in first:
-            action()
         try:
+            for action in first:
+                action()
             self._compose()
         except DataFolderError as error:
             # What an operator does about a folder that cannot be used: a new disk.

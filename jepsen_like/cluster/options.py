@@ -56,7 +56,8 @@ class ClusterOptions:
     producers: int = 3
     consumers: int = 2
     members: int = 3
-    safety_ms: float = 8_000
+    registers: int = 4
+    safety_ms: float = 5_000
     liveness_ms: float = 20_000
     tick_ms: int = 25
     election_ticks: int = 6

@@ -21,6 +21,7 @@ from jepsen_like.cluster.consumers import Member, Reader
 from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
+from jepsen_like.cluster.registers import RegisterClient
 from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation
@@ -156,6 +157,10 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
     for _ in range(2):
         admin = TopicAdmin(world, process)
         ends[f"admin {process}"] = spawn(admin.run)
+        process += 1
+    for number in range(options.registers):
+        register = RegisterClient(world, process, f"register-{number % 2}")
+        ends[f"register {process}"] = spawn(register.run)
         process += 1
     world.deleter = RecordDeleter(world, process)
     return ends

@@ -24,6 +24,7 @@ from jepsen_like.cluster.tasks import SimTasks
 from jepsen_like.cluster.watch import Watch
 from jepsen_like.cluster.wires import Wires
 from jepsen_like.history_events import Event, Recorder
+from jepsen_like.invariants import InvariantViolation
 from raftmq.types import NodeId, RaftGroupId
 
 TRACE_LINES = 200
@@ -75,6 +76,8 @@ class ClusterWorld:
         self._values = 0
         self.names: dict[RaftGroupId, str] = {}
         """Partitions as histories name them."""
+        self.delete_wishes: dict[str, int] = {}
+        """Below which offsets clients asked to delete."""
         self._log_starts: dict[RaftGroupId, int] = {}
         self.partitions: list[tuple[str, int]] = []
         """Of the topics that clients use."""
@@ -147,7 +150,19 @@ class ClusterWorld:
         name = self.names.get(group)
         if name is not None and offset > self._log_starts.get(group, 0):
             self._log_starts[group] = offset
+            is_asked = offset <= self.delete_wishes.get(name, 0)
+            if not is_asked and self.options.retention_bytes < 0:
+                # Nothing here is a fortnight old, whatever some node's clock says.
+                raise InvariantViolation(
+                    "RetentionByAgreedTime", f"{name}: records below {offset} go too early"
+                )
             self.recorder.note(-1, "log_start", offsets={name: offset})
+
+    def is_newest_leader(self, node_id: int, name: str) -> bool:
+        """True when a node leads a partition, and nobody of a later epoch does."""
+        group = next((g for g, known in self.names.items() if known == name), None)
+        leaders = self.watch.leaders(group) if group is not None else []
+        return bool(leaders) and leaders[0].node_id == node_id
 
     def loses_client_frame(self) -> bool:
         """True when a client's connection breaks now."""
