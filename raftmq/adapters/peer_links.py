@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from time import perf_counter
@@ -39,6 +40,10 @@ READ_TURN_BYTES: Final = 256 << 10
 READ_TURN_S: Final = 0.005
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
+DIAL_TIMEOUT_S: Final = 2.0
+UNHEARD_MS: Final = 3_000
+"""A connection on which the other kernel acknowledges nothing for so long ends, to be dialled anew.
+Left alone, its intervals double: after half a minute's cut it stays silent for another half."""
 ACCEPT_RETRY_S: Final = 0.1
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -350,7 +355,8 @@ class PeerLinks:
     async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
         address = self._addresses[stream.node_id]
         with trio.fail_after(HELLO_TIMEOUT_S):
-            connected = await trio.open_tcp_stream(address.host, address.port)
+            with trio.fail_after(DIAL_TIMEOUT_S):
+                connected = await trio.open_tcp_stream(address.host, address.port)
             sock = socket.socket(fileno=connected.socket.detach())
             try:
                 sock.setblocking(False)
@@ -527,6 +533,11 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
+        # Who only reads sends nothing that could remain unacknowledged.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNHEARD_MS // 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
 
 async def _recv_into(sock: socket.socket, buffer: memoryview) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -109,6 +110,22 @@ async def test_frames_arrive_whole_and_in_order() -> None:
         await b.until(lambda: b.links.send(NodeId(1), KIND_HEARTBEATS, [b"h"]))
         await a.until(lambda: a.frames)
         assert a.frames == [(2, KIND_HEARTBEATS, b"h")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own limit is Linux's")
+async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's patience grows with each try: a link that was down for half a minute would stay
+    unused for another (tests/live/test_dead_switch.py, with packets that are really lost)."""
+    tuned: list[socket.socket] = []
+    tune = peer_links._tune
+    monkeypatch.setattr(peer_links, "_tune", lambda sock: (tune(sock), tuned.append(sock)))
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: len(tuned) >= 4 * len(peer_links.STREAMS))
+        for sock in tuned:
+            assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 3_000
+            assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 3
 
 
 async def test_a_dialled_peer_can_be_told_things_as_soon_as_it_is_heard() -> None:
