@@ -106,5 +106,5 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         rounds.append((round_, judgement))
     report = RunReport(settings, rounds)
     report.write(folder)
-    say(report.to_text())
+    say(report.to_text().rstrip())
     return report.exit_code

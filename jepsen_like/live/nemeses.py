@@ -88,6 +88,13 @@ def partition_majority(stage: Stage) -> None:
     stage.hold(2, 5)
 
 
+def partition_all(stage: Stage) -> None:
+    """Nobody hears anybody, for so long that TCP's next try would be seconds after the heal."""
+    stage.tell("no node hears any other")
+    stage.cut(set(permutations(stage.ids, 2)))
+    stage.hold(6.6, 9)
+
+
 def partition_ring(stage: Stage) -> None:
     """Each node sees its neighbours in a ring alone; with three nodes, one link is gone."""
     ring = stage.rng.sample(stage.ids, len(stage.ids))
@@ -282,6 +289,7 @@ _ALL: Final = (
     Nemesis("pause", pause),
     Nemesis("partition-one", partition_one),
     Nemesis("partition-majority", partition_majority),
+    Nemesis("partition-all", partition_all),
     Nemesis("partition-ring", partition_ring),
     Nemesis("partition-bridge", partition_bridge),
     Nemesis("partition-one-way", partition_one_way),

@@ -98,7 +98,7 @@ class Appenders:
                 "enable.idempotence": True,
                 "max.in.flight.requests.per.connection": 5,
                 "message.timeout.ms": 0,
-                "request.timeout.ms": 1_500,
+                "request.timeout.ms": 1_000,
                 "error_cb": on_error,
                 **PRODUCERS[number],
             }

@@ -23,7 +23,7 @@ FAST_RETRIES: Final[Mapping[str, Any]] = {
     "reconnect.backoff.max.ms": 300,
     "topic.metadata.refresh.fast.interval.ms": 50,
     "topic.metadata.refresh.interval.ms": 5_000,
-    "socket.timeout.ms": 2_000,
+    "socket.timeout.ms": 1_200,
     "log_level": 2,
 }
 """A broker that was stopped answers nothing: clients wait for it as long as they are told to."""
