@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from jepsen_like.live.load import WORKLOADS
 from jepsen_like.live.nemeses import NEMESES
 from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Runner, Settings
+from jepsen_like.live.storage import LackError, mount_privately
 
 ROUND_S: Final = 600.0
 RATE: Final = 500.0
@@ -95,16 +97,23 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         print(line, file=out, flush=True)
 
     say(f"seed {seed}, artefacts in {folder}")
+    with contextlib.suppress(LackError):  # then mounts are undone by us alone
+        mount_privately()
     rounds = []
     runner = Runner(settings, say)
-    for round_ in runner.rounds():
-        judgement = judge(round_)
-        if not judgement.findings:
-            runner.tidy(round_)
-        for finding in judgement.findings:
-            say(f"round {round_.number}: {finding.name}: {finding.told}")
-        rounds.append((round_, judgement))
+    is_whole = True
+    try:
+        for round_ in runner.rounds():
+            judgement = judge(round_)
+            if not judgement.findings:
+                runner.tidy(round_)
+            for finding in judgement.findings:
+                say(f"round {round_.number}: {finding.name}: {finding.told}")
+            rounds.append((round_, judgement))
+    except KeyboardInterrupt:
+        say("interrupted: the round under way is not judged")
+        is_whole = False
     report = RunReport(settings, rounds)
     report.write(folder)
     say(report.to_text().rstrip())
-    return report.exit_code
+    return report.exit_code if is_whole else report.exit_code or 2

@@ -244,7 +244,7 @@ class Runner:
             round_.load_exit = load.wait(READ_BACK_S + 120)
             round_.told = load.told
             round_.differences = differences(cluster)
-        except StuckError as error:
+        except (StuckError, subprocess.TimeoutExpired) as error:
             round_.stuck = str(error)
             self._say(f"stuck: {error}")
         finally:

@@ -8,6 +8,7 @@ the tmpfs have a size of their own, so they can be full without hurting anybody 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ POWER_DISK_BYTES: Final = 640 << 20
 TMPFS_BYTES: Final = 256 << 20
 _FILLER: Final = "filler"
 _COMMAND_S: Final = 60
+_CLONE_NEWNS: Final = 0x00020000
 
 
 class LackError(Exception):
@@ -49,6 +51,18 @@ def command(name: str, *words: str) -> str:
     if done.returncode:
         raise LackError(f"{name} {' '.join(words)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
+
+
+def mount_privately() -> None:
+    """Let the mounts of this process and its children end with them, whatever ends them.
+
+    Raises:
+        LackError: it is not permitted.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        raise LackError(f"unshare: {os.strerror(ctypes.get_errno())}")
+    command("mount", "--make-rprivate", "/")
 
 
 class Disk(Protocol):
