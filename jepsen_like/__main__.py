@@ -24,6 +24,7 @@ from statistics import median
 from typing import TextIO
 
 from jepsen_like.cluster.out import TRIES_MAX, replay, write_failure
+from jepsen_like.cluster.planted import CLUSTER_BUGS
 from jepsen_like.cluster.run import ClusterResult
 from jepsen_like.planted import BUGS
 from jepsen_like.pool import hunt_bugs, run_cluster_seeds, run_seeds
@@ -188,7 +189,7 @@ def _replicas(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _planted(arguments: argparse.Namespace, out: TextIO) -> int:
-    names = [arguments.bug] if arguments.bug else list(BUGS)
+    names = [arguments.bug] if arguments.bug else [*BUGS, *CLUSTER_BUGS]
     caught = 0
     for catch in hunt_bugs(names, arguments.seed, arguments.seeds, arguments.jobs):
         caught += catch.is_caught
@@ -245,7 +246,7 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     replicas.set_defaults(action=_replicas)
     planted = commands.add_parser("planted", help="see that planted bugs are caught")
     _seeds(planted, 200)
-    planted.add_argument("--bug", choices=list(BUGS))
+    planted.add_argument("--bug", choices=[*BUGS, *CLUSTER_BUGS])
     planted.set_defaults(action=_planted)
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] == ["live"] or "--help" in given[:1] or "-h" in given[:1]:

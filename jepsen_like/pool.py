@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 
+from jepsen_like.cluster.planted import hunt_in_cluster
 from jepsen_like.cluster.run import ClusterResult, run_cluster_seed
-from jepsen_like.planted import Catch, hunt
+from jepsen_like.planted import BUGS, Catch, hunt
 from jepsen_like.sim import Result, Verdict, run_seed
 
 
@@ -49,4 +50,5 @@ def hunt_bugs(names: Sequence[str], first: int, seeds: int, jobs: int) -> Iterat
 
 
 def _hunt(task: tuple[str, int, int]) -> Catch:
-    return hunt(*task)
+    name, first, seeds = task
+    return hunt(name, first, seeds) if name in BUGS else hunt_in_cluster(name, first, seeds)

@@ -45,10 +45,6 @@ class Damage:
         # more than the design promises to survive. One per group and run.
         self._rotten: dict[RaftGroupId, bool] = {}
 
-    def may_lose_a_storage(self) -> bool:
-        """True when every group has all its replicas, in sync."""
-        return self._world.watch.is_whole()
-
     def lose_folder(self, node: ClusterNode, random: Random) -> None:
         """Lose one group's files, and nothing else."""
         groups = [g for g in self._world.watch.groups() if self._folder(node, g) is not None]

@@ -143,18 +143,20 @@ class Nemesis:
     def _later(self, action: Callable[[], None]) -> None:
         self._world.schedule(self._lasts_ms(), action)
 
-    def _when_whole(self, action: Callable[[], None]) -> None:
-        """Once the cluster is whole again, for which nothing else strikes; not at all, if it is not
-        soon: what it has left may be the only sound copy."""
+    def _when_whole(self, action: Callable[[], None], *, must_be_in_sync: bool = False) -> None:
+        """Once no storage is missing any more, for which nothing else strikes; not at all, if that
+        is not soon: what there is left may be the only sound copy."""
         world = self._world
         self._calm_until_ms = world.now_ms + CALM_MS
 
         def look() -> None:
             if self._is_stopped or world.now_ms >= self._calm_until_ms:
                 return
-            if self._damage.may_lose_a_storage():
+            watch = world.watch
+            if watch.is_whole() if must_be_in_sync else watch.may_lose_a_storage():
                 self._calm_until_ms = 0.0
                 action()
+                watch.storage_is_lost()
             else:
                 world.schedule(50.0, look)
 
@@ -338,7 +340,7 @@ class Nemesis:
             for node in self._world.nodes:
                 self._later(self._world.restart(node))
 
-        self._when_whole(rot)
+        self._when_whole(rot, must_be_in_sync=True)
 
     # ---- clocks ----
 

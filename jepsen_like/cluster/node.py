@@ -364,8 +364,15 @@ class ClusterNode:
         self.world.schedule(self._random.uniform(*SUPERVISOR_MS), self.world.restart(self))
 
     def crash(self) -> None:
-        """Lose power: unsynced bytes are kept, lost or torn."""
+        """Lose power: unsynced bytes are kept, lost or torn.
+
+        While a storage is missing, only the process ends: a tail that is torn now is a second copy
+        that nobody can vouch for, and then the design puts safety before progress.
+        """
         if not self.is_up:
+            return
+        if self.world.watch.is_storage_missing():
+            self.kill("as a storage is missing, power stays")
             return
         self.world.note("crash", self.node_id)
         self._stop(is_told=self._random.random() < 0.5)
@@ -455,6 +462,10 @@ class ClusterNode:
             action()
         except SimCrash:
             self.crash()
+        except DiskError as error:
+            # Nothing in the product caught it: it ends the process (`node/process.py`).
+            self.kill(f"the disk failed: {error}")
+            self._restart_later()
         finally:
             self.is_inside = was_inside
 

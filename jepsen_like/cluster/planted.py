@@ -19,7 +19,9 @@ from immutables import Map
 
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.run import run_cluster_seed
+from jepsen_like.planted import Catch
 from jepsen_like.sim import Verdict
+from raftmq import records
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.cluster import apply as metadata_apply
 from raftmq.cluster import group_image, metadata_machine
@@ -32,11 +34,11 @@ from raftmq.cluster.partition_results import DeleteResult
 from raftmq.cluster.producer_state import ACCEPT, ProducerStateTable
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.retention import Retention
-from raftmq.errors import ErrorCode
+from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.groups.group import Group
+from raftmq.log import batch_reader
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.segment import Segment
-from raftmq.log.verified import VerifiedRanges
 from raftmq.promise import Promise
 from raftmq.types import NodeId, Offset
 
@@ -215,8 +217,16 @@ def _own_time(self: Retention) -> int | None:
     return self._clock.wall_ms() if self._replica.is_writable else None
 
 
-def _all_verified(_self: VerifiedRanges, _position: int) -> int:
-    return 1 << 62
+_check_batch_at = records.check_batch_at
+
+
+def _check_all_but_the_sum(view: memoryview, position: int) -> Any:
+    try:
+        return _check_batch_at(view, position)
+    except CorruptBatchError as error:
+        if "CRC" not in error.message:
+            raise
+        return records.parse_header(view, position)
 
 
 def _no_state(_self: Partition, _offset: Offset, _index: object) -> bytes:
@@ -239,7 +249,7 @@ def _without_groups(self: SnapshotEncoder, image: Any) -> bytes:
     return _encode_snapshot(self, empty)
 
 
-BUGS: Final[dict[str, ClusterBug]] = {
+CLUSTER_BUGS: Final[dict[str, ClusterBug]] = {
     "acked-before-commit": ClusterBug(
         _patching((Partition, "_acknowledge", _at_once)), _leaders, 1
     ),
@@ -287,7 +297,9 @@ BUGS: Final[dict[str, ClusterBug]] = {
     "wiped-keeps-storage": ClusterBug(
         _patching((DataFolder, "unlocked", classmethod(_same_storage))), _wipes, 5
     ),
-    "damage-served": ClusterBug(_patching((VerifiedRanges, "end_from", _all_verified)), _rot, 4),
+    "damage-served": ClusterBug(
+        _patching((batch_reader, "check_batch_at", _check_all_but_the_sum)), _rot, 4
+    ),
     "failed-sync-believed": ClusterBug(
         _patching((Segment, "write_again", _nothing), (BareEntries, "write_again", _nothing)),
         _power,
@@ -297,13 +309,13 @@ BUGS: Final[dict[str, ClusterBug]] = {
 """By name. Each must be caught within 200 seeds."""
 
 
-def hunt_in_cluster(name: str, first: int = 1, seeds: int = 200) -> tuple[int, str]:
-    """Run seeds with the bug planted: how many it took, and what caught it, "" if nothing did."""
-    bug = BUGS[name]
+def hunt_in_cluster(name: str, first: int = 1, seeds: int = 200) -> Catch:
+    """Run seeds with the bug planted until one is caught."""
+    bug = CLUSTER_BUGS[name]
     for number in range(seeds):
         seed = first + number
         with bug.plant():
             result = run_cluster_seed(seed, bug.options(seed))
         if result.verdict is Verdict.ANOMALY:
-            return number + 1, result.name
-    return seeds, ""
+            return Catch(name, number + 1, True, result.name)
+    return Catch(name, seeds, False)

@@ -1,9 +1,9 @@
 """Producers: idempotent, up to five batches of a partition in flight, sent again until answered.
 
-A pipe is one producer id on one partition. What is refused or lost is sent again in the order of
-its sequences, once everything that is under way has come back; what is not acknowledged in time is
-given up as unknown, and the pipe goes on under a fresh producer id. Every value is unique, so that
-each record can be found again.
+A pipe is one producer id on one partition, or none: some producers do without, and send nothing
+twice. What is refused or lost of the others is sent again in the order of its sequences, once all
+that is under way has come back; what is not acknowledged in time is given up as unknown, and the
+pipe goes on under a fresh producer id. Every value is unique, so that each can be found again.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ class Producer:
         if done.error is not None:
             pipe.must_drain = True
             batch.error = -1
+            self._let_go(batch)
         else:
             response = decode_produce_response(VERSION, done.result())
             self._judge(pipe, batch, response.topics[0].partitions[0])
@@ -210,6 +211,7 @@ class Producer:
         world.note("refused", batch.operation.op, code)
         batch.error = code
         pipe.must_drain = True
+        self._let_go(batch)
         is_first = pipe.batches[0] is batch
         if code in _REFUSED or (code in _FORGOTTEN and is_first and batch.tries == 1):
             raise InvariantViolation(
@@ -217,6 +219,12 @@ class Producer:
                 f"{self._name}: the next batch in sequence ({batch.sequence}) of producer "
                 f"{pipe.producer_id} was refused with {ErrorCode(code).name}",
             )
+
+    def _let_go(self, batch: Batch) -> None:
+        """Without a sequence nothing tells a second copy from the first: it is not sent again."""
+        if not self._is_idempotent:
+            batch.is_done = True
+            self._world.recorder.info(batch.operation, code=batch.error)
 
     def _gives_up(self, pipe: Pipe) -> bool:
         """After too long: nobody knows what became of these, and the pipe begins anew."""

@@ -50,6 +50,7 @@ class Watch:
         self.invariants = Invariants()
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
+        self._is_missing = False
 
     def attach(self, node: ClusterNode, core: SimCore) -> None:
         """Be told of every replica that begins on this node."""
@@ -123,6 +124,34 @@ class Watch:
         if not all(node.is_serving for node in self._world.nodes):
             return False
         return all(not self.why_not_whole(group) for group in self.groups())
+
+    def is_storage_missing(self) -> bool:
+        """True from a loss or damage on until everybody is back under a sound storage."""
+        if self._is_missing and self.may_lose_a_storage():
+            self._is_missing = False
+        return self._is_missing
+
+    def storage_is_lost(self) -> None:
+        """The nemesis took one, or damaged it."""
+        self._is_missing = True
+
+    def may_lose_a_storage(self) -> bool:
+        """True when every voter of every group is there under its present storage, undamaged: then
+        the design bears that one of them is lost, however far the others are behind."""
+        if not all(node.is_up for node in self._world.nodes):
+            return False
+        for (_, group), watcher in self.machines.items():
+            replica = watcher.replica
+            configuration = replica.configuration
+            if configuration.learners or replica.failure is not None:
+                return False
+            if replica.log.damaged or replica.core.claimed_end_floor or replica.core.on_probation:
+                return False
+            for voter in configuration.voters:
+                other = self.machines.get((voter.node_id, group))
+                if other is None or other.replica.self_id != voter:
+                    return False
+        return True
 
     def why_not_whole(self, group: RaftGroupId) -> str:
         """What a group lacks, "" when nothing."""
