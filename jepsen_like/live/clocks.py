@@ -56,6 +56,8 @@ def prepare(node: Node) -> None:
         "FAKETIME_CACHE_DURATION": str(CACHE_S),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
+        # Its cure for an old glibc makes threads wait far too long for Python's interpreter lock.
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         "NO_FAKE_STAT": "1",  # or every compiled module looks out of date
     }
 
