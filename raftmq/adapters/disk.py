@@ -37,7 +37,7 @@ DISK_FULL: Final = RefusedWrites()
 
 
 def _open_quietly(path: str, flags: int) -> int:
-    """Open so that reading writes nothing: with access times an idle node's scrub dirties inodes."""
+    """Open so that reading writes nothing: access times would make an idle scrub dirty inodes."""
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0), 0o644)
     except PermissionError:
