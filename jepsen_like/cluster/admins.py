@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.consumers import LATEST, Fetcher, Where, name_of
 from jepsen_like.cluster.kafka import Kafka, Lost, NotSent
+from jepsen_like.cluster.tasks import until
+from raftmq.cluster.broker_messages import ReplaceNodeCall
 from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
+from raftmq.types import NodeId
 
 if TYPE_CHECKING:
+    from jepsen_like.cluster.node import ClusterNode
     from jepsen_like.cluster.world import ClusterWorld
 
 ADMIN_TIMEOUT_MS: Final = 1_200
@@ -133,6 +138,56 @@ class TopicAdmin:
         names = [topic.name for topic in answer.topics if topic.name.startswith("set-")]
         world.counts.acked += 1
         world.recorder.ok(operation, topics=names, stale=True)
+
+
+class NodeReplacer:
+    """An operator who wants one node's place taken by another, and asks until it is begun."""
+
+    def __init__(self, world: ClusterWorld, old_id: NodeId, new_id: NodeId) -> None:
+        self._world = world
+        self._old_id = old_id
+        self._new_id = new_id
+
+    async def run(self) -> None:
+        """Ask nodes that serve, one after the other."""
+        world = self._world
+        while True:
+            serving = [n for n in world.present if n.is_serving and not n.is_paused]
+            if serving and world.node(self._new_id).is_serving:
+                asked = world.random.choice(serving)
+                if await self._ask(asked):
+                    return
+            await world.clients.sleep(0.2)
+
+    async def _ask(self, node: ClusterNode) -> bool:
+        call = ReplaceNodeCall(
+            old_id=self._old_id,
+            new_id=self._new_id,
+            even_if_alive=True,
+            dry_run=False,
+            timeout_ms=2_000,
+        )
+        answer: Promise[str] = Promise()
+
+        def told(done: Promise[Any]) -> None:
+            if not answer.is_done:
+                failed = done.error is not None
+                code = "unknown" if failed else ErrorCode(done.result()[0].code).name
+                answer.resolve(code)
+
+        def ask() -> None:
+            assert node.core is not None
+            node.core.control.call(call).when_done(told)
+
+        def late() -> None:
+            if not answer.is_done:
+                answer.resolve("nobody answered")
+
+        self._world.schedule(5_000.0, late)
+        node.run(ask)
+        code = await until(answer)
+        self._world.note("replacement", self._old_id, self._new_id, code)
+        return code == "NONE"
 
 
 class RecordDeleter(Fetcher):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
+from jepsen_like.cluster.admins import NodeReplacer
 from jepsen_like.cluster.damage import Damage
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.world import ClusterWorld, Fault
@@ -74,6 +75,7 @@ class Nemesis:
             "storm": self._storm,
             "transfer": self._transfer,
             "wipe": self._wipe,
+            "replace": self._replace,
             "lose-folder": self._lose_folder,
             "rot": self._rot,
             "rot-everywhere": self._rot_everywhere,
@@ -308,6 +310,28 @@ class Nemesis:
             self._later(self._world.restart(node))
 
         self._when_whole(wipe)
+
+    def _replace(self) -> None:
+        """A node is given up for good, or taken out of service, and a spare one takes its place."""
+        world = self._world
+        spares = [n for n in world.nodes if n.node_id > world.options.nodes and not n.is_wanted]
+        if not spares:
+            return
+        old, new = self._random.choice(world.present), spares[0]
+        is_dead = self._random.random() < 0.6
+
+        def replace() -> None:
+            world.note("replace", old.node_id, new.node_id, is_dead)
+            world.counts.replacements += 1
+            if is_dead:
+                old.crash()
+            old.is_wanted = False
+            new.is_wanted = True
+            new.start()
+            replacer = NodeReplacer(world, old.node_id, new.node_id)
+            world.clients.spawn(replacer.run)
+
+        self._when_whole(replace)
 
     def _lose_folder(self) -> None:
         """One group's folder is gone, the journal that knows of its promises is not."""

@@ -198,6 +198,8 @@ class ClusterNode:
         self.life = 0
         self.is_up = False
         self.is_listening = False
+        self.is_wanted = node_id <= world.options.nodes
+        """False before a spare node is taken, and after a node was given up."""
         self.is_inside = False
         self.paused_until_ms = 0.0
         self.is_slow = False
@@ -323,7 +325,7 @@ class ClusterNode:
 
     def _config(self) -> NodeConfig:
         options = self.world.options
-        voters = range(1, min(options.nodes, 5) + 1)
+        voters = range(1, options.nodes + 1)
         return NodeConfig(
             node_id=self.node_id,
             cluster_id="sim",

@@ -34,6 +34,7 @@ FAULTS = (
     "storm",
     "transfer",
     "wipe",
+    "replace",
     "lose-folder",
     "rot",
     "rot-everywhere",
@@ -51,6 +52,8 @@ class ClusterOptions:
     """Settings of one run."""
 
     nodes: int = 3
+    spares: int = 0
+    """Nodes beside those, which are there only once one of them is replaced."""
     topics: int = 2
     partitions: int = 3
     producers: int = 3
@@ -114,6 +117,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "storm": 0.5,
     "transfer": 1.0,
     "wipe": 0.3,
+    "replace": 0.6,
     "lose-folder": 0.3,
     "rot": 0.4,
     "rot-everywhere": 0.2,
@@ -137,6 +141,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
     return ClusterOptions(
         nodes=5 if random.random() < 0.1 else 3,
+        spares=1 if random.random() < 0.25 else 0,
         partitions=random.choice((1, 2, 4)),
         latency_ms=(0.3, random.choice((1.0, 3.0, 10.0))),
         drop=random.choice((0.0, 0.002, 0.01)),

@@ -181,7 +181,7 @@ def _check_liveness(world: ClusterWorld) -> None:
     wanted = {f"{t}-{p}" for t, p in world.partitions[: min(world.options.producers, 99)]}
 
     def why_not() -> str:
-        for node in world.nodes:
+        for node in world.present:
             if not node.is_serving:
                 return f"node {node.node_id} does not serve"
             node.restart_if_failed()
@@ -214,8 +214,8 @@ def _apart(world: ClusterWorld) -> str:
     for group in world.watch.groups():
         if why := world.watch.why_not_whole(group) or _group_apart(world, group):
             return f"{group}: {why}"
-    images = [bytes(encode_image(node.core.engine.image)) for node in world.nodes if node.core]
-    if len(images) < len(world.nodes) or any(image != images[0] for image in images):
+    images = [bytes(encode_image(node.core.engine.image)) for node in world.present if node.core]
+    if len(images) < len(world.present) or any(image != images[0] for image in images):
         return "metadata images differ"
     return ""
 

@@ -20,6 +20,7 @@ from raftmq.cluster.replica import Replica
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.ports import DiskError, Runnable
+from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
@@ -121,7 +122,7 @@ class Watch:
 
     def is_whole(self) -> bool:
         """True when every node serves, and every group has its replicas as voters, caught up."""
-        if not all(node.is_serving for node in self._world.nodes):
+        if not all(node.is_serving for node in self._world.present):
             return False
         return all(not self.why_not_whole(group) for group in self.groups())
 
@@ -135,15 +136,22 @@ class Watch:
         """The nemesis took one, or damaged it."""
         self._is_missing = True
 
+    def _joins(self, group: RaftGroupId, configuration: Configuration) -> bool:
+        """True when somebody is about to become a voter. Brokers beside the voters of the metadata
+        group are its learners for good."""
+        if group != METADATA_GROUP:
+            return bool(configuration.learners)
+        return len(configuration.voters) < self._world.options.nodes
+
     def may_lose_a_storage(self) -> bool:
         """True when every voter of every group is there under its present storage, undamaged: then
         the design bears that one of them is lost, however far the others are behind."""
-        if not all(node.is_up for node in self._world.nodes):
+        if not all(node.is_up for node in self._world.present):
             return False
         for (_, group), watcher in self.machines.items():
             replica = watcher.replica
             configuration = replica.configuration
-            if configuration.learners or replica.failure is not None:
+            if replica.failure is not None or self._joins(group, configuration):
                 return False
             if replica.log.damaged or replica.core.claimed_end_floor or replica.core.on_probation:
                 return False
@@ -162,7 +170,7 @@ class Watch:
         if not leader.is_writable:
             return "its leader is not writable"
         configuration = leader.configuration
-        if configuration.learners:
+        if self._joins(group, configuration):
             return f"learners {[str(r) for r in configuration.learners]}"
         if not leader.core.configurations.is_committed(leader.core.commit_end):
             return "its configuration is not committed"
@@ -179,7 +187,9 @@ class Watch:
                 return f"{voter} is behind"
             if replica.log.damaged or replica.core.claimed_end_floor:
                 return f"{voter} is damaged"
-        if len(configuration.voters) < min(3, len(self._world.nodes)):
+        if any(not self._world.node(voter.node_id).is_wanted for voter in configuration.voters):
+            return f"voters {[str(r) for r in configuration.voters]}, one of which was given up"
+        if len(configuration.voters) < min(3, len(self._world.present)):
             return f"voters {[str(r) for r in configuration.voters]}"
         return ""
 

@@ -43,6 +43,7 @@ class Counts:
     log_starts: int = 0
     wipes: int = 0
     rots: int = 0
+    replacements: int = 0
     malformed: int = 0
     events: int = 0
     faults: dict[str, int] = field(factory=dict)
@@ -97,7 +98,7 @@ class ClusterWorld:
         self.wires = Wires(self, Random(f"wires {seed}"))
         self.nodes = [
             ClusterNode(self, NodeId(number), Random(f"cluster node {seed} {number}"))
-            for number in range(1, options.nodes + 1)
+            for number in range(1, options.nodes + options.spares + 1)
         ]
         self.clients = SimTasks(self.schedule, lambda work: self.schedule(0.0, work))
 
@@ -177,14 +178,19 @@ class ClusterWorld:
 
     def start(self) -> None:
         """Boot all nodes."""
-        for node in self.nodes:
+        for node in self.present:
             node.start()
+
+    @property
+    def present(self) -> list[ClusterNode]:
+        """The nodes that the cluster is to consist of just now."""
+        return [node for node in self.nodes if node.is_wanted]
 
     def restart(self, node: ClusterNode) -> Callable[[], None]:
         """An action that boots a node, if it is down by then."""
 
         def action() -> None:
-            if not node.is_up:
+            if not node.is_up and node.is_wanted:
                 node.start()
 
         return action
@@ -204,7 +210,7 @@ class ClusterWorld:
         self.wires.is_faulty = self.wires.is_stormy = False
         self.wires.mend_all()
         self.cut_off.clear()
-        for node in self.nodes:
+        for node in self.present:
             node.heal()
 
     def close(self) -> None:
