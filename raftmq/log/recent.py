@@ -16,6 +16,9 @@ from attrs import define
 from raftmq.log.model import LogEntry
 
 _COMPACT_AT: Final = 256
+OBJECT_BYTES: Final = 700
+"""What a batch takes beside its own bytes (measured): it is charged too, or a budget full of
+batches of one small record would take five times what it says."""
 
 
 class RecentBudget:
@@ -70,7 +73,7 @@ class RecentBatches:
         """Append the newest batch."""
         self._batches.append(batch)
         self._base_offsets.append(batch.base_offset)
-        self._budget.charge(self, batch.size)
+        self._budget.charge(self, batch.size + OBJECT_BYTES)
 
     def find(self, offset: int) -> int | None:
         """The slot of the batch that contains `offset`, None when it is not here."""
@@ -127,7 +130,7 @@ class RecentBatches:
         assert batch is not None
         self._batches[self._first] = None
         self._first += 1
-        self._budget.release(batch.size)
+        self._budget.release(batch.size + OBJECT_BYTES)
         if self._first >= _COMPACT_AT and self._first * 2 >= len(self._batches):
             del self._batches[: self._first]
             del self._base_offsets[: self._first]
@@ -138,7 +141,7 @@ class RecentBatches:
         slot = max(self._first, bisect_left(self._base_offsets, end_offset, self._first))
         for batch in self._batches[slot:]:
             assert batch is not None
-            self._budget.release(batch.size)
+            self._budget.release(batch.size + OBJECT_BYTES)
         del self._batches[slot:]
         del self._base_offsets[slot:]
 

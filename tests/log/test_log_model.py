@@ -59,7 +59,7 @@ class Machine:
         self.log = self._open()
 
     def _open(self) -> ReplicatedLog:
-        shared = Shared.make(self.disk, files_max=3, index_bytes_max=256, recent_bytes_max=1500)
+        shared = Shared.make(self.disk, files_max=3, index_bytes_max=256, recent_bytes_max=9000)
         return open_log(
             self.disk, self.config, claimed=self.claimed, clock=self.clock, shared=shared
         )

@@ -473,7 +473,7 @@ def test_retention(place: Place) -> None:
 
 
 def test_bounded_files_and_memory(place: Place) -> None:
-    shared = Shared.make(place.disk, files_max=4, index_bytes_max=1, recent_bytes_max=2000)
+    shared = Shared.make(place.disk, files_max=4, index_bytes_max=1, recent_bytes_max=9000)
     log = start(place, shared=shared)
     elect(log, 1)
     flush(log)
@@ -482,7 +482,7 @@ def test_bounded_files_and_memory(place: Place) -> None:
     data = span_bytes(log.locate(Offset(0), 1 << 20, Offset(60)))
     assert data == b"".join(sent)
     assert len(shared.files) <= 4
-    assert shared.recent.used_bytes <= 2000
+    assert shared.recent.used_bytes <= 9000
     assert len(all_entries(log)) == 61
     log.delete()
     assert shared.recent.used_bytes == 0
