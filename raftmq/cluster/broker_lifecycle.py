@@ -78,6 +78,8 @@ class BrokerLifecycle:
         self.refusal: str | None = None
         """Why the cluster refuses this node, if so: other cluster id, or its number is taken."""
         self.is_draining = False
+        self.has_full_disk = False
+        """Records are refused here until space is free; said by the node."""
         self._drained: Promise[None] | None = None
         self._is_registering = False
         self._register_at_ms = 0.0
@@ -121,6 +123,11 @@ class BrokerLifecycle:
     def is_isolated(self) -> bool:
         """True after ten seconds without a metadata majority."""
         return self.isolated_ms() > ISOLATED_MS
+
+    @property
+    def should_not_lead(self) -> bool:
+        """True while another node would serve producers better than this one."""
+        return self.is_isolated or self.has_full_disk
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call `callback()` the first time this broker is ready."""

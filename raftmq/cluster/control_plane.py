@@ -210,7 +210,8 @@ class ControlPlane:
                 return _encoded(Reply(code))
             case ContactRequest():
                 is_lost = self.lifecycle.isolated_ms() > CONTACT_FRESH_MS
-                return _encoded(Reply(ErrorCode.NOT_CONTROLLER if is_lost else ErrorCode.NONE))
+                cannot = is_lost or self.lifecycle.has_full_disk
+                return _encoded(Reply(ErrorCode.NOT_CONTROLLER if cannot else ErrorCode.NONE))
             case QuorumRequest():
                 return _encoded(self._tell_quorum())
             case AdminCall():
@@ -253,7 +254,8 @@ class ControlPlane:
         return promise
 
     def ask_contact(self, node_id: NodeId) -> Promise[bool]:
-        """Ask whether another node sees a majority of the metadata group just now."""
+        """Ask whether another node could lead just now: it sees a majority of the metadata group,
+        and its disk is not full."""
         promise: Promise[bool] = Promise()
 
         def done(answer: Promise[bytes]) -> None:

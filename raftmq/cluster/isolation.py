@@ -1,10 +1,11 @@
-"""What a broker does that sees no majority of the metadata group for long.
+"""What a broker does that sees no majority of the metadata group for long, or whose disk is full.
 
 It serves plain produce and fetch on, but its metadata grows old: topics are deleted, configs
 change, brokers come and go without it. So where another in-sync voter of a partition it leads still
 sees the majority, it hands the leadership to that one; it asks first, since that node may be cut
 off as well. Leaderships won while cut off go the same way. Coordinator work ends by itself: its
-barriers are not answered any more. Never acts while the majority is seen, never touches data.
+barriers are not answered any more. With a full disk it refuses records that others could take, and
+hands over likewise, to who is not full as well. Otherwise it never acts, and it never touches data.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Isolation:
         ask: Callable[[NodeId], Promise[bool]],
         led: Callable[[], Iterable[LedReplica]],
     ) -> None:
-        """`ask` tells whether another node sees the majority; `led` gives what is led here."""
+        """`ask` tells whether another node could do better; `led` gives what is led here."""
         self._node_id = node_id
         self._is_isolated = is_isolated
         self._ask = ask

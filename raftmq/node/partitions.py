@@ -163,7 +163,7 @@ class Partitions:
         self.registry = PartitionRegistry()
         self.isolation = Isolation(
             plane.node_id,
-            is_isolated=lambda: control.lifecycle.is_isolated,
+            is_isolated=lambda: control.lifecycle.should_not_lead,
             ask=control.ask_contact,
             led=lambda: [r for r in self._replicas.values() if r.is_leader],
         )

@@ -241,3 +241,23 @@ def test_full_disk(tmp_path: Path, small_disks: dict[int, Path]) -> None:
             return codes[-1] == 0
 
         wait_until(accepts, 60, "writes resume")
+
+
+@pytest.mark.root
+def test_a_leader_whose_disk_is_full_gives_its_partitions_to_others(
+    tmp_path: Path, small_disks: dict[int, Path]
+) -> None:
+    """A majority has room: nobody needs to wait until an operator makes some on the leader."""
+    with Cluster(tmp_path, data=small_disks) as cluster:
+        create_topic(cluster.bootstrap, "t", 1)
+        with Load(cluster.bootstrap, "t", 1, rate=500) as load:
+            load.wait_for(200)
+            leader = leaders(cluster.bootstrap, "t")[0]
+            filler = fill(cluster[leader].data.parent)
+            wait_until(
+                lambda: cluster[leader].get("/status")["disk"]["is_full"], 20, "it is known as full"
+            )
+            load.wait_for(500, timeout_s=20)
+            filler.unlink()
+            load.wait_for(200)
+        load.reckon().check()
