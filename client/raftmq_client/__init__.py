@@ -1,9 +1,11 @@
 """A Kafka client for Python: typed, tested against raftmq and Apache Kafka alike.
 
-`raftmq_client.blocking` has `Producer`, `Consumer` and `Admin` on plain sockets; all that decides
-is sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
+`raftmq_client.aio` has `Producer`, `Consumer` and `Admin` for trio and asyncio,
+`raftmq_client.blocking` the same on plain sockets (also importable from here); all that decides is
+sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
 """
 
+from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
 from raftmq_client.core.admin import EARLIEST, LATEST, MAX_TIMESTAMP, ResourceType
@@ -15,14 +17,19 @@ from raftmq_client.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     CorruptAnswerError,
+    CorruptRecordsError,
+    DeserializationError,
     ForkedError,
     NoOffsetError,
     Outcome,
+    PollIntervalError,
     RecordTooLargeError,
+    SerializationError,
     TimedOutError,
     UnsupportedError,
     UsageError,
 )
+from raftmq_client.serializers import Typed
 
 __all__ = [
     "EARLIEST",
@@ -37,15 +44,21 @@ __all__ = [
     "Consumer",
     "ConsumerRecord",
     "CorruptAnswerError",
+    "CorruptRecordsError",
+    "DeserializationError",
     "ForkedError",
     "NoOffsetError",
     "Outcome",
+    "PollIntervalError",
     "Producer",
     "Receipt",
     "RecordMetadata",
     "RecordTooLargeError",
     "ResourceType",
+    "SerializationError",
     "TimedOutError",
+    "TopicPartition",
+    "Typed",
     "UnsupportedError",
     "UsageError",
 ]

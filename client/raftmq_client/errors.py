@@ -78,6 +78,29 @@ class RecordTooLargeError(ClientError):
     """A record does not fit into a request."""
 
 
+class SerializationError(ClientError):
+    """A key or value could not be turned into bytes; nothing was sent."""
+
+
+class DeserializationError(ClientError):
+    """A record's bytes could not be read; `seek` past it to go on."""
+
+    def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(message)
+
+
+class PollIntervalError(ClientError):
+    """The consumer did not poll within `max_poll_interval_ms` and left its group.
+
+    The next poll joins again; its partitions have moved meanwhile.
+    """
+
+    retriable = True
+
+
 class BufferFullError(ClientError):
     """The producer's buffer stayed full for `max_block_ms`; the record was not taken."""
 
@@ -88,6 +111,16 @@ class CorruptAnswerError(ClientError):
     """A broker sent bytes that break the protocol or a batch's checksum."""
 
     retriable = True
+
+
+class CorruptRecordsError(CorruptAnswerError):
+    """A batch whose checksum does not hold; none of it was delivered."""
+
+    def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(message)
 
 
 class NoOffsetError(ClientError):

@@ -1,17 +1,30 @@
-"""Reading addresses and options that all drivers share.
+"""Options by name, the same for every driver: reading them, their defaults, what contradicts.
 
-Text in, checked values out; what makes no sense is a `UsageError` that names it. Resolves no name
-and opens nothing.
+Text and numbers in, checked values out; what makes no sense is a `UsageError` that names it.
+Resolves no name and opens nothing. `ProducerSettings` and `ConsumerSettings` are the keyword
+arguments of `Producer` and `Consumer`; their defaults stand in the functions that read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypedDict
 
+from raftmq.codec import Codec
+from raftmq.types import TopicPartition
+from raftmq_client.core.admin import READ_COMMITTED, READ_UNCOMMITTED
+from raftmq_client.core.assignors import COOPERATIVE
 from raftmq_client.core.client import ClientOptions
+from raftmq_client.core.consumer import ConsumerOptions
+from raftmq_client.core.fetcher import FetcherOptions, Reset
+from raftmq_client.core.group import GroupOptions
+from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
 from raftmq_client.errors import UsageError
+from raftmq_client.serializers import Deserializer, read_deserializer
 
-DEFAULT_PORT = 9092
+DEFAULT_PORT: Final = 9092
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+_UNSET: Final = -1.0
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -39,3 +52,213 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ..
 def client_options(bootstrap: str | Sequence[str], client_id: str) -> ClientOptions:
     """Options of a client with everything else as usual."""
     return ClientOptions(bootstrap=parse_bootstrap(bootstrap), client_id=client_id)
+
+
+class ProducerSettings(TypedDict, total=False):
+    """Keyword arguments of a `Producer`."""
+
+    acks: str | int
+    idempotent: bool | None
+    compression: str
+    compression_level: int | None
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes_max: int
+    request_bytes_max: int
+    in_flight_max: int
+    request_timeout_ms: float
+    delivery_timeout_ms: float
+
+
+def producer_options(
+    *,
+    acks: str | int = "all",
+    idempotent: bool | None = None,
+    compression: str = "none",
+    compression_level: int | None = None,
+    linger_ms: float = 5.0,
+    batch_bytes: int = 128 * 1024,
+    buffer_bytes_max: int = 32 << 20,
+    request_bytes_max: int = 1 << 20,
+    in_flight_max: int = 5,
+    request_timeout_ms: float = 30_000,
+    delivery_timeout_ms: float = 120_000,
+) -> ProducerOptions:
+    """Options of a producer.
+
+    Raises:
+        UsageError: a value makes no sense.
+    """
+    return ProducerOptions(
+        acks=read_acks(acks),
+        idempotent=idempotent,
+        codec=read_codec(compression),
+        compression_level=compression_level,
+        linger_ms=linger_ms,
+        batch_bytes=batch_bytes,
+        buffer_bytes_max=buffer_bytes_max,
+        request_bytes_max=request_bytes_max,
+        in_flight_max=in_flight_max,
+        request_timeout_ms=request_timeout_ms,
+        delivery_timeout_ms=delivery_timeout_ms,
+    )
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """Keyword arguments of a `Consumer`."""
+
+    group: str | None
+    key_deserializer: Deserializer | None
+    value_deserializer: Deserializer | None
+    delivery: str
+    reset: str
+    isolation: str
+    auto_commit_ms: float | None
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    partition_bytes_max: int
+    buffer_bytes_max: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: float
+    max_poll_interval_ms: float
+    assignors: Sequence[str]
+    instance_id: str | None
+    rack: str
+
+
+def consumer_options(
+    *,
+    group: str | None = None,
+    key_deserializer: Deserializer | None = None,
+    value_deserializer: Deserializer | None = None,
+    delivery: str = "at_least_once",
+    reset: str = "latest",
+    isolation: str = "read_uncommitted",
+    auto_commit_ms: float | None = _UNSET,
+    max_wait_ms: int = 500,
+    min_bytes: int = 1,
+    max_bytes: int = 50 << 20,
+    partition_bytes_max: int = 1 << 20,
+    buffer_bytes_max: int = 64 << 20,
+    session_timeout_ms: int = 45_000,
+    heartbeat_interval_ms: float = 3_000,
+    max_poll_interval_ms: float = 300_000,
+    assignors: Sequence[str] = ("range", "roundrobin"),
+    instance_id: str | None = None,
+    rack: str = "",
+) -> ConsumerOptions:
+    """Options of a consumer.
+
+    Raises:
+        UsageError: a value makes no sense, or contradicts `delivery`.
+    """
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
+    cooperative = [name for name in assignors if name in COOPERATIVE]
+    if cooperative and len(cooperative) < len(assignors):
+        raise UsageError(f"assignor {cooperative[0]!r} is cooperative, and not to be mixed")
+    if heartbeat_interval_ms >= session_timeout_ms:
+        raise UsageError("heartbeat_interval_ms is not below session_timeout_ms")
+    return ConsumerOptions(
+        fetching=FetcherOptions(
+            reset=read_reset(reset),
+            isolation=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            partition_bytes_max=partition_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            rack=rack,
+        ),
+        grouping=GroupOptions(
+            session_timeout_ms=session_timeout_ms,
+            rebalance_timeout_ms=int(max_poll_interval_ms),
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            assignors=tuple(assignors),
+            instance_id=instance_id,
+        ),
+        group=group,
+        decode_key=read_deserializer(key_deserializer),
+        decode_value=read_deserializer(value_deserializer),
+        auto_commit_ms=read_delivery(delivery, auto_commit_ms, group),
+        commits_first=delivery == "at_most_once",
+    )
+
+
+def read_delivery(delivery: str, auto_commit_ms: float | None, group: str | None) -> float | None:
+    """What a promise of delivery makes of automatic commits.
+
+    At least once: a record is committed after the caller came back for the next one. At most once:
+    before it is handed out, and never by a timer.
+
+    Raises:
+        UsageError: there is no such promise, or the settings contradict it.
+    """
+    if delivery == "at_least_once":
+        return 5_000 if auto_commit_ms == _UNSET else auto_commit_ms
+    if delivery != "at_most_once":
+        raise UsageError(f"delivery is at_least_once or at_most_once, not {delivery!r}")
+    if auto_commit_ms not in (_UNSET, None):
+        raise UsageError(
+            "auto_commit_ms contradicts delivery='at_most_once', which commits every poll"
+            " before it hands its records out"
+        )
+    if group is None:
+        raise UsageError("delivery='at_most_once' needs a group: it is the commits that promise it")
+    return None
+
+
+def consumer_client(bootstrap: str | Sequence[str], client_id: str) -> ClientOptions:
+    """A consumer's client: it makes no topics, and notices new ones within half a minute."""
+    options = client_options(bootstrap, client_id)
+    options.metadata.allow_auto_create = False
+    options.metadata.max_age_ms = 30_000
+    return options
+
+
+def read_acks(acks: str | int) -> int:
+    """Kafka's words for acks.
+
+    Raises:
+        UsageError: not 0, 1 or all.
+    """
+    known = {"0": 0, "1": 1, "all": ACKS_ALL, "-1": ACKS_ALL}
+    if str(acks) not in known:
+        raise UsageError(f"acks is 0, 1 or all, not {acks!r}")
+    return known[str(acks)]
+
+
+def read_codec(name: str) -> Codec:
+    """A codec by Kafka's name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    try:
+        return Codec[name.upper()]
+    except KeyError:
+        names = ", ".join(codec.name.lower() for codec in Codec)
+        raise UsageError(f"unknown compression {name!r}; one of {names}") from None
+
+
+def read_reset(name: str) -> Reset:
+    """A reset policy by Kafka's name.
+
+    Raises:
+        UsageError: not earliest, latest or none.
+    """
+    try:
+        return Reset(name)
+    except ValueError:
+        raise UsageError(f"reset is earliest, latest or none, not {name!r}") from None
+
+
+Callback = Callable[[tuple[TopicPartition, ...]], None]
+"""Told of partitions that were assigned or are given up."""
+
+
+def ignore(_partitions: Iterable[TopicPartition]) -> None:
+    """The callback of those who want none."""
+    return

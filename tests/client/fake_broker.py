@@ -103,6 +103,7 @@ class FakeBroker:
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
+        self._came = threading.Condition()
         self._must_end = False
         self._members = 0
         self._producers = 0
@@ -144,6 +145,11 @@ class FakeBroker:
 
     def count(self, api: ApiKey) -> int:
         return sum(seen is api for seen, _ in self.seen)
+
+    def wait_for(self, api: ApiKey, timeout_s: float = 20) -> bool:
+        """Wait until a request of this API has come."""
+        with self._came:
+            return self._came.wait_for(lambda: self.count(api) > 0, timeout_s)
 
     # The thread.
 
@@ -189,7 +195,9 @@ class FakeBroker:
         header, position = decode_request_header(frame)
         api = ApiKey(header.api_key)
         version = header.api_version
-        self.seen.append((api, version))
+        with self._came:
+            self.seen.append((api, version))
+            self._came.notify_all()
         if api is ApiKey.API_VERSIONS and version > self.handshake_max:
             return encode_unsupported_api_versions(header.correlation_id)
         assert is_announced(api, version)

@@ -12,9 +12,11 @@ from raftmq_client.core.assignors import (
     ASSIGNORS,
     Subscription,
     assign,
+    assign_cooperative,
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    encode_generation,
     encode_subscription,
 )
 
@@ -100,3 +102,40 @@ def test_kafka_pythons_subscription_is_understood() -> None:
     )
     read = decode_subscription(bytes(theirs.encode()))
     assert (read.topics, read.user_data) == (("x", "y"), b"u")
+
+
+groups = st.lists(
+    st.sets(st.sampled_from([f"m{i}" for i in range(5)]), min_size=1), min_size=1, max_size=5
+)
+
+
+@given(groups, st.integers(0, 12))
+def test_cooperative_rounds_move_little_and_end_even(groups: list[set[str]], count: int) -> None:
+    """No partition ever has two readers; two rounds settle; who stays keeps what is even."""
+    held: dict[str, list[TopicPartition]] = {}
+    everything = {TopicPartition("t", p) for p in range(count)}
+    generation = 0
+    for names in groups:
+        for _ in range(2):
+            generation += 1
+            members = {
+                name: Subscription(("t",), encode_generation(generation), tuple(held.get(name, ())))
+                for name in sorted(names)
+            }
+            result = assign_cooperative(members, {"t": count})
+            for name, keys in result.items():
+                others = [key for other in names - {name} for key in held.get(other, ())]
+                assert not set(keys) & set(others), "given before it was given up"
+            before, held = held, result
+        sizes = [len(keys) for keys in held.values()]
+        assert {key for keys in held.values() for key in keys} == everything
+        assert max(sizes) - min(sizes) <= 1
+        for name in names & set(before):
+            assert len(set(before[name]) & set(held[name])) >= min(len(before[name]), *sizes)
+
+
+def test_of_two_claims_the_later_generation_counts() -> None:
+    key = TopicPartition("t", 0)
+    old = Subscription(("t",), encode_generation(1), (key,))
+    new = Subscription(("t",), encode_generation(2), (key,))
+    assert assign_cooperative({"a": old, "b": new}, {"t": 1}) == {"a": [], "b": [key]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from raftmq_client import (
     ForkedError,
     NoOffsetError,
     Outcome,
+    PollIntervalError,
     Producer,
+    Receipt,
     TimedOutError,
     UsageError,
 )
@@ -374,3 +377,79 @@ def test_a_silent_broker_does_not_keep_us_from_the_next(broker: FakeBroker) -> N
         bootstrap = f"127.0.0.1:{silent.getsockname()[1]},{broker.address}"
         with Admin(bootstrap, timeout_ms=4_000) as admin:
             assert admin.topic("t").name == "t"
+
+
+def test_listeners_are_told_before_a_flush_ends(broker: FakeBroker) -> None:
+    told: list[Receipt] = []
+    with Producer(broker.address, value_serializer="json", key_serializer="str") as producer:
+        producer.send("t", {"a": 1}, "k", partition=0, on_delivery=told.append)
+        producer.send("t", [2], "k", partition=9, on_delivery=told.append)
+        producer.flush(10)
+        assert [receipt.outcome for receipt in told] == [Outcome.FAILED, Outcome.OK]
+        assert told[1].place is not None
+        assert told[1].place.offset == 0
+    with Consumer(broker.address, value_deserializer="json", key_deserializer="str") as consumer:
+        consumer.assign({KEY: 0})
+        (message,) = consumer.poll(5)
+        assert (message.key, message.value, message.value_size) == ("k", {"a": 1}, 7)
+
+
+def test_a_listener_that_raises_ends_the_producer(broker: FakeBroker) -> None:
+    def divide(_receipt: Receipt) -> None:
+        raise ZeroDivisionError
+
+    producer = Producer(broker.address)
+    producer.send("t", b"x", partition=0, on_delivery=divide)
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        producer.flush(10)
+    producer.close(flush=False)
+
+
+def test_an_iteration_that_ends_early_loses_nothing(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        for i in range(6):
+            producer.send("t", b"%d" % i, partition=0)
+    with Consumer(broker.address, group="g", topics=["t"], reset="earliest") as consumer:
+        for message in consumer:
+            if message.offset == 2:
+                break
+        assert [item.offset for item in consumer.poll(5, 1)] == [3]
+    assert broker.groups["g"] == {("t", 0): 4}
+
+
+def test_at_most_once_commits_before_it_hands_out(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        for i in range(6):
+            producer.send("t", b"%d" % i, partition=0)
+    with Consumer(
+        broker.address, group="g", topics=["t"], reset="earliest", delivery="at_most_once"
+    ) as consumer:
+        assert len(consumer.poll(5, 4)) == 4
+        assert broker.groups["g"] == {("t", 0): 4}
+
+
+def test_a_member_that_did_not_poll_is_told_why_it_lost_its_partitions(broker: FakeBroker) -> None:
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0)
+    with Consumer(
+        broker.address, group="g", topics=["t"], reset="earliest", max_poll_interval_ms=300
+    ) as consumer:
+        while not consumer.poll(0.05):
+            pass
+        left = broker.wait_for(ApiKey.LEAVE_GROUP)
+        assert left
+        with pytest.raises(PollIntervalError, match="max_poll_interval_ms"):
+            consumer.poll(0.05)
+        while not consumer.poll(0.05):  # joins again, and reads what it did not commit
+            pass
+
+
+def test_a_pattern_reads_what_it_matches(broker: FakeBroker) -> None:
+    broker.make_topic("other", 1)
+    with Producer(broker.address) as producer:
+        producer.send("t", b"x", partition=0)
+        producer.send("other", b"y", partition=0)
+    with Consumer(
+        broker.address, group="g", topics=re.compile("ot.*"), reset="earliest"
+    ) as consumer:
+        assert [(m.topic, m.value) for m in consumer.poll(5)] == [("other", b"y")]

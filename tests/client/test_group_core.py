@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey, Struct
+from raftmq.protocol import ApiKey, Struct, decode_request
 from raftmq.types import TopicPartition
-from raftmq_client.core.assignors import decode_assignment, encode_assignment
+from raftmq_client.core.assignors import (
+    decode_assignment,
+    decode_generation,
+    decode_subscription,
+    encode_assignment,
+)
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import COORDINATOR_LINKS
 from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, MemberState
@@ -21,7 +27,13 @@ from raftmq_client.core.metadata import (
     PartitionInfo,
     TopicInfo,
 )
-from raftmq_client.errors import BrokerError, ConnectionLostError, Outcome, UsageError
+from raftmq_client.errors import (
+    BrokerError,
+    ConnectionLostError,
+    Outcome,
+    PollIntervalError,
+    UsageError,
+)
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -153,12 +165,116 @@ def test_a_consumer_that_stops_polling_leaves() -> None:
     member = Member(max_poll_interval_ms=10_000.0, heartbeat_interval_ms=60_000.0).settle()
     member.core.events.clear()
     member.now = 10_000.0
-    assert member.core.calls(member.now) == []
+    assert member.due().api == ApiKey.LEAVE_GROUP, "others need not wait for the session's end"
     assert list(member.core.events) == [GaveUp((T0, T1), is_lost=True)]
     assert member.core.state is MemberState.IDLE
+    assert isinstance(member.core.error, PollIntervalError)
+    assert "max_poll_interval_ms" in str(member.core.error)
+    member.core.polled(member.now)
+    assert member.core.calls(member.now) == [], "first the consumer has to hear of it"
+    member.core.error = None
     member.core.gave_up()
     member.core.polled(member.now)
     assert member.due().api == ApiKey.JOIN_GROUP
+
+
+def cooperative() -> Member:
+    return Member(assignors=("cooperative-sticky",))
+
+
+def owned_in(call: Call) -> tuple[tuple[TopicPartition, ...], int]:
+    """What a JoinGroup says that its member has, and since which generation."""
+    assert call.api == ApiKey.JOIN_GROUP
+    request = decode_request(ApiKey.JOIN_GROUP, 5, memoryview(b"".join(call.body(5))))
+    subscription = decode_subscription(bytes(request.protocols[0].metadata))
+    return subscription.owned, decode_generation(subscription.user_data)
+
+
+def rejoin(member: Member, call: Call, generation: int) -> None:
+    member.say(
+        call,
+        generation_id=generation,
+        protocol_name="cooperative-sticky",
+        leader="somebody else",
+        member_id="m",
+        members=[],
+    )
+
+
+def test_a_cooperative_member_reads_on_and_gives_up_only_what_moves() -> None:
+    member = cooperative().settle()
+    assert list(member.core.events) == [
+        Assigned((T0, T1), {T0: CommittedOffset(7)}, is_incremental=True)
+    ]
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    assert not member.core.events, "nothing is given up before it is known what moves"
+    join = member.due()
+    assert owned_in(join) == ((T0, T1), 1)
+    rejoin(member, join, 2)
+    member.sync(T1)
+    assert list(member.core.events) == [GaveUp((T0,), is_lost=False)]
+    member.core.events.clear()
+    assert member.core.state is MemberState.GIVING_UP
+    member.core.gave_up()
+    join = member.due()  # so that the other one gets it
+    assert owned_in(join) == ((T1,), 2)
+    rejoin(member, join, 3)
+    member.sync(T1)
+    assert list(member.core.events) == [Assigned((), {}, is_incremental=True)]
+    assert member.core.owned == (T1,)
+    assert member.core.state is MemberState.STABLE
+
+
+def test_a_cooperative_member_looks_up_only_what_is_new() -> None:
+    member = cooperative()
+    member.find()
+    member.join(leader="somebody else")
+    member.sync(T0)
+    member.look_up(p0=1)
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    rejoin(member, member.due(), 2)
+    member.sync(T0, T1)
+    member.look_up(p1=5)
+    assert list(member.core.events) == [Assigned((T1,), {T1: CommittedOffset(5)}, True)]
+    assert member.core.owned == (T0, T1)
+
+
+def test_a_cooperative_member_that_was_thrown_out_loses_everything() -> None:
+    member = cooperative().settle()
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=ErrorCode.UNKNOWN_MEMBER_ID)
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=True)]
+    member.core.gave_up()
+    assert owned_in(member.due())[0] == ()
+
+
+def test_a_pattern_follows_the_topics_that_come_and_go() -> None:
+    member = Member()
+    member.core.subscribe(re.compile("log-.*"), 0)
+    member.metadata.apply(named("log-a", "other"), 0)
+    member.find()
+    call = member.due()
+    assert subscribed(call) == ("log-a",)
+    rejoin(member, call, 1)
+    member.sync()
+    member.metadata.apply(named("log-a", "log-b", "__log-c"), 0)
+    assert subscribed(member.due()) == ("log-a", "log-b")
+
+
+def named(*names: str) -> ClusterInfo:
+    topics = tuple(
+        TopicInfo(name, None, name.startswith("__"), (PartitionInfo(name, 0, 1, 0),))
+        for name in names
+    )
+    return ClusterInfo("c", 1, (Broker(1, "h", 1),), topics)
+
+
+def subscribed(call: Call) -> tuple[str, ...]:
+    assert call.api == ApiKey.JOIN_GROUP
+    request = decode_request(ApiKey.JOIN_GROUP, 5, memoryview(b"".join(call.body(5))))
+    return decode_subscription(bytes(request.protocols[0].metadata)).topics
 
 
 def test_a_topic_that_grew_makes_the_leader_rebalance() -> None:

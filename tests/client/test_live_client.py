@@ -1,6 +1,7 @@
-"""The client on real brokers: three raftmq nodes, and Apache Kafka where one is named.
+"""The client on real brokers, by all its drivers: blocking, trio and asyncio.
 
-`TEST_KAFKA=host:port` adds a Kafka cluster; what holds on one must hold on the other.
+Three raftmq nodes, and with `TEST_KAFKA=host:port` a Kafka cluster; what holds on one must hold on
+the other, and what one driver does, all do.
 """
 
 from __future__ import annotations
@@ -10,18 +11,26 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
-from raftmq_client import Admin, BrokerError, Consumer, Outcome, Producer, Receipt
+from raftmq_client import BrokerError, Outcome
+from tests.client.drivers import NAMES, Driver, open_driver
 from tests.live.harness import Cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 KAFKA = os.environ.get("TEST_KAFKA")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with open_driver(request.param) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["raftmq", *(["kafka"] if KAFKA else [])])
@@ -34,10 +43,10 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def topic(bootstrap: str) -> Iterator[str]:
+def topic(driver: Driver, bootstrap: str) -> Iterator[str]:
     """A topic of four partitions."""
     name = f"client-{time.time_ns()}"
-    with Admin(bootstrap) as admin:
+    with driver.admin(bootstrap) as admin:
         admin.create_topic(name, 4)
         yield name
         admin.delete_topic(name)
@@ -47,9 +56,11 @@ def keys(topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, partition) for partition in range(4)]
 
 
-def read_all(bootstrap: str, topic: str, count: int) -> list[tuple[int, int, bytes | None]]:
+def read_all(
+    driver: Driver, bootstrap: str, topic: str, count: int
+) -> list[tuple[int, int, bytes | None]]:
     found = []
-    with Consumer(bootstrap) as consumer:
+    with driver.consumer(bootstrap) as consumer:
         consumer.assign(dict.fromkeys(keys(topic), 0))
         while len(found) < count:
             records = consumer.poll(10)
@@ -58,11 +69,15 @@ def read_all(bootstrap: str, topic: str, count: int) -> list[tuple[int, int, byt
     return found
 
 
-@pytest.mark.parametrize("codec", [codec.name.lower() for codec in Codec])
+@pytest.mark.parametrize(
+    ("driver", "codec"),
+    [*(("blocking", codec.name.lower()) for codec in Codec), ("trio", "zstd"), ("asyncio", "lz4")],
+    indirect=["driver"],
+)
 def test_every_acknowledged_record_is_where_its_receipt_says(
-    bootstrap: str, topic: str, codec: str
+    driver: Driver, bootstrap: str, topic: str, codec: str
 ) -> None:
-    with Producer(bootstrap, compression=codec) as producer:
+    with driver.producer(bootstrap, compression=codec) as producer:
         sent = [
             (b"%d" % i, producer.send(topic, b"%d" % i, b"%d" % (i % 50))) for i in range(2_000)
         ]
@@ -71,42 +86,43 @@ def test_every_acknowledged_record_is_where_its_receipt_says(
         for value, receipt in sent
         for place in [receipt.result()]
     }
-    assert set(read_all(bootstrap, topic, len(sent))) == places
+    assert set(read_all(driver, bootstrap, topic, len(sent))) == places
 
 
-def test_headers_nulls_and_timestamps(bootstrap: str, topic: str) -> None:
-    with Producer(bootstrap) as producer:
+def test_headers_nulls_and_timestamps(driver: Driver, bootstrap: str, topic: str) -> None:
+    with driver.producer(bootstrap) as producer:
         producer.send(topic, None, None, [("h", None), ("ü", b"\x00")], 0, 1_234).result(10)
-    with Consumer(bootstrap) as consumer:
+    with driver.consumer(bootstrap) as consumer:
         consumer.assign({TopicPartition(topic, 0): 0})
         (record,) = consumer.poll(10)
         assert record[2:7] == (0, 1_234, None, None, (("h", None), ("ü", b"\x00")))
 
 
-def test_offsets_by_time(bootstrap: str, topic: str) -> None:
+def test_offsets_by_time(driver: Driver, bootstrap: str, topic: str) -> None:
     key = TopicPartition(topic, 0)
-    with Producer(bootstrap) as producer:
+    with driver.producer(bootstrap) as producer:
         for i in range(10):
             producer.send(topic, b"x", partition=0, timestamp=1_000 * i).result(10)
-    with Admin(bootstrap) as admin:
+    with driver.admin(bootstrap) as admin:
         for asked, offset in ((-2, 0), (-1, 10), (4_500, 5), (0, 0), (99_000, -1), (-3, 9)):
             assert admin.list_offsets({key: asked})[key].offset == offset, asked
 
 
-def test_two_members_share_and_the_last_one_takes_over(bootstrap: str, topic: str) -> None:
+def test_two_members_share_and_the_last_one_takes_over(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
     group = f"g-{topic}"
-    with Producer(bootstrap) as producer:
+    with driver.producer(bootstrap) as producer:
         for i in range(400):
             producer.send(topic, b"%d" % i, partition=i % 4)
     seen: list[bytes | None] = []
 
-    def member() -> Consumer:
-        return Consumer(
+    def member() -> Any:
+        return driver.consumer(
             bootstrap, group=group, topics=[topic], reset="earliest", heartbeat_interval_ms=200
         )
 
-    first, second = member(), member()
-    try:
+    with member() as first, member() as second:
         deadline = time.monotonic() + 60
         while not (len(first.assignment) == len(second.assignment) == 2 and len(seen) >= 400):
             assert time.monotonic() < deadline, (first.assignment, second.assignment, len(seen))
@@ -116,11 +132,8 @@ def test_two_members_share_and_the_last_one_takes_over(bootstrap: str, topic: st
         while len(second.assignment) < 4:
             assert time.monotonic() < deadline
             seen += [record.value for record in second.poll(0.05)]
-    finally:
-        first.close()
-        second.close()
     assert set(seen) == {b"%d" % i for i in range(400)}
-    with Admin(bootstrap) as admin:
+    with driver.admin(bootstrap) as admin:
         committed = admin.group_offsets(group)
         assert {key: item.offset for key, item in committed.items()} == dict.fromkeys(
             keys(topic), 100
@@ -130,20 +143,20 @@ def test_two_members_share_and_the_last_one_takes_over(bootstrap: str, topic: st
         assert group not in [item.group for item in admin.list_groups()]
 
 
-def test_trimmed_records_are_gone(bootstrap: str, topic: str) -> None:
+def test_trimmed_records_are_gone(driver: Driver, bootstrap: str, topic: str) -> None:
     key = TopicPartition(topic, 0)
-    with Producer(bootstrap) as producer:
+    with driver.producer(bootstrap) as producer:
         for _ in range(10):
             producer.send(topic, b"x", partition=0)
-    with Admin(bootstrap) as admin:
+    with driver.admin(bootstrap) as admin:
         assert admin.delete_records({key: 4}) == {key: 4}
-    with Consumer(bootstrap, reset="earliest") as consumer:
+    with driver.consumer(bootstrap, reset="earliest") as consumer:
         consumer.assign({key: 0})
         assert consumer.poll(10)[0].offset == 4
 
 
-def test_refusals_have_kafkas_names(bootstrap: str, topic: str) -> None:
-    with Admin(bootstrap) as admin:
+def test_refusals_have_kafkas_names(driver: Driver, bootstrap: str, topic: str) -> None:
+    with driver.admin(bootstrap) as admin:
         for act, code in (
             (lambda: admin.create_topic(topic), ErrorCode.TOPIC_ALREADY_EXISTS),
             (lambda: admin.create_topic("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
@@ -157,16 +170,20 @@ def test_refusals_have_kafkas_names(bootstrap: str, topic: str) -> None:
             assert caught.value.outcome is Outcome.FAILED
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    ("driver", "how"),
+    [("blocking", signal.SIGKILL), ("trio", signal.SIGSTOP), ("asyncio", signal.SIGKILL)],
+    indirect=["driver"],
+)
 def test_a_leader_that_dies_or_freezes_costs_neither_order_nor_records(
-    tmp_path: Path, how: signal.Signals
+    driver: Driver, tmp_path: Path, how: signal.Signals
 ) -> None:
     with Cluster(tmp_path) as cluster:
-        with Admin(cluster.bootstrap) as admin:
+        with driver.admin(cluster.bootstrap) as admin:
             admin.create_topic("t", 4)
             leader = admin.topic("t").partitions[0].leader
-        with Producer(cluster.bootstrap) as producer:
-            receipts: list[Receipt] = []
+        with driver.producer(cluster.bootstrap) as producer:
+            receipts: list[Any] = []
             for i in range(8_000):
                 receipts.append(producer.send("t", b"%08d" % i, partition=i % 4))
                 if i == 2_000:
@@ -174,7 +191,7 @@ def test_a_leader_that_dies_or_freezes_costs_neither_order_nor_records(
                     cluster.nodes[leader].signal(how)
             producer.flush(60)
         assert {receipt.outcome for receipt in receipts} == {Outcome.OK}
-        found = read_all(cluster.bootstrap, "t", len(receipts))
+        found = read_all(driver, cluster.bootstrap, "t", len(receipts))
         for partition in range(4):
             values = [value for p, _, value in found if p == partition]
             assert values == [b"%08d" % i for i in range(partition, 8_000, 4)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_python_murmur2
 
-from raftmq_client.core.partitioners import make_partitioner, murmur2
+from raftmq_client.core.partitioners import choose_partition, make_partitioner, murmur2
 from raftmq_client.errors import UsageError
 
 
@@ -73,3 +73,24 @@ def test_round_robin_takes_turns_whatever_the_key() -> None:
 def test_an_unknown_name_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'fnv'"):
         make_partitioner("fnv", random.Random())
+
+
+def test_sticky_and_random_do_without_keys() -> None:
+    sticky = make_partitioner("sticky", random.Random(1))
+    first = sticky.choose("t", b"a", 16)
+    assert {sticky.choose("t", b"%d" % i, 16) for i in range(50)} == {first}
+    sticky.batch_closed("t", first)
+    anywhere = make_partitioner("random", random.Random(1))
+    assert {anywhere.choose("t", b"a", 4) for _ in range(100)} == {0, 1, 2, 3}
+
+
+def test_a_function_chooses_and_its_failures_are_told() -> None:
+    def by_length(topic: str, key: bytes | None, count: int) -> int:
+        return len(key or b"") if topic == "t" else 1 // 0
+
+    chosen = make_partitioner(by_length, random.Random(1))
+    assert choose_partition(chosen, "t", b"abc", None, 4) == 3
+    assert choose_partition(chosen, "t", b"abc", 1, 4) == 1, "a number that is given counts"
+    for topic, key, partition in (("t", b"abcd", None), ("u", b"", None), ("t", b"", 4)):
+        with pytest.raises(UsageError):
+            choose_partition(chosen, topic, key, partition, 4)

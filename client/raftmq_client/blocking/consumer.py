@@ -1,37 +1,36 @@
 """The blocking consumer: polls records of assigned partitions, alone or as a member of a group.
 
-Group callbacks run in the thread that polls. Automatic commits save what earlier polls handed out,
-never what the latest one did: a record is committed once the caller came back for more.
+Owns waiting and the group's callbacks, which run in the thread that polls and without the lock, so
+that heartbeats go on. What was handed out and what is committed decides `core/consumer.py`: a
+record is committed once the caller came back for more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, Unpack
 
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
-from raftmq_client.core.admin import (
-    EARLIEST,
-    LATEST,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    OffsetFound,
-    list_offsets,
+from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
+from raftmq_client.core.admin_flow import AdminFlows
+from raftmq_client.core.consumer import ConsumerCore
+from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.group import GaveUp, Pending
+from raftmq_client.errors import TimedOutError
+from raftmq_client.options import (
+    DEFAULT_BOOTSTRAP,
+    Callback,
+    ConsumerSettings,
+    consumer_client,
+    consumer_options,
+    ignore,
 )
-from raftmq_client.core.call import Call, Finish, struct_call
-from raftmq_client.core.fetcher import ConsumerRecord, FetcherCore, FetcherOptions, Reset
-from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, Pending
-from raftmq_client.core.group_admin import CommittedOffset
-from raftmq_client.errors import ClientError, TimedOutError, UsageError
-from raftmq_client.options import client_options
 
-Callback = Callable[[tuple[TopicPartition, ...]], None]
-
-
-def _ignore(_partitions: tuple[TopicPartition, ...]) -> None:
-    return
+_LAST_COMMIT_MS: Final = 5_000.0
+_LEAVE_MS: Final = 5_000.0
 
 
 class Consumer:
@@ -43,68 +42,27 @@ class Consumer:
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str] = "127.0.0.1:9092",
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
-        topics: Iterable[str] = (),
-        group: str | None = None,
-        reset: str = "latest",
-        isolation: str = "read_uncommitted",
-        auto_commit_ms: float | None = 5_000,
-        max_wait_ms: int = 500,
-        min_bytes: int = 1,
-        max_bytes: int = 50 << 20,
-        partition_bytes_max: int = 1 << 20,
-        session_timeout_ms: int = 45_000,
-        heartbeat_interval_ms: float = 3_000,
-        max_poll_interval_ms: float = 300_000,
-        assignors: Sequence[str] = ("range", "roundrobin"),
-        instance_id: str | None = None,
-        rack: str = "",
-        on_assigned: Callback = _ignore,
-        on_revoked: Callback = _ignore,
+        topics: Iterable[str] | re.Pattern[str] = (),
+        on_assigned: Callback = ignore,
+        on_revoked: Callback = ignore,
         client_id: str = "raftmq-consumer",
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
-        if isolation not in ("read_uncommitted", "read_committed"):
-            raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
-        fetching = FetcherOptions(
-            reset=read_reset(reset),
-            isolation=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
-            max_wait_ms=max_wait_ms,
-            min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            partition_bytes_max=partition_bytes_max,
-            rack=rack,
-        )
-        grouping = GroupOptions(
-            session_timeout_ms=session_timeout_ms,
-            rebalance_timeout_ms=int(max_poll_interval_ms),
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            max_poll_interval_ms=max_poll_interval_ms,
-            assignors=tuple(assignors),
-            instance_id=instance_id,
-        )
-        options = client_options(bootstrap, client_id)
-        options.metadata.allow_auto_create = False
-        options.metadata.max_age_ms = 30_000
-        self._engine = Engine(options, name=client_id)
-        client = self._engine.client
-        self._fetcher = FetcherCore(fetching, client.metadata)
-        self._group: GroupCore | None = None
-        client.cores.append(self._fetcher)
-        if group is not None:
-            self._group = GroupCore(group, grouping, client.metadata)
-            client.cores.append(self._group)
-        self._auto_commit_ms = auto_commit_ms if group is not None else None
-        self._commit_at = now_ms() + (auto_commit_ms or 0)
-        self._commits: list[Pending] = []
-        self._committed: dict[TopicPartition, int] = {}
-        self._handed_out: dict[TopicPartition, int] = {}
+        options = consumer_options(**settings)
+        self._engine = Engine(consumer_client(bootstrap, client_id), name=client_id)
+        self._core = ConsumerCore(options, self._engine.client)
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._engine.start()
-        names = tuple(topics)
-        if names:
-            self.subscribe(names)
+        wanted = topics if isinstance(topics, re.Pattern) else tuple(topics)
+        if wanted:
+            try:
+                self.subscribe(wanted)
+            except BaseException:
+                self._engine.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -120,21 +78,28 @@ class Consumer:
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         while True:
-            yield from self.poll(1.0)
+            with self._engine.lock:
+                self._engine.check()
+                record = self._core.next_record(now_ms())
+            if record is None:
+                records = self.poll(1.0)
+                if not records:
+                    continue
+                with self._engine.lock:
+                    record = self._core.iterate(records)
+            yield record
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Read these topics as a member of the group.
+    def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
+        """Read these topics, or all whose name a pattern matches, as a member of the group.
 
         Raises:
             UsageError: the consumer was made without a group.
         """
-        if self._group is None:
-            raise UsageError("subscribing needs a group; use assign() to read without one")
         with self._engine.lock:
             self._engine.check()
-            self._group.subscribe(topics, now_ms())
+            self._core.subscribe(topics, now_ms())
             self._engine.wake()
 
     def assign(
@@ -142,36 +107,29 @@ class Consumer:
         partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
     ) -> None:
         """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
-        positions = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
         with self._engine.lock:
             self._engine.check()
-            self._fetcher.assign(positions)
-            for key, offset in positions.items():
-                if offset is not None:
-                    self._fetcher.seek(key, offset)
-                    self._handed_out[key] = offset
+            self._core.assign(partitions)
             self._engine.wake()
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions read now."""
         with self._engine.lock:
-            return tuple(sorted(self._fetcher.readers))
+            return self._core.assignment
 
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
         """Go on at another offset; None starts over by the reset policy."""
         with self._engine.lock:
-            self._need(partition)
-            self._fetcher.seek(partition, offset)
-            if offset is not None:
-                self._handed_out[partition] = offset
+            self._engine.check()
+            self._core.seek(partition, offset)
             self._engine.wake()
 
     def position(self, partition: TopicPartition) -> int | None:
         """Offset of the next record to hand out; None while it is not known."""
         with self._engine.lock:
-            self._need(partition)
-            return self._fetcher.readers[partition].position
+            self._engine.check()
+            return self._core.position(partition)
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these for now."""
@@ -190,18 +148,18 @@ class Consumer:
             ClientError: a partition cannot go on, or the group refused this member.
         """
         deadline = now_ms() + timeout * 1000
-        engine = self._engine
+        engine, core = self._engine, self._core
         while True:
             self._run_group()
             with engine.lock:
                 engine.check()
-                self._auto_commit()
-                taken = self._fetcher.take(records_max)
+                taken = core.take(records_max, now_ms())
                 if taken:
-                    self._note(taken)
+                    if core.options.commits_first:
+                        self._commit_first(taken)
                     engine.wake()  # room for more
                     return taken
-                if not engine.wait_for(self._has_news, deadline):
+                if not engine.wait_for(lambda: core.has_news, deadline):
                     return []
 
     def partitions(self, topic: str, timeout: float = 10.0) -> int:
@@ -210,86 +168,41 @@ class Consumer:
         Raises:
             TimedOutError: nobody could tell in time.
         """
-        engine = self._engine
-        metadata = engine.client.metadata
-        with engine.lock:
-            engine.check()
-            metadata.want((topic,))
-            engine.wake()
-            known = engine.wait_for(
-                lambda: metadata.partition_count(topic) is not None, now_ms() + timeout * 1000
-            )
-            if not known:
-                raise TimedOutError(f"no metadata of topic {topic!r} in time", sent=False)
-            return metadata.partition_count(topic) or 0
+        return self._engine.partitions(topic, timeout)
 
     def offsets(
         self, partitions: Iterable[TopicPartition], which: int, timeout: float = 10.0
     ) -> dict[TopicPartition, OffsetFound]:
         """Look offsets up: by timestamp (ms), EARLIEST (-2) or LATEST (-1)."""
-        deadline = now_ms() + timeout * 1000
-        found: dict[TopicPartition, OffsetFound] = {}
-        for key in partitions:
-            self.partitions(key.topic, max(0.1, (deadline - now_ms()) / 1000))
-            while key not in found:
-                found.update(self._look_up(key, which, deadline))
-        return found
+        return self.offsets_for_times(dict.fromkeys(partitions, which), timeout)
 
-    def _look_up(
-        self, key: TopicPartition, which: int, deadline: float
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout: float = 10.0
     ) -> dict[TopicPartition, OffsetFound]:
-        """One try to ask the leader; empty when it should be tried again."""
-        engine, metadata = self._engine, self._engine.client.metadata
-        with engine.lock:
-            engine.wait_for(lambda: metadata.leader(*key) is not None, deadline)
-            leader = metadata.leader(*key)
-        if leader is None:
-            raise TimedOutError(f"{key} has no leader", sent=False)
-        operation = list_offsets(leader[0], {key: which})
-
-        def make(finish: Finish) -> Call:
-            return struct_call(
-                operation.api,
-                operation.request,
-                finish,
-                node=int(operation.target),
-                max_version=operation.max_version,
-                timeout_ms=max(100.0, deadline - now_ms()),
-            )
-
-        try:
-            return operation.read(engine.call(make))
-        except ClientError as error:
-            if not error.retriable or now_ms() >= deadline:
-                raise
-        with engine.lock:
-            metadata.invalidate()
-            engine.wake()
-            engine.wait_for(lambda: False, now_ms() + 50)
-        return {}
+        """The first offset at or after each timestamp (ms); -1 where there is none."""
+        flows = AdminFlows(self._engine.client, now_ms, timeout * 1000, is_patient=True)
+        isolation = self._core.options.fetching.isolation
+        return self._engine.run(flows.list_offsets(timestamps, isolation=isolation))
 
     # Committing.
 
     def commit(
         self,
-        offsets: Mapping[TopicPartition, int] | None = None,
+        offsets: Mapping[TopicPartition, int] | ConsumerRecord | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """Save positions and wait; by default those of all records handed out.
+        """Save positions and wait: those of all records handed out, one record's, or given ones.
+
+        A record's commit is its offset + 1: everything up to and with it is done.
 
         Raises:
             ClientError: refused, or unknown at the timeout (see `outcome`).
         """
         with self._engine.lock:
             self._engine.check()
-            group = self._need_group()
-            positions = self._handed_out if offsets is None else offsets
-            if not positions:
-                return
-            commit = {key: CommittedOffset(offset) for key, offset in positions.items()}
-            pending = group.commit(commit, now_ms())
-            self._await(pending, timeout)
-            self._committed.update(positions)
+            pending = self._core.commit(offsets, now_ms())
+            if pending is not None:
+                self._await(pending, timeout)
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float = 30.0
@@ -297,8 +210,7 @@ class Consumer:
         """The group's committed offsets of these partitions, where there are any."""
         with self._engine.lock:
             self._engine.check()
-            pending = self._need_group().committed(list(partitions), now_ms())
-            found: Mapping[TopicPartition, CommittedOffset] = self._await(pending, timeout)
+            found = self._await(self._core.committed(partitions, now_ms()), timeout)
         return {key: item.offset for key, item in found.items()}
 
     def close(self, *, commit: bool = True) -> None:
@@ -307,116 +219,68 @@ class Consumer:
         if engine.is_closed:
             return
         try:
-            if self._group is not None and engine.crash is None:
-                self._leave(self._group, commit=commit)
+            if self._core.group is not None and engine.crash is None:
+                self._leave(commit=commit)
         finally:
             engine.close()
 
     # How it works.
 
-    def _has_news(self) -> bool:
-        group = self._group
-        return self._fetcher.has_records or (
-            group is not None and (bool(group.events) or group.error is not None)
-        )
-
     def _run_group(self) -> None:
         """Do what the group asks; callbacks run without the lock, so that heartbeats go on."""
-        group = self._group
-        if group is None:
-            return
+        engine, core = self._engine, self._core
         while True:
-            with self._engine.lock:
-                self._engine.check()
-                group.polled(now_ms())
-                if group.error is not None:
-                    error, group.error = group.error, None
-                    raise error
-                self._engine.wake()
-                if not group.events:
-                    return
-                event = group.events.popleft()
-                if isinstance(event, Assigned):
-                    self._take_over(event)
+            with engine.lock:
+                engine.check()
+                event = core.next_event(now_ms())
+                engine.wake()
+            if event is None:
+                return
             if isinstance(event, GaveUp):
-                self._give_up(group, event)
+                self._give_up(event)
             else:
                 self._on_assigned(event.partitions)
 
-    def _give_up(self, group: GroupCore, event: GaveUp) -> None:
-        if self._auto_commit_ms is not None and not event.is_lost:
-            self._commit_quietly(5.0)
+    def _give_up(self, event: GaveUp) -> None:
+        if not event.is_lost:
+            self._last_commit(event.partitions)
         self._on_revoked(event.partitions)
         with self._engine.lock:
-            self._fetcher.assign(())
-            self._handed_out.clear()
-            self._committed.clear()
-            group.gave_up()
+            self._core.gave_up(event)
             self._engine.wake()
 
-    def _take_over(self, event: Assigned) -> None:
-        self._fetcher.assign(event.partitions)
-        for key, committed in event.committed.items():
-            self._fetcher.seek(key, committed.offset)
-            self._handed_out[key] = self._committed[key] = committed.offset
-
-    def _note(self, taken: Sequence[ConsumerRecord]) -> None:
-        # Positions, not offsets + 1: they also pass over control batches and compacted gaps.
-        readers = self._fetcher.readers
-        for topic, partition in {(record.topic, record.partition): None for record in taken}:
-            key = TopicPartition(topic, partition)
-            position = readers[key].position
-            if position is not None:
-                self._handed_out[key] = position
-
-    def _auto_commit(self) -> None:
-        if self._auto_commit_ms is None or self._group is None or now_ms() < self._commit_at:
-            return
-        self._commit_at = now_ms() + self._auto_commit_ms
-        self._commits = [pending for pending in self._commits if not pending.is_done]
-        changed = self._changed()
-        if changed and not self._commits:
-            commit = {key: CommittedOffset(offset) for key, offset in changed.items()}
-            self._commits.append(self._group.commit(commit, now_ms()))
-            self._committed.update(changed)
-            self._engine.wake()
-
-    def _changed(self) -> dict[TopicPartition, int]:
-        return {
-            key: offset
-            for key, offset in self._handed_out.items()
-            if self._committed.get(key) != offset and key in self._fetcher.readers
-        }
-
-    def _commit_quietly(self, timeout: float) -> None:
+    def _last_commit(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit before giving partitions up; a refusal means that others read them again."""
-        assert self._group is not None
         with self._engine.lock:
-            commit = {
-                key: CommittedOffset(offset)
-                for key, offset in self._handed_out.items()
-                if key in self._fetcher.readers
-            }
-            if not commit:
-                return
-            pending = self._group.commit(commit, now_ms())
-            self._engine.wake()
-            self._engine.wait_for(lambda: pending.is_done, now_ms() + timeout * 1000)
+            pending = self._core.last_commit(partitions, now_ms())
+            if pending is not None:
+                self._engine.wake()
+                self._engine.wait_for(lambda: pending.is_done, now_ms() + _LAST_COMMIT_MS)
 
-    def _leave(self, group: GroupCore, *, commit: bool) -> None:
-        if commit and self._auto_commit_ms is not None:
-            self._commit_quietly(5.0)
+    def _commit_first(self, taken: Sequence[ConsumerRecord]) -> None:
+        """At most once: what does not get committed is not handed out."""
+        pending = self._core.commit(None, now_ms())
+        if pending is None:
+            return
+        try:
+            self._await(pending, 30.0)
+        except BaseException:
+            self._core.put_back(taken)
+            raise
+
+    def _leave(self, *, commit: bool) -> None:
         held = self.assignment
+        if commit:
+            self._last_commit(held)
         if held:
             self._on_revoked(held)
         done: list[bool] = []
         with self._engine.lock:
-            self._fetcher.assign(())
-            call = group.leave(lambda _response, _error, _now: done.append(True))
+            call = self._core.leave(lambda _response, _error, _now: done.append(True))
             if call is not None:
                 self._engine.client.submit(call, now_ms())
                 self._engine.wake()
-                self._engine.wait_for(lambda: bool(done), now_ms() + 5_000)
+                self._engine.wait_for(lambda: bool(done), now_ms() + _LEAVE_MS)
 
     def _await(self, pending: Pending, timeout: float) -> Any:
         pending.deadline = min(pending.deadline, now_ms() + timeout * 1000)
@@ -429,32 +293,9 @@ class Consumer:
 
     def _set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
         with self._engine.lock:
-            for key in partitions:
-                self._need(key)
-                self._fetcher.readers[key].is_paused = is_paused
+            self._engine.check()
+            self._core.set_paused(partitions, is_paused)
             self._engine.wake()
-
-    def _need(self, partition: TopicPartition) -> None:
-        self._engine.check()
-        if partition not in self._fetcher.readers:
-            raise UsageError(f"{partition} is not assigned to this consumer")
-
-    def _need_group(self) -> GroupCore:
-        if self._group is None:
-            raise UsageError("commits need a group")
-        return self._group
-
-
-def read_reset(name: str) -> Reset:
-    """A reset policy by Kafka's name.
-
-    Raises:
-        UsageError: not earliest, latest or none.
-    """
-    try:
-        return Reset(name)
-    except ValueError:
-        raise UsageError(f"reset is earliest, latest or none, not {name!r}") from None
 
 
 __all__ = ["EARLIEST", "LATEST", "Consumer", "ConsumerRecord"]

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from raftmq.types import Buffer
+from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import ClientCore, ClientOptions, Link
 from raftmq_client.core.connection import ConnectionCore
@@ -54,6 +55,8 @@ class Engine:
         self.changed = threading.Condition(self.lock)
         self.client = ClientCore(options)
         self.crash: BaseException | None = None
+        self.after_turn: Callable[[], None] | None = None
+        """Called by the background thread without the lock, after the cores have worked."""
         self._process_id = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._wake_receive, self._wake_send = socket.socketpair()
@@ -62,7 +65,8 @@ class Engine:
         self._selector.register(self._wake_receive, selectors.EVENT_READ, None)
         self._is_awake = False
         self._channels: dict[int, _Channel] = {}
-        self._is_closing = False
+        self._is_closing = False  # the thread shall end, or has
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -74,9 +78,9 @@ class Engine:
         if self._process_id != os.getpid():
             return
         with self.lock:
-            if self._is_closing:
+            if self._is_closed:
                 return
-            self._is_closing = True
+            self._is_closed = self._is_closing = True
             self.wake()
         if self._thread.ident is not None:
             self._thread.join()
@@ -87,7 +91,7 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         """True once `close` was called."""
-        return self._is_closing
+        return self._is_closed
 
     def check(self) -> None:
         """Refuse use after close, after a fork, or when the thread died.
@@ -146,6 +150,50 @@ class Engine:
             raise error
         return response
 
+    def partitions(self, topic: str, timeout: float) -> int:
+        """How many partitions a topic has.
+
+        Raises:
+            TimedOutError: nobody could tell in time.
+        """
+        metadata = self.client.metadata
+        with self.lock:
+            self.check()
+            metadata.want((topic,))
+            self.wake()
+            self.wait_for(
+                lambda: metadata.partition_count(topic) is not None, now_ms() + timeout * 1000
+            )
+            count = metadata.partition_count(topic)
+        if count is None:
+            raise TimedOutError(f"no metadata of topic {topic!r} in time", sent=False)
+        return count
+
+    def run(self, flow: Flow[_T]) -> _T:
+        """Run a flow to its end.
+
+        Raises:
+            ClientError: what the flow ends with.
+        """
+        answer: Any = None
+        error: ClientError | None = None
+        while True:
+            try:
+                with self.lock:
+                    step = flow.send(answer) if error is None else flow.throw(error)
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+            answer = error = None
+            if isinstance(step, Pause):
+                with self.lock:
+                    self.wait_for(lambda: False, now_ms() + step.duration_ms)
+                continue
+            try:
+                answer = self.call(step.make)
+            except ClientError as failure:
+                error = failure
+
     # The background thread.
 
     def _run(self) -> None:
@@ -169,6 +217,9 @@ class Engine:
             self._advance()
             timeout = max(0.0, min(self.client.deadline() - now_ms(), 3_600_000)) / 1000.0
             self._is_awake = False
+            self.changed.notify_all()  # what became overdue is settled, too
+        if self.after_turn is not None:
+            self.after_turn()
         events = self._selector.select(timeout)
         with self.lock:
             self._is_awake = True

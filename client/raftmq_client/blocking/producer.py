@@ -10,17 +10,21 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 
-from raftmq.codec import Codec
 from raftmq.records import NewRecord
 from raftmq_client.blocking.engine import Engine, now_ms
-from raftmq_client.core.accumulator import Receipt
-from raftmq_client.core.partitioners import make_partitioner
-from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
+from raftmq_client.core.accumulator import Listener, Receipt
+from raftmq_client.core.partitioners import PartitionFunction, make_partitioner
 from raftmq_client.core.producer import ProducerCore
-from raftmq_client.errors import BufferFullError, TimedOutError, UsageError
-from raftmq_client.options import client_options
+from raftmq_client.errors import BufferFullError, UsageError
+from raftmq_client.options import (
+    DEFAULT_BOOTSTRAP,
+    ProducerSettings,
+    client_options,
+    producer_options,
+)
+from raftmq_client.serializers import Serializer, read_serializer, serialize
 
 
 class Producer:
@@ -32,36 +36,18 @@ class Producer:
 
     def __init__(
         self,
-        bootstrap: str | Sequence[str] = "127.0.0.1:9092",
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
-        acks: str | int = "all",
-        idempotent: bool | None = None,
-        compression: str = "none",
-        compression_level: int | None = None,
-        linger_ms: float = 5.0,
-        batch_bytes: int = 128 * 1024,
-        buffer_bytes_max: int = 32 << 20,
-        request_bytes_max: int = 1 << 20,
-        in_flight_max: int = 5,
-        request_timeout_ms: float = 30_000,
-        delivery_timeout_ms: float = 120_000,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
         max_block_ms: float = 60_000,
-        partitioner: str = "murmur2",
+        partitioner: str | PartitionFunction = "murmur2",
         client_id: str = "raftmq-producer",
+        **settings: Unpack[ProducerSettings],
     ) -> None:
-        options = ProducerOptions(
-            acks=read_acks(acks),
-            idempotent=idempotent,
-            codec=read_codec(compression),
-            compression_level=compression_level,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes_max=buffer_bytes_max,
-            request_bytes_max=request_bytes_max,
-            in_flight_max=in_flight_max,
-            request_timeout_ms=request_timeout_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-        )
+        options = producer_options(**settings)
+        self._encode_key = read_serializer(key_serializer)
+        self._encode_value = read_serializer(value_serializer)
         self._engine = Engine(client_options(bootstrap, client_id), name=client_id)
         client = self._engine.client
         self._core = ProducerCore(
@@ -73,7 +59,9 @@ class Producer:
         client.cores.append(self._core)
         self._options = options
         self._max_block_ms = max_block_ms
+        self._is_delivering = False
         self._waiter = _Waiter(self)
+        self._engine.after_turn = self._deliver
         self._engine.start()
 
     def __enter__(self) -> Self:
@@ -91,20 +79,30 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp: int | None = None,
+        *,
+        on_delivery: Listener | None = None,
     ) -> Receipt:
         """Take a record; its receipt tells where it went.
+
+        `on_delivery(receipt)` is called by the background thread once the receipt is settled. It
+        must be quick; an exception in it ends the producer, which every later call tells.
 
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
+            SerializationError: key or value cannot be turned into bytes.
             UsageError: the producer is closed.
         """
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
+        if type(value) is not bytes or self._encode_value is not None:
+            value = serialize(self._encode_value, value, "value", topic)
+        if key is not None and (type(key) is not bytes or self._encode_key is not None):
+            key = serialize(self._encode_key, key, "key", topic)
         record = NewRecord(key, value, stamp, tuple(headers))
         engine = self._engine
         core = self._core
@@ -112,7 +110,9 @@ class Producer:
             engine.check()
             if core.accumulator.size_bytes >= self._options.buffer_bytes_max:
                 self._wait_for_room()
-            receipt, is_due = core.send(topic, record, partition, self._waiter, now_ms())
+            receipt, is_due = core.send(
+                topic, record, partition, self._waiter, now_ms(), on_delivery
+            )
             if is_due:
                 engine.wake()
         return receipt
@@ -133,10 +133,13 @@ class Producer:
             core.accumulator.is_flushing = True
             engine.wake()
             try:
-                if not engine.wait_for(lambda: core.pending == 0, now_ms() + limit):
+                if not engine.wait_for(self._is_idle, now_ms() + limit):
                     raise TimeoutError(f"{core.pending} records are still on their way")
             finally:
                 core.accumulator.is_flushing = False
+
+    def _is_idle(self) -> bool:
+        return self._core.is_idle and not self._is_delivering
 
     def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.
@@ -144,17 +147,7 @@ class Producer:
         Raises:
             TimedOutError: nobody could tell in time.
         """
-        engine = self._engine
-        with engine.lock:
-            engine.check()
-            metadata = engine.client.metadata
-            metadata.want((topic,))
-            engine.wake()
-            if not engine.wait_for(
-                lambda: metadata.partition_count(topic) is not None, now_ms() + timeout * 1000
-            ):
-                raise TimedOutError(f"no metadata of topic {topic!r} in time", sent=False)
-            return metadata.partition_count(topic) or 0
+        return self._engine.partitions(topic, timeout)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush (unless told otherwise) and stop; what is not settled is told as unknown."""
@@ -168,6 +161,20 @@ class Producer:
                 self._core.give_up(UsageError("the producer was closed"))
                 self._engine.changed.notify_all()
             self._engine.close()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Call who listens, without the lock."""
+        with self._engine.lock:
+            settled = self._core.take_settled()
+            self._is_delivering = bool(settled)
+        for receipt in settled:
+            for listener in receipt.listeners or ():
+                listener(receipt)
+        if settled:
+            with self._engine.lock:
+                self._is_delivering = False
+                self._engine.changed.notify_all()
 
     def _wait_for_room(self) -> None:
         accumulator = self._core.accumulator
@@ -198,28 +205,3 @@ class _Waiter:
     def wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
         """Wait until the receipt is settled; False when the time is over."""
         return self._producer._wait(receipt, timeout_s)
-
-
-def read_acks(acks: str | int) -> int:
-    """Kafka's words for acks.
-
-    Raises:
-        UsageError: not 0, 1 or all.
-    """
-    known = {"0": 0, "1": 1, "all": ACKS_ALL, "-1": ACKS_ALL}
-    if str(acks) not in known:
-        raise UsageError(f"acks is 0, 1 or all, not {acks!r}")
-    return known[str(acks)]
-
-
-def read_codec(name: str) -> Codec:
-    """A codec by Kafka's name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    try:
-        return Codec[name.upper()]
-    except KeyError:
-        names = ", ".join(codec.name.lower() for codec in Codec)
-        raise UsageError(f"unknown compression {name!r}; one of {names}") from None

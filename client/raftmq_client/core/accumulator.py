@@ -8,6 +8,7 @@ until it is full, its linger time is over, or somebody waits for it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from attrs import define, field, frozen
@@ -43,13 +44,14 @@ class Waiter(Protocol):
 class Receipt:
     """The promise of a record's place. Settled once its batch is."""
 
-    __slots__ = ("_error", "_waiter", "batch", "index", "timestamp", "topic")
+    __slots__ = ("_error", "_waiter", "batch", "index", "listeners", "timestamp", "topic")
 
     def __init__(self, topic: str, timestamp: int, waiter: Waiter | None) -> None:
         self.topic = topic
         self.timestamp = timestamp
         self.batch: Batch | None = None  # None until a partition is chosen
         self.index = 0
+        self.listeners: list[Listener] | None = None
         self._error: ClientError | None = None
         self._waiter = waiter
 
@@ -88,15 +90,36 @@ class Receipt:
         error = self.error
         if error is not None:
             raise error
+        place = self.place
+        assert place is not None
+        return place
+
+    @property
+    def place(self) -> RecordMetadata | None:
+        """Where the record is; None while pending, and when it failed or is unknown."""
         batch = self.batch
-        assert batch is not None
+        if batch is None or not batch.is_done or self.error is not None:
+            return None
         offset = batch.base_offset + self.index if batch.base_offset >= 0 else -1
         stamp = batch.log_append_time if batch.log_append_time >= 0 else self.timestamp
         return RecordMetadata(batch.key.topic, batch.key.partition, offset, stamp)
 
+    def listen(self, listener: Listener) -> None:
+        """Be told by the driver once it is settled. Not for a receipt that is settled already."""
+        assert not self.is_done
+        if self.listeners is None:
+            self.listeners = []
+        self.listeners.append(listener)
+        if self.batch is not None:
+            self.batch.has_listeners = True
+
     def fail(self, error: ClientError) -> None:
         """Settle a receipt that never got into a batch."""
         self._error = error
+
+
+Listener = Callable[[Receipt], None]
+"""Called once with a settled receipt."""
 
 
 @define(eq=False)
@@ -126,11 +149,14 @@ class Batch:
     base_offset: int = -1
     log_append_time: int = -1
     last_error: ClientError | None = None
+    has_listeners: bool = False
 
     def add(self, record: NewRecord, receipt: Receipt, size: int) -> None:
         """Take one more record."""
         receipt.batch = self
         receipt.index = len(self.records)
+        if receipt.listeners is not None:
+            self.has_listeners = True
         self.records.append(record)
         self.receipts.append(receipt)
         self.size_bytes += size

@@ -106,8 +106,85 @@ def assign_round_robin(
     return result
 
 
-ASSIGNORS = {"range": assign_range, "roundrobin": assign_round_robin}
+def assign_cooperative(
+    members: Mapping[str, Subscription], counts: Mapping[str, int]
+) -> dict[str, list[TopicPartition]]:
+    """Everybody keeps what he has as far as that is even; what moves is first given up (KIP-429).
+
+    A partition that is to move is in nobody's assignment until its owner has joined without it.
+    """
+    owners = _owners(members, counts)
+    result: dict[str, list[TopicPartition]] = {member: [] for member in sorted(members)}
+    for key, member in owners.items():
+        result[member].append(key)
+    free = [
+        TopicPartition(topic, partition)
+        for topic in sorted({topic for item in members.values() for topic in item.topics})
+        for partition in range(counts.get(topic, 0))
+        if TopicPartition(topic, partition) not in owners
+    ]
+    readers = {
+        topic: [member for member in result if topic in members[member].topics]
+        for topic in {key.topic: None for key in (*free, *owners)}
+    }
+    for key in free:
+        result[min(readers[key.topic], key=lambda member: len(result[member]))].append(key)
+    _even_out(result, readers)
+    for member, keys in result.items():
+        keys[:] = sorted(key for key in keys if owners.get(key, member) == member)
+    return result
+
+
+def _owners(
+    members: Mapping[str, Subscription], counts: Mapping[str, int]
+) -> dict[TopicPartition, str]:
+    """Who has what: the claim of the latest generation counts; a tie of two, none."""
+    claims: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member in sorted(members):
+        subscription = members[member]
+        generation = decode_generation(subscription.user_data)
+        for key in subscription.owned:
+            if key.topic not in subscription.topics or key.partition >= counts.get(key.topic, 0):
+                continue
+            known = claims.get(key)
+            if known is None or generation > known[0]:
+                claims[key] = (generation, member)
+            elif generation == known[0]:
+                claims[key] = (generation, None)
+    return {key: member for key, (_, member) in sorted(claims.items()) if member is not None}
+
+
+def _even_out(
+    result: dict[str, list[TopicPartition]], readers: Mapping[str, Sequence[str]]
+) -> None:
+    """Move partitions from those with many to those with fewer by two or more."""
+    for giver in sorted(result, key=lambda member: (-len(result[member]), member)):
+        for key in reversed([*result[giver]]):
+            taker = min(readers[key.topic], key=lambda member: len(result[member]))
+            if len(result[giver]) - len(result[taker]) >= 2:
+                result[giver].remove(key)
+                result[taker].append(key)
+
+
+def encode_generation(generation: int) -> bytes:
+    """The user data of a cooperative member, as Kafka's own assignor writes it."""
+    return struct.pack(">i", generation)
+
+
+def decode_generation(user_data: bytes) -> int:
+    """A member's generation; -1 where it does not say."""
+    return int.from_bytes(user_data[:4], "big", signed=True) if len(user_data) >= 4 else -1
+
+
+ASSIGNORS = {
+    "range": assign_range,
+    "roundrobin": assign_round_robin,
+    "cooperative-sticky": assign_cooperative,
+}
 """By the name that members agree on."""
+
+COOPERATIVE = frozenset({"cooperative-sticky"})
+"""Those whose members read on through a rebalance; not to be mixed with others."""
 
 
 def assign(

@@ -59,6 +59,8 @@ class ConnectionCore:
         self._waiting: deque[_Waiting] = deque()
         self._next_correlation_id = 1
         self.versions: dict[int, tuple[int, int]] | None = None
+        self.answered = 0
+        """Counts answers; lets drivers notice progress."""
         self.is_closed = False
         self.error: ClientError | None = None
 
@@ -230,6 +232,7 @@ class ConnectionCore:
         if correlation_id != item.correlation_id:
             raise RemoteProtocolError(f"answer {correlation_id} to request {item.correlation_id}")
         self._waiting.popleft()
+        self.answered += 1
         try:
             response = call.read(item.version, frame[position:])
         except RaftmqError as error:

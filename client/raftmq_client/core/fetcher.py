@@ -38,7 +38,13 @@ from raftmq_client.core.admin import (
 )
 from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.metadata import Broker, MetadataCore
-from raftmq_client.errors import BrokerError, ClientError, CorruptAnswerError, NoOffsetError
+from raftmq_client.errors import (
+    BrokerError,
+    ClientError,
+    CorruptAnswerError,
+    CorruptRecordsError,
+    NoOffsetError,
+)
 
 FETCH_VERSION_MAX: Final = 12
 """v13 names topics by id; names are kept so that a recreated topic goes on."""
@@ -61,11 +67,29 @@ class ConsumerRecord(NamedTuple):
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    """bytes or None, unless a deserializer made something else of it."""
+    value: Any
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp_type: int
+    """0: the producer's clock (CreateTime), 1: the broker's (LogAppendTime)."""
     leader_epoch: int
+    sizes: tuple[int, int] | None = None
+    """Of key and value as they came, where a deserializer replaced them."""
+
+    @property
+    def key_size(self) -> int:
+        """Bytes of the key as it came; -1 without one."""
+        if self.sizes is not None:
+            return self.sizes[0]
+        return -1 if self.key is None else len(self.key)
+
+    @property
+    def value_size(self) -> int:
+        """Bytes of the value as it came; -1 without one."""
+        if self.sizes is not None:
+            return self.sizes[1]
+        return -1 if self.value is None else len(self.value)
 
 
 @frozen
@@ -114,6 +138,11 @@ class PartitionReader:
     preferred_until: float = 0.0
     aborted: list[tuple[int, int]] = field(factory=list)  # (first offset, producer id), sorted
     aborted_now: dict[int, None] = field(factory=dict)
+
+    @property
+    def has_buffered(self) -> bool:
+        """True while something that was fetched is not handed out."""
+        return bool(self.buffered) or self.ready_index < len(self.ready)
 
     def move(self, offset: int | None) -> None:
         """Take another position; everything buffered or on its way is void."""
@@ -180,7 +209,7 @@ class FetcherCore:
             reader = readers[(self._turn + step) % len(readers)]
             if reader.is_paused:
                 continue
-            if reader.error is not None:
+            if reader.error is not None and not reader.has_buffered:
                 if taken:
                     continue  # told by the next call
                 error, reader.error = reader.error, None
@@ -196,7 +225,7 @@ class FetcherCore:
     def has_records(self) -> bool:
         """True when `take` would give something, or raise."""
         return any(
-            reader.ready_index < len(reader.ready) or reader.buffered or reader.error is not None
+            reader.has_buffered or reader.error is not None
             for reader in self.readers.values()
             if not reader.is_paused
         )
@@ -416,8 +445,9 @@ class FetcherCore:
             self._store(reader, answer)
             reader.failures = 0
         except CorruptBatchError as error:
-            message = f"{reader.key} at offset {reader.fetch_offset}: {error}"
-            self._failed(reader, CorruptAnswerError(message), now)
+            offset = reader.fetch_offset
+            message = f"{reader.key} at offset {offset}: {error}"
+            self._failed(reader, CorruptRecordsError(message, *reader.key, offset), now)
 
     def _store(self, reader: PartitionReader, answer: FetchPartitionResponse) -> None:
         if answer.aborted_transactions and self.options.isolation == READ_COMMITTED:
@@ -494,7 +524,9 @@ class FetcherCore:
         except CorruptBatchError as error:
             # Its checksum held, so asking again would bring the same bytes.
             where = f"{reader.key} at offset {header.base_offset}"
-            raise CorruptAnswerError(f"{where}: {error}; seek past it to go on") from error
+            raise CorruptRecordsError(
+                f"{where}: {error}; seek past it to go on", *reader.key, header.base_offset
+            ) from error
         reader.buffered.popleft()
         reader.buffered_bytes -= len(batch)
         self._buffered_bytes -= len(batch)

@@ -9,23 +9,23 @@ hold up fetches.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Final
-
-from attrs import define, frozen
 
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     ASSIGNORS,
+    COOPERATIVE,
     Subscription,
     assign,
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    encode_generation,
     encode_subscription,
 )
 from raftmq_client.core.call import Call, Finish, struct_call
@@ -40,103 +40,28 @@ from raftmq_client.core.group_requests import (
     read_commit,
     sync_request,
 )
+from raftmq_client.core.group_state import (
+    COORDINATOR_CODES,
+    FATAL_CODES,
+    Assigned,
+    GaveUp,
+    GroupEvent,
+    GroupOptions,
+    MemberState,
+    Pending,
+)
 from raftmq_client.core.metadata import Broker, MetadataCore
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
     CorruptAnswerError,
+    PollIntervalError,
     TimedOutError,
     UsageError,
 )
 
 NO_GENERATION: Final = -1
 _FIND_TIMEOUT_MS: Final = 3_000.0
-_COORDINATOR_CODES: Final = frozenset(
-    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
-)
-_FATAL_CODES: Final = frozenset(
-    {
-        ErrorCode.INVALID_GROUP_ID,
-        ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-        ErrorCode.INVALID_SESSION_TIMEOUT,
-        ErrorCode.GROUP_AUTHORIZATION_FAILED,
-        ErrorCode.GROUP_MAX_SIZE_REACHED,
-        ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.UNSUPPORTED_VERSION,
-    }
-)
-
-
-class MemberState(Enum):
-    """Where a member stands."""
-
-    IDLE = "idle"
-    """Not subscribed, or left."""
-    GIVING_UP = "giving up"
-    """Waits until the consumer has given its partitions up."""
-    UNJOINED = "unjoined"
-    """Wants to join; a JoinGroup is due."""
-    JOINING = "joining"
-    ASSIGNING = "assigning"
-    """Leads the group and waits for metadata of all its topics."""
-    SYNCING = "syncing"
-    LOOKING_UP = "looking up"
-    """Has its partitions, waits for their committed offsets."""
-    STABLE = "stable"
-
-
-@frozen
-class GaveUp:
-    """Event: stop reading these. `is_lost`: others may read them already, commit nothing."""
-
-    partitions: tuple[TopicPartition, ...]
-    is_lost: bool
-
-
-@frozen
-class Assigned:
-    """Event: read these from their committed offsets, where they have one."""
-
-    partitions: tuple[TopicPartition, ...]
-    committed: Mapping[TopicPartition, CommittedOffset]
-
-
-GroupEvent = GaveUp | Assigned
-
-
-@frozen
-class GroupOptions:
-    """How a member behaves. Times in milliseconds, Kafka's defaults."""
-
-    session_timeout_ms: int = 45_000
-    rebalance_timeout_ms: int = 60_000
-    heartbeat_interval_ms: float = 3_000
-    max_poll_interval_ms: float = 300_000
-    request_timeout_ms: float = 30_000
-    backoff_ms: float = 50
-    backoff_max_ms: float = 1_000
-    assignors: tuple[str, ...] = ("range", "roundrobin")
-    instance_id: str | None = None
-
-
-@define(eq=False)
-class Pending:
-    """A commit or a lookup of committed offsets, until it is done."""
-
-    request: Callable[[Identity], Callable[[int], Struct]]
-    read: Callable[[Struct], Any]
-    api: int
-    deadline: float
-    is_done: bool = False
-    result: Any = None
-    error: ClientError | None = None
-    last_error: ClientError | None = None
-    was_sent: bool = False
-
-    def settle(self, result: Any, error: ClientError | None) -> None:
-        """Finish once."""
-        if not self.is_done:
-            self.is_done, self.result, self.error = True, result, error
 
 
 class GroupCore:
@@ -149,6 +74,8 @@ class GroupCore:
                 raise UsageError(f"unknown assignor {name!r}; one of {known}")
         self.group = group
         self.options = options
+        self.is_cooperative = all(name in COOPERATIVE for name in options.assignors)
+        """Partitions that stay with this member are read on through a rebalance (KIP-429)."""
         self.state = MemberState.IDLE
         self.member_id = ""
         self.generation = NO_GENERATION
@@ -159,6 +86,11 @@ class GroupCore:
         """Why the member can never be in this group; told once."""
         self._metadata = metadata
         self._topics: tuple[str, ...] = ()
+        self._pattern: re.Pattern[str] | None = None
+        self._is_subscribed = False
+        self._giving_up: tuple[TopicPartition, ...] = ()
+        self._added: tuple[TopicPartition, ...] = ()
+        self._must_rejoin = False
         self._coordinator: int | None = None
         self._is_finding = False
         self._is_asking = False  # a join, sync, heartbeat or lookup is on its way
@@ -171,28 +103,42 @@ class GroupCore:
         self._members: dict[str, Subscription] = {}
         self._counts: dict[str, int] = {}
         self._is_leader = False
+        self._owned_in = NO_GENERATION
         self._metadata_version = -1
         self._wake_at = 0.0
 
     # What consumers do.
 
-    def subscribe(self, topics: Iterable[str], now: float) -> None:
-        """Be a member that reads these topics."""
-        self._topics = tuple(sorted(set(topics)))
-        self._metadata.want(self._topics)
+    def subscribe(self, topics: Iterable[str] | re.Pattern[str], now: float) -> None:
+        """Be a member that reads these topics, or all whose whole name a pattern matches."""
+        self._pattern = None
+        self._is_subscribed = True
+        if isinstance(topics, re.Pattern):
+            self._pattern = topics
+            self._metadata.want_all()
+            self._topics = self._matching()
+        else:
+            self._topics = tuple(sorted(set(topics)))
+            self._metadata.want(self._topics)
         self._polled_at = now
         self._rejoin(is_lost=False)
 
     def polled(self, now: float) -> None:
         """The consumer is alive; without this for `max_poll_interval_ms` the member leaves."""
         self._polled_at = now
-        if self.state is MemberState.IDLE and self._topics and self.error is None:
+        if self.state is MemberState.IDLE and self._is_subscribed and self.error is None:
             self.state = MemberState.UNJOINED
 
     def gave_up(self) -> None:
-        """The consumer stopped reading what it had (answer to `GaveUp`)."""
-        self.owned = ()
-        if self.state is MemberState.GIVING_UP:
+        """The consumer stopped reading what it was told to (answer to `GaveUp`)."""
+        given, self._giving_up = dict.fromkeys(self._giving_up), ()
+        self.owned = tuple(key for key in self.owned if key not in given)
+        if self.state is not MemberState.GIVING_UP:
+            return
+        if self._added:
+            self.state = MemberState.LOOKING_UP
+        else:
+            self._must_rejoin = False
             self.state = MemberState.UNJOINED
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], now: float) -> Pending:
@@ -222,10 +168,13 @@ class GroupCore:
         """Leave the group now, so that others need not wait for the session's end."""
         was_member = self.member_id != "" and self._coordinator is not None
         call = self._leave_call(finish) if was_member and not self.options.instance_id else None
-        self._topics = ()
+        self._unsubscribe()
+        return call
+
+    def _unsubscribe(self) -> None:
+        self._topics, self._pattern, self._is_subscribed = (), None, False
         self._forget_member()
         self.state = MemberState.IDLE
-        return call
 
     @property
     def _identity(self) -> Identity:
@@ -240,14 +189,14 @@ class GroupCore:
         self._expire_pending(now)
         if self.state is MemberState.IDLE and not self._pending:
             return []
+        calls: list[Call] = []
         if self.state in (MemberState.STABLE, MemberState.LOOKING_UP):
-            self._check_polls(now)
+            calls.extend(self._check_polls(now))
         if self._not_before > now:
             self._wake(self._not_before)
-            return []
+            return calls
         if self._coordinator is None:
-            return self._find_coordinator()
-        calls: list[Call] = []
+            return [*calls, *self._find_coordinator()]
         if self._pending and not self._is_pending_sent:
             calls.append(self._send_pending(self._pending[0]))
         if not self._is_asking:
@@ -259,10 +208,13 @@ class GroupCore:
         return self._wake_at
 
     def _member_calls(self, now: float) -> list[Call]:
-        state = self.state
-        if state is MemberState.STABLE and self._is_leader:
+        if self.state is MemberState.STABLE:
             self._watch_metadata()
         if self.state is MemberState.UNJOINED:
+            if self._pattern is not None:
+                if self._metadata.version == 0:
+                    return []  # it is on its way
+                self._topics = self._matching()
             return [self._join()]
         if self.state is MemberState.ASSIGNING:
             return self._assign()
@@ -355,11 +307,9 @@ class GroupCore:
                 self.member_id = ""
             self.generation = NO_GENERATION
             self._rejoin(is_lost=True)
-        elif code in _FATAL_CODES:
+        elif code in FATAL_CODES:
             self.error = error
-            self._forget_member()
-            self.state = MemberState.IDLE
-            self._topics = ()
+            self._unsubscribe()
         else:
             if self.state in (MemberState.JOINING, MemberState.SYNCING):
                 self.state = MemberState.UNJOINED
@@ -367,7 +317,7 @@ class GroupCore:
 
     def _failed(self, error: ClientError, now: float) -> None:
         """Try again later; the coordinator is looked up anew unless it merely loads."""
-        if not isinstance(error, BrokerError) or error.code in _COORDINATOR_CODES:
+        if not isinstance(error, BrokerError) or error.code in COORDINATOR_CODES:
             self._coordinator = None
         if self._pending:
             self._pending[0].last_error = error
@@ -379,12 +329,26 @@ class GroupCore:
     # Joining.
 
     def _rejoin(self, *, is_lost: bool) -> None:
-        if self.owned:
-            if self.state is not MemberState.GIVING_UP:
-                self.events.append(GaveUp(self.owned, is_lost))
-            self.state = MemberState.GIVING_UP
+        if self.is_cooperative and not is_lost:
+            if self.state is MemberState.GIVING_UP:
+                self._must_rejoin = True
+            else:
+                self._added = ()
+                self.state = MemberState.UNJOINED
+        elif self.owned:
+            self._give_up(self.owned, is_lost=is_lost)
         else:
+            self._added = ()
             self.state = MemberState.UNJOINED
+
+    def _give_up(self, partitions: tuple[TopicPartition, ...], *, is_lost: bool) -> None:
+        if is_lost or not self.is_cooperative:
+            self._added = ()
+        rest = tuple(key for key in partitions if key not in self._giving_up)
+        if rest:
+            self.events.append(GaveUp(rest, is_lost))
+            self._giving_up += rest
+        self.state = MemberState.GIVING_UP
 
     def _join(self) -> Call:
         self.state = MemberState.JOINING
@@ -392,12 +356,18 @@ class GroupCore:
         request = join_request(
             self._identity,
             options.assignors,
-            encode_subscription(Subscription(self._topics)),
+            encode_subscription(self._subscription()),
             session_timeout_ms=options.session_timeout_ms,
             rebalance_timeout_ms=options.rebalance_timeout_ms,
         )
         timeout = max(options.rebalance_timeout_ms, options.session_timeout_ms) + 5_000
         return self._ask(ApiKey.JOIN_GROUP, request, self._joined, timeout)
+
+    def _subscription(self) -> Subscription:
+        if not self.is_cooperative:
+            return Subscription(self._topics)
+        # Of two members that claim a partition, the one of the later generation has it.
+        return Subscription(self._topics, encode_generation(self._owned_in), self.owned)
 
     def _joined(self, response: Struct, now: float) -> None:
         self.member_id = response.member_id
@@ -447,21 +417,39 @@ class GroupCore:
 
     def _synced(self, response: Struct, now: float) -> None:
         try:
-            self.owned = decode_assignment(bytes(response.assignment or b""))
+            assigned = decode_assignment(bytes(response.assignment or b""))
         except RemoteProtocolError as error:
             self._failed(CorruptAnswerError(str(error)), now)
             self.state = MemberState.UNJOINED
             return
         self._heartbeat_at = now + self.options.heartbeat_interval_ms
-        self._metadata.want(dict.fromkeys(key.topic for key in self.owned))
-        if self.owned:
+        self._metadata.want(dict.fromkeys(key.topic for key in assigned))
+        self._owned_in = self.generation
+        if not self.is_cooperative:
+            self.owned = self._added = assigned
+        else:
+            self._added = tuple(key for key in assigned if key not in self.owned)
+            revoked = tuple(key for key in self.owned if key not in assigned)
+            if revoked:
+                self._must_rejoin = True  # so that others get them
+                self._give_up(revoked, is_lost=False)
+                return
+        if self._added:
             self.state = MemberState.LOOKING_UP
         else:
-            self.state = MemberState.STABLE
-            self.events.append(Assigned((), {}))
+            self._settled({})
+
+    def _settled(self, committed: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """All that was assigned can be read from now on."""
+        added, self._added = self._added, ()
+        if self.is_cooperative:
+            self.owned = (*self.owned, *added)
+        self.events.append(Assigned(added, committed, self.is_cooperative))
+        self.state = MemberState.UNJOINED if self._must_rejoin else MemberState.STABLE
+        self._must_rejoin = False
 
     def _look_up(self) -> Call:
-        request, read = offset_fetch(self.group, self.owned)
+        request, read = offset_fetch(self.group, self._added)
         self._is_asking = True
 
         def finish(response: Any, error: ClientError | None, now: float) -> None:
@@ -476,8 +464,7 @@ class GroupCore:
                 self._refused(failure, response, now)
                 return
             self._failures = 0
-            self.state = MemberState.STABLE
-            self.events.append(Assigned(self.owned, found))
+            self._settled(found)
 
         return self._call(ApiKey.OFFSET_FETCH, request, finish)
 
@@ -499,12 +486,25 @@ class GroupCore:
         return counts
 
     def _watch_metadata(self) -> None:
-        """A topic that appeared or grew calls for a new assignment; its leader starts it."""
+        """A topic that appeared or grew calls for a new assignment.
+
+        The group's leader sees those of all members; a member with a pattern its own.
+        """
         if self._metadata.version == self._metadata_version:
             return
         self._metadata_version = self._metadata.version
-        if self._known_counts() != self._counts:
+        matching = self._matching() if self._pattern is not None else self._topics
+        if matching != self._topics:
+            self._topics = matching
             self._rejoin(is_lost=False)
+        elif self._is_leader and self._known_counts() != self._counts:
+            self._rejoin(is_lost=False)
+
+    def _matching(self) -> tuple[str, ...]:
+        assert self._pattern is not None
+        matches = self._pattern.fullmatch
+        topics = self._metadata.topics.values()
+        return tuple(sorted(t.name for t in topics if not t.is_internal and matches(t.name)))
 
     # Staying, and leaving.
 
@@ -515,17 +515,27 @@ class GroupCore:
         timeout = min(self.options.session_timeout_ms / 2, self.options.request_timeout_ms)
         return self._ask(ApiKey.HEARTBEAT, request, lambda _response, _now: None, timeout)
 
-    def _check_polls(self, now: float) -> None:
+    def _check_polls(self, now: float) -> list[Call]:
         """Leave the group when the consumer stopped polling: others shall read its partitions."""
         limit = self._polled_at + self.options.max_poll_interval_ms
         if now < limit:
             self._wake(limit)
-            return
+            return []
+        calls: list[Call] = []
+        if self.member_id and self._coordinator is not None and not self.options.instance_id:
+            calls.append(self._leave_call(lambda _response, _error, _now: None))
+        self.events.clear()
+        self._giving_up = ()
         if self.owned:
             self.events.append(GaveUp(self.owned, True))
-            self.owned = ()
+        self.owned = self._added = ()
+        interval = self.options.max_poll_interval_ms
+        self.error = PollIntervalError(
+            f"no poll for {interval:.0f} ms (max_poll_interval_ms): left group {self.group!r}"
+        )
         self._forget_member()
         self.state = MemberState.IDLE  # until the next poll
+        return calls
 
     def _forget_member(self) -> None:
         self.member_id = ""

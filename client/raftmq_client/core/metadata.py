@@ -141,6 +141,7 @@ class MetadataCore:
     last_error: ClientError | None = None
     _wanted: dict[str, None] = field(factory=dict)  # a dict keeps their order
     _leaders: dict[TopicPartition, tuple[int, int]] = field(factory=dict)  # (leader, epoch)
+    _wants_all: bool = False
     _is_due: bool = True
     _is_asking: bool = False
     _not_before: float = 0.0
@@ -153,6 +154,11 @@ class MetadataCore:
             if topic not in self._wanted:
                 self._wanted[topic] = None
                 self._is_due = True
+
+    def want_all(self) -> None:
+        """Keep every topic of the cluster in the cache from now on."""
+        self._wants_all = True
+        self._is_due = True
 
     def invalidate(self) -> None:
         """Something is stale: ask again as soon as the back-off allows."""
@@ -192,7 +198,7 @@ class MetadataCore:
         self._is_asking = True
         self._is_due = False
         self._not_before = now + self.options.backoff_ms
-        names = list(self._wanted)
+        names = None if self._wants_all else list(self._wanted)
         request = metadata_request(names, create=self.options.allow_auto_create)
         return [
             struct_call(
@@ -242,6 +248,14 @@ class MetadataCore:
             if self.leader(*key) is None:
                 self._is_due = True
 
+    def _forget_deleted(self, info: ClusterInfo) -> None:
+        """Of an answer about all topics, what is not in it is gone."""
+        known = {topic.name for topic in info.topics}
+        for name in [name for name in self.topics if name not in known]:
+            del self.topics[name]
+        for key in [key for key in self._leaders if key.topic not in known]:
+            del self._leaders[key]
+
     def _answered(self, response: Any, error: ClientError | None, now: float) -> None:
         self._is_asking = False
         if error is None and getattr(response, "error_code", None):
@@ -252,7 +266,10 @@ class MetadataCore:
             self._is_due = True
         else:
             self.last_error = None
-            self.apply(read_metadata(response), now)
+            info = read_metadata(response)
+            self.apply(info, now)
+            if self._wants_all:
+                self._forget_deleted(info)
             # Leaderless or refused topics are asked for again, ever more slowly.
             self._failures = self._failures + 1 if self._is_due else 0
         backoff = self.options.backoff_ms * 2 ** min(self._failures, 10)

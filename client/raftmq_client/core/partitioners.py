@@ -2,7 +2,7 @@
 
 Pure. `murmur2` hashes keys as the Java client does (so both write a key to the same partition),
 `crc32` as librdkafka's `consistent_random`. Records without a key are sticky: all go to one
-partition until its batch is full (KIP-480), or round robin.
+partition until its batch is full (KIP-480). A function of (topic, key, count) will do as well.
 """
 
 from __future__ import annotations
@@ -110,19 +110,92 @@ def _crc32(key: bytes) -> int:
     return zlib.crc32(key)
 
 
-PARTITIONERS: Final = ("murmur2", "crc32", "round_robin")
+class StickyPartitioner:
+    """Every record, with or without a key, to one partition until its batch is full."""
+
+    def __init__(self, random: Random) -> None:
+        self._sticky = _Sticky(random)
+
+    def choose(self, topic: str, _key: bytes | None, count: int) -> int:
+        """A partition in `[0, count)`."""
+        return self._sticky.choose(topic, count)
+
+    def batch_closed(self, topic: str, partition: int) -> None:
+        """Move on to another partition."""
+        self._sticky.batch_closed(topic, partition)
 
 
-def make_partitioner(name: str, random: Random) -> Partitioner:
-    """A partitioner by name.
+class RandomPartitioner:
+    """Every record, with or without a key, to any partition."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, _topic: str, _key: bytes | None, count: int) -> int:
+        """A partition in `[0, count)`."""
+        return self._random.randrange(0, count)
+
+    def batch_closed(self, _topic: str, _partition: int) -> None:
+        """Batches do not matter here."""
+
+
+class CallingPartitioner:
+    """Asks the user's function."""
+
+    def __init__(self, function: PartitionFunction) -> None:
+        self._function = function
+
+    def choose(self, topic: str, key: bytes | None, count: int) -> int:
+        """A partition, or an error of the function."""
+        return self._function(topic, key, count)
+
+    def batch_closed(self, _topic: str, _partition: int) -> None:
+        """Batches do not matter here."""
+
+
+PartitionFunction = Callable[[str, bytes | None, int], int]
+"""Of a topic, a key and the topic's number of partitions."""
+
+PARTITIONERS: Final = ("murmur2", "crc32", "sticky", "random", "round_robin")
+
+
+def make_partitioner(name: str | PartitionFunction, random: Random) -> Partitioner:
+    """A partitioner by name, or out of a function.
 
     Raises:
         UsageError: there is none of that name.
     """
+    if callable(name):
+        return CallingPartitioner(name)
     if name == "murmur2":
         return HashingPartitioner(_positive_murmur2, random)
     if name == "crc32":
         return HashingPartitioner(_crc32, random)
+    if name == "sticky":
+        return StickyPartitioner(random)
+    if name == "random":
+        return RandomPartitioner(random)
     if name == "round_robin":
         return RoundRobinPartitioner()
     raise UsageError(f"unknown partitioner {name!r}; one of {', '.join(PARTITIONERS)}")
+
+
+def choose_partition(
+    partitioner: Partitioner, topic: str, key: bytes | None, wanted: int | None, count: int
+) -> int:
+    """The partition that is wanted, or one that the partitioner chooses.
+
+    Raises:
+        UsageError: there is no such partition, or the user's function failed.
+    """
+    if wanted is not None:
+        if not 0 <= wanted < count:
+            raise UsageError(f"topic {topic!r} has {count} partitions, not {wanted}")
+        return wanted
+    try:
+        chosen = partitioner.choose(topic, key, count)
+    except Exception as error:
+        raise UsageError(f"the partitioner failed: {error!r}") from error
+    if not isinstance(chosen, int) or not 0 <= chosen < count:
+        raise UsageError(f"the partitioner chose {chosen!r} of {count} partitions of {topic!r}")
+    return chosen

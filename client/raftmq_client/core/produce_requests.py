@@ -14,19 +14,44 @@ from typing import Final
 from attrs import define, field, frozen
 
 from raftmq.codec import Codec
+from raftmq.errors import ErrorCode
 from raftmq.protocol.produce import (
     ProducePartition,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceTopic,
 )
-from raftmq.records import build_batch
+from raftmq.records import NewRecord, build_batch
 from raftmq.types import TopicPartition
-from raftmq_client.core.accumulator import Batch
+from raftmq_client.core.accumulator import Batch, Receipt
 
 ACKS_ALL: Final = -1
 PRODUCE_VERSION_MAX: Final = 12
 """v13 names topics by id; names are kept so that a recreated topic goes on."""
+
+
+STALL_MS: Final = 250.0
+"""In flight for so long: ask whether the partition has another leader by now."""
+
+SEQUENCE_CODES: Final = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    }
+)
+NOT_APPENDED: Final = frozenset(
+    {
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+    }
+)
+"""Refusals before the append. After the others (a leader that lost its role while it waited for
+its followers, say) the record may stand in the log."""
 
 
 @frozen
@@ -52,6 +77,16 @@ class ProducerOptions:
     def is_idempotent(self) -> bool:
         """True when batches carry sequences."""
         return self.acks == ACKS_ALL if self.idempotent is None else self.idempotent
+
+
+@define(eq=False)
+class Unrouted:
+    """A record whose topic is not known yet."""
+
+    record: NewRecord
+    receipt: Receipt
+    deadline: float
+    size: int
 
 
 @define(eq=False)

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import define
-
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.protocol.produce import (
@@ -25,16 +23,27 @@ from raftmq.protocol.produce import (
 )
 from raftmq.records import SEQUENCE_MODULUS, NewRecord
 from raftmq.types import Buffer, TopicPartition
-from raftmq_client.core.accumulator import Accumulator, Batch, Receipt, Waiter, record_size
+from raftmq_client.core.accumulator import (
+    Accumulator,
+    Batch,
+    Listener,
+    Receipt,
+    Waiter,
+    record_size,
+)
 from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.metadata import Broker, MetadataCore
-from raftmq_client.core.partitioners import Partitioner
+from raftmq_client.core.partitioners import Partitioner, choose_partition
 from raftmq_client.core.produce_requests import (
     ACKS_ALL,
+    NOT_APPENDED,
     PRODUCE_VERSION_MAX,
+    SEQUENCE_CODES,
+    STALL_MS,
     Attempt,
     PartitionState,
     ProducerOptions,
+    Unrouted,
     build_request,
     refusal,
 )
@@ -49,36 +58,6 @@ from raftmq_client.errors import (
 )
 
 _EPOCH_MAX: Final = 32767
-_STALL_MS: Final = 250.0
-"""In flight for so long: ask whether the partition has another leader by now."""
-
-_SEQUENCE_CODES: Final = frozenset(
-    {
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.UNKNOWN_PRODUCER_ID,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-    }
-)
-_NOT_APPENDED: Final = frozenset(
-    {
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-    }
-)
-"""Refusals before the append. After the others (a leader that lost its role while it waited for
-its followers, say) the record may stand in the log."""
-
-
-@define(eq=False)
-class _Unrouted:
-    record: NewRecord
-    receipt: Receipt
-    deadline: float
-    size: int
 
 
 class ProducerCore:
@@ -103,11 +82,12 @@ class ProducerCore:
         )
         self.pending = 0
         """Records whose receipts are not settled."""
+        self._settled: list[Receipt] = []  # those that somebody listens to
         self._metadata = metadata
         self._partitioner = partitioner
         self._backoff_until = backoff_until
         self._partitions: dict[TopicPartition, PartitionState] = {}
-        self._unrouted: dict[str, deque[_Unrouted]] = {}
+        self._unrouted: dict[str, deque[Unrouted]] = {}
         self._producer_id = -1
         self._producer_epoch = -1
         self._is_asking_id = False
@@ -125,6 +105,7 @@ class ProducerCore:
         partition: int | None,
         waiter: Waiter | None,
         now: float,
+        on_delivery: Listener | None = None,
     ) -> tuple[Receipt, bool]:
         """Take a record; also whether `calls` should be asked soon.
 
@@ -138,6 +119,8 @@ class ProducerCore:
             )
         timestamp = record.timestamp if record.timestamp is not None else -1
         receipt = Receipt(topic, timestamp, waiter)
+        if on_delivery is not None:
+            receipt.listen(on_delivery)
         self.pending += 1
         count = self._metadata.partition_count(topic)
         if count is None or topic in self._unrouted:
@@ -145,7 +128,7 @@ class ProducerCore:
             receipt.index = -1 if partition is None else partition
             waiting = self._unrouted.setdefault(topic, deque())
             deadline = now + self.options.delivery_timeout_ms
-            waiting.append(_Unrouted(record, receipt, deadline, size))
+            waiting.append(Unrouted(record, receipt, deadline, size))
             self.accumulator.size_bytes += size
             return receipt, True
         return receipt, self._route(topic, record, receipt, partition, count, size, now)
@@ -157,6 +140,16 @@ class ProducerCore:
             return False
         batch.is_hurried = True
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """True when every receipt is settled and its listeners were taken."""
+        return self.pending == 0 and not self._settled
+
+    def take_settled(self) -> list[Receipt]:
+        """Settled receipts with listeners, which the driver calls when no core is at work."""
+        settled, self._settled = self._settled, []
+        return settled
 
     def give_up(self, error: ClientError) -> None:
         """Settle everything that is not settled: the producer is closed."""
@@ -202,11 +195,10 @@ class ProducerCore:
         size: int,
         now: float,
     ) -> bool:
-        if partition is None:
-            partition = self._partitioner.choose(topic, record.key, count)
-        elif not 0 <= partition < count:
-            self.pending -= 1
-            receipt.fail(UsageError(f"topic {topic!r} has {count} partitions, not {partition}"))
+        try:
+            partition = choose_partition(self._partitioner, topic, record.key, partition, count)
+        except UsageError as error:
+            self._refuse(receipt, error)
             return False
         key = TopicPartition(topic, partition)
         queue = self.accumulator.queues.get(key)
@@ -237,10 +229,15 @@ class ProducerCore:
             else:
                 self._wake(waiting[0].deadline)
 
-    def _settle_unrouted(self, item: _Unrouted, error: ClientError) -> None:
+    def _settle_unrouted(self, item: Unrouted, error: ClientError) -> None:
         self.accumulator.size_bytes -= item.size
+        self._refuse(item.receipt, error)
+
+    def _refuse(self, receipt: Receipt, error: ClientError) -> None:
         self.pending -= 1
-        item.receipt.fail(error)
+        receipt.fail(error)
+        if receipt.listeners is not None:
+            self._settled.append(receipt)
 
     # From batch to request.
 
@@ -309,11 +306,11 @@ class ProducerCore:
                 batch.may_exist = True
                 self._retry(partition, batch, None, now)
             partition.not_before = 0.0
-        elif now - partition.sent_at >= _STALL_MS:
+        elif now - partition.sent_at >= STALL_MS:
             partition.sent_at = now
             self._metadata.invalidate()
         if partition.in_flight:
-            self._wake(partition.sent_at + _STALL_MS)
+            self._wake(partition.sent_at + STALL_MS)
 
     def _has_identity(self, now: float) -> bool:
         if not self.options.is_idempotent or self._producer_id >= 0:
@@ -469,7 +466,7 @@ class ProducerCore:
             self._acknowledge(partition, batch, -1, -1)  # appended before, offset forgotten
             return
         error = BrokerError(code, refusal(answer), about=f"partition {partition.key}")
-        if code in _SEQUENCE_CODES and self.options.is_idempotent:
+        if code in SEQUENCE_CODES and self.options.is_idempotent:
             self._sequence_refused(partition, batch, error, now)
             return
         if code == ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
@@ -493,7 +490,7 @@ class ProducerCore:
         self, partition: PartitionState, batch: Batch, error: ClientError, now: float
     ) -> None:
         if error.outcome is Outcome.UNKNOWN or (
-            isinstance(error, BrokerError) and error.retriable and error.code not in _NOT_APPENDED
+            isinstance(error, BrokerError) and error.retriable and error.code not in NOT_APPENDED
         ):
             batch.may_exist = True
         if batch.is_done:  # its delivery timeout passed while it was in flight
@@ -593,6 +590,8 @@ class ProducerCore:
         if batch.is_done:
             return
         batch.settle(error, base_offset, log_append_time)
+        if batch.has_listeners:
+            self._settled.extend(item for item in batch.receipts if item.listeners is not None)
         self.accumulator.release(batch)
         self.pending -= len(batch.records)
 

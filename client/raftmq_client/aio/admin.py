@@ -1,0 +1,175 @@
+"""Admin calls under trio and asyncio: one method, one answer or one error.
+
+What is asked, of whom, and what is repeated, is decided by flows (`core/admin_flow.py`); this runs
+them on the engine's connections. The methods are those of `raftmq_client.blocking.Admin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio.lowlevel
+
+from raftmq.errors import ErrorCode
+from raftmq.types import TopicPartition
+from raftmq_client.aio.engine import Engine
+from raftmq_client.core import admin as operations
+from raftmq_client.core import group_admin
+from raftmq_client.core.admin import (
+    ConfigEntry,
+    CreatedTopic,
+    LogDirPartition,
+    NewTopic,
+    OffsetFound,
+    Operation,
+    QuorumInfo,
+    ResourceType,
+)
+from raftmq_client.core.admin_flow import AdminFlows, Flow
+from raftmq_client.core.assignors import decode_assignment
+from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
+from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
+from raftmq_client.options import DEFAULT_BOOTSTRAP, client_options
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Administers a cluster: `async with Admin("localhost:9092") as admin: ...`."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
+        *,
+        client_id: str = "raftmq-admin",
+        timeout_ms: float = 15_000,
+    ) -> None:
+        self._engine = Engine(client_options(bootstrap, client_id))
+        self._flows = AdminFlows(self._engine.client, self._engine.now, timeout_ms)
+
+    async def __aenter__(self) -> Self:
+        await self._engine.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._engine.stop(kind, error, trace)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._engine.shut()
+        await anyio.lowlevel.checkpoint()
+
+    async def cluster(self, topics: Sequence[str] | None = None) -> ClusterInfo:
+        """Brokers, controller, topics and where their partitions live."""
+        return await self._run(self._flows.cluster(topics))
+
+    async def brokers(self) -> tuple[Broker, ...]:
+        """The live brokers, by id."""
+        return await self._run(self._flows.brokers())
+
+    async def topic(self, name: str) -> TopicInfo:
+        """One topic.
+
+        Raises:
+            BrokerError: there is none of that name.
+        """
+        return await self._run(self._flows.topic(name))
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> CreatedTopic:
+        """Create a topic; the answer comes when the cluster knows it."""
+        topic = NewTopic(name, partitions, replication_factor, configs or {})
+        return await self._run(self._flows.create_topic(topic, validate_only=validate_only))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records."""
+        await self._run_one(operations.delete_topics([name], timeout_ms=self._flows.server_timeout))
+
+    async def create_partitions(self, name: str, count: int) -> None:
+        """Raise a topic's partitions to `count` in all."""
+        await self._run_one(
+            operations.create_partitions(name, count, timeout_ms=self._flows.server_timeout)
+        )
+
+    async def elect_leaders(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Hand partitions to their preferred leaders; what became of each."""
+        operation = operations.elect_leaders(partitions, timeout_ms=self._flows.server_timeout)
+        return await self._run_one(operation)
+
+    async def describe_configs(
+        self, resource: ResourceType, name: str, *, documentation: bool = False
+    ) -> list[ConfigEntry]:
+        """All settings of a topic or broker, by name."""
+        return await self._run_one(
+            operations.describe_configs(resource, name, documentation=documentation)
+        )
+
+    async def alter_configs(
+        self, resource: ResourceType, name: str, changes: Mapping[str, str | None]
+    ) -> None:
+        """Set keys, or put them back to their default (None)."""
+        await self._run_one(operations.alter_configs(resource, name, changes))
+
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], *, isolation: int = 0
+    ) -> dict[TopicPartition, OffsetFound]:
+        """Offsets by timestamp (ms), or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)."""
+        return await self._run(self._flows.list_offsets(timestamps, isolation=isolation))
+
+    async def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Delete records below the given offsets; gives the new log starts."""
+        return await self._run(self._flows.delete_records(offsets))
+
+    async def list_groups(self) -> list[GroupListing]:
+        """All groups, by name; each broker tells of those that it coordinates."""
+        return await self._run(self._flows.list_groups())
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """A group's state and members."""
+        return await self._run_one(group_admin.describe_group(group, decode_assignment))
+
+    async def group_offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """A group's committed offsets."""
+        return await self._run_one(group_admin.fetch_offsets(group, partitions))
+
+    async def delete_group(self, group: str) -> None:
+        """Forget an empty group."""
+        await self._run_one(group_admin.delete_groups(group))
+
+    async def coordinator(self, group: str) -> int:
+        """The node that coordinates a group."""
+        return await self._run(self._flows.coordinator(group))
+
+    async def log_dirs(self) -> list[LogDirPartition]:
+        """Bytes of every replica on every live broker."""
+        return await self._run(self._flows.log_dirs())
+
+    async def quorum(self) -> QuorumInfo:
+        """The metadata group."""
+        return await self._run(self._flows.quorum())
+
+    async def _run_one(self, operation: Operation[T]) -> T:
+        return await self._engine.run(self._flows.run(operation))
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await self._engine.run(flow)

@@ -1,0 +1,319 @@
+"""The async consumer: `async for message in consumer`, alone or as a member of a group.
+
+Owns waiting and the group's callbacks, which run in the task that polls; heartbeats have a task of
+their own, so a slow handler that awaits does not stall them. What was handed out and what is
+committed decides `core/consumer.py`: a record is committed once the caller came back for more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+import anyio
+import anyio.lowlevel
+
+from raftmq.types import TopicPartition
+from raftmq_client.aio.engine import Engine
+from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
+from raftmq_client.core.admin_flow import AdminFlows
+from raftmq_client.core.consumer import ConsumerCore
+from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.group import GaveUp, Pending
+from raftmq_client.errors import TimedOutError
+from raftmq_client.options import (
+    DEFAULT_BOOTSTRAP,
+    ConsumerSettings,
+    consumer_client,
+    consumer_options,
+    ignore,
+)
+
+_LAST_COMMIT_MS: Final = 5_000.0
+_LEAVE_MS: Final = 5_000.0
+_POLL_S: Final = 1.0
+
+Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[None] | None]
+"""Told of partitions that were assigned or are given up; plain or async."""
+
+
+class Consumer:
+    """Reads records: `async with Consumer("localhost:9092", group="g", topics=["t"]) as c: ...`.
+
+    With `topics` and `group` a member of the group; with `assign` it reads what it is told. One
+    task polls.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
+        *,
+        topics: Iterable[str] | re.Pattern[str] = (),
+        on_assigned: Callback = ignore,
+        on_revoked: Callback = ignore,
+        client_id: str = "raftmq-consumer",
+        **settings: Unpack[ConsumerSettings],
+    ) -> None:
+        self._options = consumer_options(**settings)
+        self._engine = Engine(consumer_client(bootstrap, client_id))
+        self._core = ConsumerCore(self._options, self._engine.client)
+        self._topics = topics if isinstance(topics, re.Pattern) else tuple(topics)
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        if self._topics:
+            self._core.need_group()
+
+    async def __aenter__(self) -> Self:
+        await self._engine.start()
+        if self._topics:
+            self.subscribe(self._topics)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        # After an error in the block the last records may not have been handled: no commit.
+        try:
+            if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
+                self._leave_at_once()  # the tasks that would hear the answer are cancelled, too
+            else:
+                await self._leave(commit=kind is None)
+        finally:
+            swallowed = await self._engine.stop(kind, error, trace)
+        return swallowed
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        self._engine.check()
+        record = self._core.next_record(self._engine.now())
+        if record is not None:
+            return record
+        while True:
+            records = await self.poll(_POLL_S)
+            if records:
+                return self._core.iterate(records)
+
+    # What to read.
+
+    def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
+        """Read these topics, or all whose name a pattern matches, as a member of the group.
+
+        Raises:
+            UsageError: the consumer was made without a group.
+        """
+        self._engine.check()
+        self._core.subscribe(topics, self._engine.now())
+        self._engine.wake()
+
+    def assign(
+        self,
+        partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
+    ) -> None:
+        """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
+        self._engine.check()
+        self._core.assign(partitions)
+        self._engine.wake()
+
+    @property
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions read now."""
+        return self._core.assignment
+
+    def seek(self, partition: TopicPartition, offset: int | None) -> None:
+        """Go on at another offset; None starts over by the reset policy."""
+        self._engine.check()
+        self._core.seek(partition, offset)
+        self._engine.wake()
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """Offset of the next record to hand out; None while it is not known."""
+        self._engine.check()
+        return self._core.position(partition)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of these for now."""
+        self._set_paused(partitions, True)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Undo `pause`."""
+        self._set_paused(partitions, False)
+
+    # Reading.
+
+    async def poll(self, timeout: float = 1.0, records_max: int = 500) -> list[ConsumerRecord]:
+        """Records that are there, or that come within `timeout` seconds; maybe none.
+
+        Raises:
+            ClientError: a partition cannot go on, or the group refused this member.
+        """
+        engine, core = self._engine, self._core
+        engine.check()
+        await (
+            anyio.lowlevel.checkpoint()
+        )  # before anything is taken: a cancelled poll takes nothing
+        deadline = engine.now() + timeout * 1000
+        while True:
+            await self._run_group()
+            taken = core.take(records_max, engine.now())
+            if taken:
+                if core.options.commits_first:
+                    await self._commit_first(taken)
+                engine.wake()  # room for more
+                return taken
+            if not await engine.wait_for(lambda: core.has_news, deadline):
+                return []
+
+    async def partitions(self, topic: str, timeout: float = 10.0) -> int:
+        """How many partitions a topic has.
+
+        Raises:
+            TimedOutError: nobody could tell in time.
+        """
+        return await self._engine.partitions(topic, timeout)
+
+    async def offsets(
+        self, partitions: Iterable[TopicPartition], which: int, timeout: float = 10.0
+    ) -> dict[TopicPartition, OffsetFound]:
+        """Look offsets up: by timestamp (ms), EARLIEST (-2) or LATEST (-1)."""
+        return await self.offsets_for_times(dict.fromkeys(partitions, which), timeout)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout: float = 10.0
+    ) -> dict[TopicPartition, OffsetFound]:
+        """The first offset at or after each timestamp (ms); -1 where there is none."""
+        engine = self._engine
+        flows = AdminFlows(engine.client, engine.now, timeout * 1000, is_patient=True)
+        isolation = self._options.fetching.isolation
+        return await engine.run(flows.list_offsets(timestamps, isolation=isolation))
+
+    # Committing.
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, int] | ConsumerRecord | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """Save positions and wait: those of all records handed out, one record's, or given ones.
+
+        A record's commit is its offset + 1: everything up to and with it is done.
+
+        Raises:
+            ClientError: refused, or unknown at the timeout (see `outcome`).
+        """
+        self._engine.check()
+        pending = self._core.commit(offsets, self._engine.now())
+        if pending is not None:
+            await self._await(pending, timeout)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float = 30.0
+    ) -> dict[TopicPartition, int]:
+        """The group's committed offsets of these partitions, where there are any."""
+        self._engine.check()
+        found = await self._await(self._core.committed(partitions, self._engine.now()), timeout)
+        return {key: item.offset for key, item in found.items()}
+
+    async def close(self, *, commit: bool = True) -> None:
+        """Commit (when commits are automatic), leave the group and stop."""
+        try:
+            await self._leave(commit=commit)
+        finally:
+            self._engine.shut()
+
+    # How it works.
+
+    async def _run_group(self) -> None:
+        """Do what the group asks."""
+        engine, core = self._engine, self._core
+        while True:
+            engine.check()
+            event = core.next_event(engine.now())
+            engine.wake()
+            if event is None:
+                return
+            if isinstance(event, GaveUp):
+                await self._give_up(event)
+            else:
+                await self._tell(self._on_assigned, event.partitions)
+
+    async def _give_up(self, event: GaveUp) -> None:
+        if not event.is_lost:
+            await self._last_commit(event.partitions)
+        await self._tell(self._on_revoked, event.partitions)
+        self._core.gave_up(event)
+        self._engine.wake()
+
+    @staticmethod
+    async def _tell(callback: Callback, partitions: tuple[TopicPartition, ...]) -> None:
+        answer = callback(partitions)
+        if inspect.isawaitable(answer):
+            await answer
+
+    async def _last_commit(self, partitions: Iterable[TopicPartition]) -> None:
+        """Commit before giving partitions up; a refusal means that others read them again."""
+        engine = self._engine
+        pending = self._core.last_commit(partitions, engine.now())
+        if pending is not None:
+            engine.wake()
+            await engine.wait_for(lambda: pending.is_done, engine.now() + _LAST_COMMIT_MS)
+
+    async def _commit_first(self, taken: Sequence[ConsumerRecord]) -> None:
+        """At most once: what does not get committed is not handed out."""
+        pending = self._core.commit(None, self._engine.now())
+        if pending is None:
+            return
+        try:
+            await self._await(pending, 30.0)
+        except BaseException:
+            self._core.put_back(taken)
+            raise
+
+    async def _leave(self, *, commit: bool) -> None:
+        engine, core = self._engine, self._core
+        if engine.is_closed or core.group is None or engine.crash is not None:
+            return
+        held = core.assignment
+        if commit:
+            await self._last_commit(held)
+        if held:
+            await self._tell(self._on_revoked, held)
+        done: list[bool] = []
+        call = core.leave(lambda _response, _error, _now: done.append(True))
+        if call is not None:
+            engine.client.submit(call, engine.now())
+            engine.wake()
+            await engine.wait_for(lambda: bool(done), engine.now() + _LEAVE_MS)
+
+    def _leave_at_once(self) -> None:
+        engine = self._engine
+        if engine.is_closed or engine.crash is not None:
+            return
+        call = self._core.leave(lambda _response, _error, _now: None)
+        if call is not None:
+            engine.send_last(call)
+
+    async def _await(self, pending: Pending, timeout: float) -> Any:
+        engine = self._engine
+        pending.deadline = min(pending.deadline, engine.now() + timeout * 1000)
+        engine.wake()
+        if not await engine.wait_for(lambda: pending.is_done, pending.deadline + 1_000):
+            raise TimedOutError("no answer in time", sent=pending.was_sent)
+        if pending.error is not None:
+            raise pending.error
+        return pending.result
+
+    def _set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
+        self._engine.check()
+        self._core.set_paused(partitions, is_paused)
+        self._engine.wake()
+
+
+__all__ = ["EARLIEST", "LATEST", "Consumer", "ConsumerRecord"]

@@ -1,0 +1,273 @@
+"""The async producer: `await send(...)` takes a record and gives a receipt; tasks do the rest.
+
+Owns waiting: for room in the buffer, for receipts, for a flush. Decides nothing about batches,
+retries or order (`core/producer.py` does). Belongs to the loop that entered it; not for threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import anyio
+import anyio.lowlevel
+
+from raftmq.records import NewRecord
+from raftmq_client.aio.engine import Engine
+from raftmq_client.core.accumulator import Receipt as CoreReceipt
+from raftmq_client.core.accumulator import RecordMetadata
+from raftmq_client.core.partitioners import PartitionFunction, make_partitioner
+from raftmq_client.core.producer import ProducerCore
+from raftmq_client.errors import BufferFullError, ClientError, Outcome, UsageError
+from raftmq_client.options import (
+    DEFAULT_BOOTSTRAP,
+    ProducerSettings,
+    client_options,
+    producer_options,
+)
+from raftmq_client.serializers import Serializer, read_serializer, serialize
+
+
+class Receipt:
+    """The promise of a record's place: `place = await receipt`."""
+
+    __slots__ = ("_producer", "_receipt")
+
+    def __init__(self, receipt: CoreReceipt, producer: Producer) -> None:
+        self._receipt = receipt
+        self._producer = producer
+
+    def __await__(self) -> Generator[Any, Any, RecordMetadata]:
+        return self.result().__await__()
+
+    @property
+    def is_done(self) -> bool:
+        """True once the outcome is settled: ok, failed or unknown."""
+        return self._receipt.is_done
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is known; None while pending."""
+        return self._receipt.outcome
+
+    @property
+    def error(self) -> ClientError | None:
+        """Why it failed or is unknown; None while pending or ok."""
+        return self._receipt.error
+
+    @property
+    def place(self) -> RecordMetadata | None:
+        """Where the record is; None while pending, and when it failed or is unknown."""
+        return self._receipt.place
+
+    async def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait until the record is acknowledged.
+
+        Args:
+            timeout: seconds; None waits for the producer's delivery timeout.
+
+        Raises:
+            ClientError: failed or unknown, see its `outcome`.
+            TimeoutError: nothing is settled yet; the record is still on its way.
+        """
+        await self._producer._settle(self._receipt, timeout)
+        return self._receipt.result(0)
+
+
+class Producer:
+    """Sends records: `async with Producer("localhost:9092") as producer: ...`.
+
+    Idempotent with `acks="all"` (the default): no duplicates, no reordering within a partition,
+    whatever is retried. Leaving the block flushes.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
+        *,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        max_block_ms: float = 60_000,
+        partitioner: str | PartitionFunction = "murmur2",
+        client_id: str = "raftmq-producer",
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        options = producer_options(**settings)
+        self._encode_key = read_serializer(key_serializer)
+        self._encode_value = read_serializer(value_serializer)
+        self._engine = Engine(client_options(bootstrap, client_id))
+        client = self._engine.client
+        self._core = ProducerCore(
+            options,
+            client.metadata,
+            make_partitioner(partitioner, random.Random()),
+            client.backoff_until,
+        )
+        client.cores.append(self._core)
+        self._options = options
+        self._max_block_ms = max_block_ms
+        self._flushing = 0
+        self._must_yield = False
+        self._engine.after_turn = self._deliver
+        self._engine.after_crash = self._fall
+
+    async def __aenter__(self) -> Self:
+        await self._engine.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        # After an error in the block nobody waits: what is on its way is told as unknown.
+        try:
+            if kind is None and not self._engine.is_closed:
+                await self.flush()
+        finally:
+            try:
+                self._give_up()
+            finally:
+                swallowed = await self._engine.stop(kind, error, trace)
+        return swallowed
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+        *,
+        on_delivery: Callable[[Receipt], None] | None = None,
+    ) -> Receipt:
+        """Take a record; its receipt tells where it went.
+
+        Waits only for room in the buffer, and lets other tasks run at least once per batch. A
+        cancelled `send` has taken nothing. `on_delivery(receipt)` is called once the receipt is
+        settled; it must be quick, and an exception in it ends the producer.
+
+        Raises:
+            BufferFullError: no room within `max_block_ms`; the record was not taken.
+            RecordTooLargeError: it cannot fit into a request.
+            SerializationError: key or value cannot be turned into bytes.
+            UsageError: the producer is not open.
+        """
+        engine, core = self._engine, self._core
+        engine.check()
+        if self._must_yield:
+            self._must_yield = False
+            await anyio.lowlevel.checkpoint()
+        if core.accumulator.size_bytes >= self._options.buffer_bytes_max:
+            await self._wait_for_room()
+        stamp = int(time.time() * 1000) if timestamp is None else timestamp
+        if type(value) is not bytes or self._encode_value is not None:
+            value = serialize(self._encode_value, value, "value", topic)
+        if key is not None and (type(key) is not bytes or self._encode_key is not None):
+            key = serialize(self._encode_key, key, "key", topic)
+        record = NewRecord(key, value, stamp, tuple(headers))
+        listener = None
+        if on_delivery is not None:
+            call, told = on_delivery, self
+            listener = lambda settled: call(Receipt(settled, told))  # noqa: E731
+        receipt, is_due = core.send(topic, record, partition, None, engine.now(), listener)
+        if is_due:
+            self._must_yield = True
+            engine.wake()
+        return Receipt(receipt, self)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record sent so far is settled, well or badly.
+
+        Args:
+            timeout: seconds; None waits for the delivery timeout at most.
+
+        Raises:
+            TimeoutError: some are still on their way.
+        """
+        limit = self._options.delivery_timeout_ms + 5_000 if timeout is None else timeout * 1000
+        engine, core = self._engine, self._core
+        engine.check()
+        self._flushing += 1
+        core.accumulator.is_flushing = True
+        engine.wake()
+        try:
+            if not await engine.wait_for(lambda: core.is_idle, engine.now() + limit):
+                raise TimeoutError(f"{core.pending} records are still on their way")
+        finally:
+            self._flushing -= 1
+            core.accumulator.is_flushing = self._flushing > 0
+
+    async def partitions(self, topic: str, timeout: float = 10.0) -> int:
+        """How many partitions a topic has.
+
+        Raises:
+            TimedOutError: nobody could tell in time.
+        """
+        return await self._engine.partitions(topic, timeout)
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Flush (unless told otherwise) and stop; what is not settled is told as unknown."""
+        if self._engine.is_closed:
+            return
+        try:
+            if flush:
+                await self.flush()
+        finally:
+            self._give_up()
+            self._engine.shut()
+
+    def _give_up(self) -> None:
+        self._core.give_up(UsageError("the producer was closed"))
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Call who listens; no core is at work.
+
+        Raises:
+            Exception: the first that a listener raised, after all of them were called.
+        """
+        failure: Exception | None = None
+        for receipt in self._core.take_settled():
+            for listener in receipt.listeners or ():
+                try:
+                    listener(receipt)
+                except Exception as error:  # noqa: BLE001 - raised below, once all have been told
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _fall(self) -> None:
+        """The engine died: settle everything, so that nobody waits for ever."""
+        self._core.give_up(UsageError("the producer died"))
+        with contextlib.suppress(Exception):  # the first one is told to every caller by check()
+            self._deliver()
+
+    async def _wait_for_room(self) -> None:
+        engine, accumulator = self._engine, self._core.accumulator
+        limit = self._options.buffer_bytes_max
+        engine.wake()
+        if not await engine.wait_for(
+            lambda: accumulator.size_bytes < limit, engine.now() + self._max_block_ms
+        ):
+            raise BufferFullError(f"the buffer of {limit} bytes stayed full")
+
+    async def _settle(self, receipt: CoreReceipt, timeout_s: float | None) -> None:
+        """Wait until a receipt is settled or the time is over."""
+        if receipt.is_done:
+            return
+        engine = self._engine
+        engine.check()
+        if self._core.hurry(receipt):
+            engine.wake()
+        limit = self._options.delivery_timeout_ms / 1000 + 5 if timeout_s is None else timeout_s
+        settled = anyio.Event()
+        receipt.listen(lambda _receipt: settled.set())
+        with anyio.move_on_after(limit):
+            await settled.wait()

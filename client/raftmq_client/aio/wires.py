@@ -1,0 +1,80 @@
+"""The port between the async engine and sockets: one `Wire` per connection, one `Sink` behind it.
+
+A wire moves bytes and decides nothing. Received bytes go straight into the buffer that the sink
+names; what is written leaves at once where the socket takes it and is kept where it does not. trio
+and asyncio each implement this in a module of their own, imported only where it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import sniffio
+
+from raftmq.types import Buffer
+
+
+class Sink(Protocol):
+    """What a wire reports to."""
+
+    def buffer(self) -> memoryview:
+        """Where the next received bytes go; never empty."""
+        ...
+
+    def received(self, count: int) -> None:
+        """So many bytes were put into `buffer()`; 0 is the end of the stream."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        ...
+
+
+class Wire(Protocol):
+    """A connected socket."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Send these in order, or keep them until there is room; never waits."""
+        ...
+
+    def close(self) -> None:
+        """Close the socket; `run` ends."""
+        ...
+
+    async def run(self) -> None:
+        """Move bytes until the connection ends or is closed; the end is told to the sink."""
+        ...
+
+    async def closed(self) -> None:
+        """Wait, after `close`, until the loop has let go of the socket."""
+        ...
+
+
+class Backend(Protocol):
+    """What an event loop gives."""
+
+    def now(self) -> float:
+        """The loop's monotonic seconds."""
+        ...
+
+    async def dial(self, host: str, port: int, sink: Sink) -> Wire:
+        """Connect.
+
+        Raises:
+            OSError: nobody is there.
+        """
+        ...
+
+
+def current_backend() -> Backend:
+    """The backend of the event loop that runs."""
+    name = sniffio.current_async_library()
+    module = importlib.import_module(f"raftmq_client.aio.{name}_wires")
+    return cast(Backend, module.make_backend())
+
+
+def say(error: OSError) -> str:
+    """An OS error for people."""
+    return error.strerror or str(error)

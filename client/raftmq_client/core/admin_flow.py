@@ -1,0 +1,273 @@
+"""Admin calls as flows: what to ask of whom, what to repeat, when to wait. No I/O.
+
+A flow is a generator. It yields an `Ask` (a call to send; its answer or error is sent back) or a
+`Pause`, and returns the answer. Drivers run flows with `blocking` sockets or tasks. Routes
+operations (any broker, a partition's leader, a group's coordinator), repeats what may be repeated
+until the timeout, and reports an operation whose answer was lost as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from attrs import frozen
+
+from raftmq.errors import ErrorCode
+from raftmq.types import TopicPartition
+from raftmq_client.core import admin as operations
+from raftmq_client.core import group_admin
+from raftmq_client.core.admin import (
+    CreatedTopic,
+    LogDirPartition,
+    NewTopic,
+    OffsetFound,
+    Operation,
+    QuorumInfo,
+    Route,
+)
+from raftmq_client.core.call import ANY_NODE, Call, Finish, struct_call
+from raftmq_client.core.client import ClientCore
+from raftmq_client.core.group_admin import GroupListing
+from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
+from raftmq_client.errors import (
+    BrokerError,
+    ClientError,
+    ConnectionFailedError,
+    Outcome,
+    TimedOutError,
+)
+
+T = TypeVar("T")
+
+_BACKOFF_MS: Final = 50.0
+_BACKOFF_MAX_MS: Final = 1_000.0
+_UNKNOWN_TOPIC: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@frozen
+class Ask:
+    """Send this call; the flow goes on with its answer."""
+
+    make: Callable[[Finish], Call]
+
+
+@frozen
+class Pause:
+    """Go on after a while."""
+
+    duration_ms: float
+
+
+Flow: TypeAlias = Generator[Ask | Pause, Any, T]
+
+
+class AdminFlows:
+    """Flows of one client. `is_patient`: a topic nobody knows may yet come to be known."""
+
+    def __init__(
+        self,
+        client: ClientCore,
+        now: Callable[[], float],
+        timeout_ms: float = 15_000,
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        self.timeout_ms = timeout_ms
+        self._client = client
+        self._now = now
+        self._is_patient = is_patient
+
+    @property
+    def server_timeout(self) -> int:
+        """How long brokers may work on a change."""
+        return max(1_000, int(self.timeout_ms) - 1_000)
+
+    def run(self, operation: Operation[T]) -> Flow[T]:
+        """One operation, repeated while that helps and is harmless."""
+        deadline = self._now() + self.timeout_ms
+        backoff = _BACKOFF_MS
+        was_sent = False
+        while True:
+            try:
+                return operation.read((yield from self._ask(operation, deadline)))
+            except ClientError as error:
+                if error.outcome is Outcome.UNKNOWN:
+                    was_sent = True
+                if not self._may_repeat(operation, error) or self._now() + backoff >= deadline:
+                    if was_sent and error.outcome is Outcome.FAILED and not operation.is_repeatable:
+                        raise TimedOutError(f"no answer in time: {error}", sent=True) from error
+                    raise
+            yield Pause(backoff)
+            backoff = min(backoff * 2, _BACKOFF_MAX_MS)
+
+    def cluster(self, topics: Sequence[str] | None = None) -> Flow[ClusterInfo]:
+        """Brokers, controller, topics and where their partitions live."""
+        info = yield from self.run(operations.cluster_operation(topics))
+        self._client.metadata.apply(info, self._now())
+        return info
+
+    def brokers(self) -> Flow[tuple[Broker, ...]]:
+        """The live brokers, by id."""
+        info = yield from self.cluster([])
+        return tuple(sorted(info.brokers, key=lambda broker: broker.node_id))
+
+    def topic(self, name: str) -> Flow[TopicInfo]:
+        """One topic, or the error that there is none."""
+        info = yield from self.cluster([name])
+        for item in info.topics:
+            if item.error_code:
+                raise BrokerError(item.error_code, about=f"topic {name!r}")
+            if item.name == name:
+                return item
+        raise BrokerError(_UNKNOWN_TOPIC, about=f"topic {name!r}")
+
+    def create_topic(self, topic: NewTopic, *, validate_only: bool) -> Flow[CreatedTopic]:
+        """Create a topic."""
+        created = yield from self.run(
+            operations.create_topics(
+                [topic], timeout_ms=self.server_timeout, validate_only=validate_only
+            )
+        )
+        return created[0]
+
+    def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], *, isolation: int = 0
+    ) -> Flow[dict[TopicPartition, OffsetFound]]:
+        """Offsets by timestamp (ms), or EARLIEST (-2), LATEST (-1), MAX_TIMESTAMP (-3)."""
+        return self._by_leader(
+            timestamps,
+            lambda node, part: operations.list_offsets(node, part, isolation=isolation),
+        )
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> Flow[dict[TopicPartition, int]]:
+        """Delete records below the given offsets; gives the new log starts."""
+        return self._by_leader(
+            offsets,
+            lambda node, part: operations.delete_records(
+                node, part, timeout_ms=self.server_timeout
+            ),
+        )
+
+    def list_groups(self) -> Flow[list[GroupListing]]:
+        """All groups, by name; each broker tells of those that it coordinates."""
+        found: dict[str, GroupListing] = {}
+        for broker in (yield from self.brokers()):
+            for item in (yield from self.run(group_admin.list_groups(broker.node_id))):
+                found.setdefault(item.group, item)
+        return [found[name] for name in sorted(found)]
+
+    def coordinator(self, group: str) -> Flow[int]:
+        """The node that coordinates a group."""
+        node, host, port = yield from self.run(group_admin.find_coordinator(group))
+        self._client.metadata.brokers.setdefault(node, Broker(node, host, port))
+        return node
+
+    def log_dirs(self) -> Flow[list[LogDirPartition]]:
+        """Bytes of every replica on every live broker."""
+        found: list[LogDirPartition] = []
+        for broker in (yield from self.brokers()):
+            part = yield from self.run(operations.describe_log_dirs(broker.node_id))
+            found.extend(part)
+        return found
+
+    def quorum(self) -> Flow[QuorumInfo]:
+        """The metadata group."""
+        found = yield from self.run(operations.describe_quorum())
+        knows_all = all(item.log_end_offset >= 0 for item in (*found.voters, *found.observers))
+        if knows_all or found.leader not in self._client.metadata.brokers:
+            return found
+        return (yield from self.run(operations.describe_quorum(found.leader)))
+
+    # How operations travel.
+
+    @staticmethod
+    def _may_repeat(operation: Operation[Any], error: ClientError) -> bool:
+        if not error.retriable:
+            return False
+        if isinstance(error, BrokerError) and error.code is _UNKNOWN_TOPIC:
+            return False  # to an operator that is an answer
+        return operation.is_repeatable or error.outcome is Outcome.FAILED
+
+    def _ask(self, operation: Operation[Any], deadline: float) -> Flow[Any]:
+        node = ANY_NODE
+        if operation.route is Route.NODE:
+            node = int(operation.target)
+            yield from self._need_broker(node)
+        elif operation.route is Route.COORDINATOR:
+            node = yield from self.coordinator(str(operation.target))
+
+        def make(finish: Finish) -> Call:
+            return struct_call(
+                operation.api,
+                operation.request,
+                finish,
+                node=node,
+                min_version=operation.min_version,
+                max_version=operation.max_version,
+                timeout_ms=max(1.0, deadline - self._now()),
+            )
+
+        return (yield Ask(make))
+
+    def _need_broker(self, node: int) -> Flow[None]:
+        if node not in self._client.metadata.brokers:
+            yield from self.cluster([])
+        if node not in self._client.metadata.brokers:
+            raise ConnectionFailedError(f"broker {node} is not in the cluster or not alive")
+
+    def _by_leader(
+        self,
+        wanted: Mapping[TopicPartition, int],
+        make: Callable[[int, dict[TopicPartition, int]], Operation[Any]],
+    ) -> Flow[dict[TopicPartition, Any]]:
+        """Ask each partition's leader; leaders that moved meanwhile are looked up anew."""
+        deadline = self._now() + self.timeout_ms
+        found: dict[TopicPartition, Any] = {}
+        backoff = _BACKOFF_MS
+        while True:
+            failure: ClientError | None = None
+            rest = {key: value for key, value in wanted.items() if key not in found}
+            try:
+                groups = yield from self._leaders(rest)
+            except BrokerError as error:
+                if not (self._is_patient and error.retriable):
+                    raise
+                failure, groups = error, []
+            for node, part in groups:
+                try:
+                    if node is None:
+                        key = next(iter(part))
+                        raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, about=str(key))
+                    operation = make(node, part)
+                    found.update(operation.read((yield from self._ask(operation, deadline))))
+                except ClientError as error:
+                    if not error.retriable:
+                        raise
+                    failure = error
+            if failure is None:
+                return found
+            if self._now() + backoff >= deadline:
+                raise failure
+            yield Pause(backoff)
+            backoff = min(backoff * 2, _BACKOFF_MAX_MS)
+
+    def _leaders(
+        self, wanted: Mapping[TopicPartition, int]
+    ) -> Flow[list[tuple[int | None, dict[TopicPartition, int]]]]:
+        names = sorted({key.topic for key in wanted})
+        info = yield from self.cluster(names)
+        for topic in info.topics:
+            if topic.error_code:
+                raise BrokerError(topic.error_code, about=f"topic {topic.name!r}")
+        metadata = self._client.metadata
+        groups: dict[int | None, dict[TopicPartition, int]] = {}
+        for key, value in wanted.items():
+            count = metadata.partition_count(key.topic) or 0
+            if key.partition >= count:
+                raise BrokerError(_UNKNOWN_TOPIC, f"it has {count} partitions", about=str(key))
+            leader = metadata.leader(*key)
+            groups.setdefault(leader[0] if leader else None, {})[key] = value
+        return list(groups.items())

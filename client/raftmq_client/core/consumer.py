@@ -1,0 +1,349 @@
+"""What a consumer decides beside fetching and membership: what was handed out, what to commit.
+
+Joins a `FetcherCore` and, for members, a `GroupCore`. Records handed out one by one count one by
+one, whole polls as a whole; a commit covers what was handed out and nothing behind it. Drivers run
+the callbacks, wait, and move bytes; nothing here blocks, reads a clock or a socket.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from raftmq.types import TopicPartition
+from raftmq_client.core.call import Call, Finish
+from raftmq_client.core.client import ClientCore
+from raftmq_client.core.fetcher import ConsumerRecord, FetcherCore, FetcherOptions
+from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupEvent, GroupOptions, Pending
+from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.errors import DeserializationError, UsageError
+
+
+@define
+class ConsumerOptions:
+    """How a consumer behaves. Times in milliseconds."""
+
+    fetching: FetcherOptions = field(factory=FetcherOptions)
+    grouping: GroupOptions = field(factory=GroupOptions)
+    group: str | None = None
+    auto_commit_ms: float | None = 5_000
+    """None: nothing is committed but by `commit`."""
+    decode_key: Callable[[bytes], Any] | None = None
+    decode_value: Callable[[bytes], Any] | None = None
+    commits_first: bool = False
+    """At most once: a record is handed out only after its commit stands."""
+
+
+class ConsumerCore:
+    """One consumer's deciding code."""
+
+    def __init__(self, options: ConsumerOptions, client: ClientCore) -> None:
+        self.options = options
+        self.fetcher = FetcherCore(options.fetching, client.metadata)
+        client.cores.append(self.fetcher)
+        self.group: GroupCore | None = None
+        if options.group is not None:
+            self.group = GroupCore(options.group, options.grouping, client.metadata)
+            client.cores.append(self.group)
+        self._auto_commit_ms = options.auto_commit_ms if self.group is not None else None
+        self._commit_at: float | None = None  # the first records set it
+        self._open_commits: list[tuple[Pending, Mapping[TopicPartition, int]]] = []
+        self._handed_out: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._batch: list[ConsumerRecord] = []  # taken for an iteration
+        self._batch_next = 0
+
+    # What to read.
+
+    def subscribe(self, topics: Iterable[str] | re.Pattern[str], now: float) -> None:
+        """Read these topics, or all that a pattern matches, as a member of the group.
+
+        Raises:
+            UsageError: the consumer was made without a group.
+        """
+        if self.group is None:
+            raise UsageError("subscribing needs a group; use assign() to read without one")
+        self.group.subscribe(topics, now)
+
+    def assign(
+        self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None]
+    ) -> None:
+        """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
+        positions = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
+        self.end_iteration()
+        self.fetcher.assign(positions)
+        for key, offset in positions.items():
+            if offset is not None:
+                self.seek(key, offset)
+
+    @property
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions read now."""
+        return tuple(sorted(self.fetcher.readers))
+
+    def seek(self, partition: TopicPartition, offset: int | None) -> None:
+        """Go on at another offset; None starts over by the reset policy."""
+        self.need(partition)
+        self.end_iteration()
+        self.fetcher.seek(partition, offset)
+        if offset is not None:
+            self._handed_out[partition] = offset
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """Offset of the next record to hand out; None while it is not known."""
+        self.need(partition)
+        for record in self._batch[self._batch_next :]:
+            if (record.topic, record.partition) == partition:
+                return record.offset
+        return self.fetcher.readers[partition].position
+
+    def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
+        """Hand out nothing of these for now, or again."""
+        if is_paused:
+            self.end_iteration()
+        for key in partitions:
+            self.need(key)
+            self.fetcher.readers[key].is_paused = is_paused
+
+    def need(self, partition: TopicPartition) -> None:
+        """Refuse what is not assigned.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if partition not in self.fetcher.readers:
+            raise UsageError(f"{partition} is not assigned to this consumer")
+
+    # Handing out.
+
+    @property
+    def has_news(self) -> bool:
+        """True when `take` would give something, or the group asks for something."""
+        group = self.group
+        return self.fetcher.has_records or (
+            group is not None and (bool(group.events) or group.error is not None)
+        )
+
+    def take(self, records_max: int, now: float) -> list[ConsumerRecord]:
+        """Records that are there; asking for more counts the earlier ones as handled.
+
+        Raises:
+            ClientError: a partition cannot go on.
+        """
+        self.end_iteration()
+        self._auto_commit(now)
+        taken = self.fetcher.take(records_max)
+        self._note(taken, ())
+        if self.options.decode_key is not None or self.options.decode_value is not None:
+            return self._decode(taken)
+        return taken
+
+    def _decode(self, taken: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """Keys and values by the user's functions; what fails stays where it is."""
+        decode_key, decode_value = self.options.decode_key, self.options.decode_value
+        decoded: list[ConsumerRecord] = []
+        for number, record in enumerate(taken):
+            key, value = record.key, record.value
+            try:
+                if decode_key is not None and key is not None:
+                    key = decode_key(key)
+                if decode_value is not None and value is not None:
+                    value = decode_value(value)
+            except Exception as error:
+                self.put_back(taken[number:])
+                if decoded:
+                    break  # told by the next call
+                where = f"{record.topic}-{record.partition} at offset {record.offset}"
+                raise DeserializationError(f"{where}: {error}", *record[:3]) from error
+            sizes = (record.key_size, record.value_size)
+            decoded.append(record._replace(key=key, value=value, sizes=sizes))
+        return decoded
+
+    def next_record(self, now: float) -> ConsumerRecord | None:
+        """The next record of an iteration; None when the driver has to look after the rest."""
+        group = self.group
+        if group is not None:
+            if group.events or group.error is not None:
+                return None
+            group.polled(now)
+            if self._commit_at is not None and now >= self._commit_at:
+                self.note_iterated()
+                self._auto_commit(now)
+        if self._batch_next >= len(self._batch):
+            return None
+        record = self._batch[self._batch_next]
+        self._batch_next += 1
+        return record
+
+    def iterate(self, records: list[ConsumerRecord]) -> ConsumerRecord:
+        """Hand these out one by one, beginning now; they came from `take`."""
+        assert records
+        self._batch, self._batch_next = records, 1
+        return records[0]
+
+    def end_iteration(self) -> None:
+        """What an iteration has not handed out is read again."""
+        rest = self._batch[self._batch_next :]
+        self._batch, self._batch_next = [], 0
+        self.put_back(rest)
+
+    def put_back(self, records: Sequence[ConsumerRecord]) -> None:
+        """These were taken but not handed out: read them again."""
+        first = {TopicPartition(r.topic, r.partition): r.offset for r in reversed(records)}
+        for key, offset in first.items():
+            if key in self.fetcher.readers:
+                self.fetcher.seek(key, offset)
+                self._handed_out[key] = offset
+
+    def note_iterated(self) -> None:
+        """Count what an iteration has handed out, and no more."""
+        if self._batch and not self.options.commits_first:
+            self._note(self._batch[: self._batch_next], self._batch[self._batch_next :])
+
+    def _note(self, records: Sequence[ConsumerRecord], rest: Sequence[ConsumerRecord]) -> None:
+        """Count records as handed out; of partitions in `rest` more will come.
+
+        With nothing left behind them positions count, not offsets + 1: they also pass over control
+        batches and compacted gaps.
+        """
+        readers = self.fetcher.readers
+        for topic, partition in {(record.topic, record.partition): None for record in records}:
+            key = TopicPartition(topic, partition)
+            position = readers[key].position if key in readers else None
+            if position is not None:
+                self._handed_out[key] = position
+        for record in reversed(rest):
+            key = TopicPartition(record.topic, record.partition)
+            if key in readers:
+                self._handed_out[key] = record.offset
+
+    # The group.
+
+    def next_event(self, now: float) -> GroupEvent | None:
+        """What the group asks for, already taken over as far as it concerns positions.
+
+        After a `GaveUp` and its callback the driver calls `gave_up`.
+
+        Raises:
+            ClientError: why this member cannot be in its group.
+        """
+        group = self.group
+        if group is None:
+            return None
+        group.polled(now)
+        if group.error is not None:
+            error, group.error = group.error, None
+            raise error
+        if not group.events:
+            return None
+        self.end_iteration()
+        event = group.events.popleft()
+        if isinstance(event, Assigned):
+            self._take_over(event)
+        return event
+
+    def gave_up(self, event: GaveUp) -> None:
+        """The driver's callback for `event` is over: stop reading."""
+        assert self.group is not None
+        given = dict.fromkeys(event.partitions)
+        self.fetcher.assign([key for key in self.fetcher.readers if key not in given])
+        for key in given:
+            self._handed_out.pop(key, None)
+            self._committed.pop(key, None)
+        self.group.gave_up()
+
+    def _take_over(self, event: Assigned) -> None:
+        kept = [key for key in self.fetcher.readers if event.is_incremental]
+        self.fetcher.assign([*kept, *event.partitions])
+        for key, committed in event.committed.items():
+            self.fetcher.seek(key, committed.offset)
+            self._handed_out[key] = self._committed[key] = committed.offset
+
+    # Committing.
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int] | ConsumerRecord | None, now: float
+    ) -> Pending | None:
+        """Begin to save positions: those of all records handed out, one record's, or given ones.
+
+        None when there is nothing to save. A record's commit is its offset + 1.
+
+        Raises:
+            UsageError: the consumer has no group.
+        """
+        group = self.need_group()
+        self.note_iterated()
+        if isinstance(offsets, ConsumerRecord):
+            key = TopicPartition(offsets.topic, offsets.partition)
+            positions: Mapping[TopicPartition, int] = {key: offsets.offset + 1}
+        else:
+            positions = dict(self._handed_out) if offsets is None else offsets
+        if not positions:
+            return None
+        commit = {key: CommittedOffset(offset) for key, offset in positions.items()}
+        pending = group.commit(commit, now)
+        self._open_commits.append((pending, positions))
+        return pending
+
+    def last_commit(self, partitions: Iterable[TopicPartition], now: float) -> Pending | None:
+        """The commit before partitions are given up; None where commits are not automatic."""
+        if self._auto_commit_ms is None or self.group is None:
+            return None
+        self.note_iterated()
+        changed = self._changed(partitions)
+        return self.commit(changed, now) if changed else None
+
+    def committed(self, partitions: Iterable[TopicPartition], now: float) -> Pending:
+        """Begin to look committed offsets up.
+
+        Raises:
+            UsageError: the consumer has no group.
+        """
+        return self.need_group().committed(list(partitions), now)
+
+    def need_group(self) -> GroupCore:
+        """The membership.
+
+        Raises:
+            UsageError: the consumer has no group.
+        """
+        if self.group is None:
+            raise UsageError("commits need a group")
+        return self.group
+
+    def leave(self, finish: Finish) -> Call | None:
+        """Stop reading and leave the group; the call to send, if any."""
+        self.fetcher.assign(())
+        return self.group.leave(finish) if self.group is not None else None
+
+    def _auto_commit(self, now: float) -> None:
+        if self._auto_commit_ms is None:
+            return
+        if self._commit_at is None:
+            self._commit_at = now + self._auto_commit_ms
+        if now < self._commit_at:
+            return
+        self._commit_at = now + self._auto_commit_ms
+        changed = self._changed(self.fetcher.readers)
+        if changed and not self._open_commits:
+            self.commit(changed, now)
+
+    def _reap_commits(self) -> None:
+        """Remember what got through."""
+        for pending, positions in self._open_commits:
+            if pending.is_done and pending.error is None:
+                self._committed.update(positions)
+        self._open_commits = [item for item in self._open_commits if not item[0].is_done]
+
+    def _changed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        self._reap_commits()
+        return {
+            key: self._handed_out[key]
+            for key in partitions
+            if key in self._handed_out
+            and key in self.fetcher.readers
+            and self._committed.get(key) != self._handed_out[key]
+        }

@@ -1,0 +1,108 @@
+"""What a group member's state machine is made of: states, events, options, pending requests.
+
+Values only; `core/group.py` moves them. An event tells the consumer what to do with partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final
+
+from attrs import define, frozen
+
+from raftmq.errors import ErrorCode
+from raftmq.protocol import Struct
+from raftmq.types import TopicPartition
+from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_requests import Identity
+from raftmq_client.errors import ClientError
+
+COORDINATOR_CODES: Final = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+)
+FATAL_CODES: Final = frozenset(
+    {
+        ErrorCode.INVALID_GROUP_ID,
+        ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+        ErrorCode.INVALID_SESSION_TIMEOUT,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNSUPPORTED_VERSION,
+    }
+)
+
+
+class MemberState(Enum):
+    """Where a member stands."""
+
+    IDLE = "idle"
+    """Not subscribed, or left."""
+    GIVING_UP = "giving up"
+    """Waits until the consumer has given its partitions up."""
+    UNJOINED = "unjoined"
+    """Wants to join; a JoinGroup is due."""
+    JOINING = "joining"
+    ASSIGNING = "assigning"
+    """Leads the group and waits for metadata of all its topics."""
+    SYNCING = "syncing"
+    LOOKING_UP = "looking up"
+    """Has its partitions, waits for their committed offsets."""
+    STABLE = "stable"
+
+
+@frozen
+class GaveUp:
+    """Event: stop reading these. `is_lost`: others may read them already, commit nothing."""
+
+    partitions: tuple[TopicPartition, ...]
+    is_lost: bool
+
+
+@frozen
+class Assigned:
+    """Event: read these from their committed offsets, where they have one."""
+
+    partitions: tuple[TopicPartition, ...]
+    committed: Mapping[TopicPartition, CommittedOffset]
+    is_incremental: bool = False
+    """Cooperative: these come on top of what is read already."""
+
+
+GroupEvent = GaveUp | Assigned
+
+
+@frozen
+class GroupOptions:
+    """How a member behaves. Times in milliseconds, Kafka's defaults."""
+
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 60_000
+    heartbeat_interval_ms: float = 3_000
+    max_poll_interval_ms: float = 300_000
+    request_timeout_ms: float = 30_000
+    backoff_ms: float = 50
+    backoff_max_ms: float = 1_000
+    assignors: tuple[str, ...] = ("range", "roundrobin")
+    instance_id: str | None = None
+
+
+@define(eq=False)
+class Pending:
+    """A commit or a lookup of committed offsets, until it is done."""
+
+    request: Callable[[Identity], Callable[[int], Struct]]
+    read: Callable[[Struct], Any]
+    api: int
+    deadline: float
+    is_done: bool = False
+    result: Any = None
+    error: ClientError | None = None
+    last_error: ClientError | None = None
+    was_sent: bool = False
+
+    def settle(self, result: Any, error: ClientError | None) -> None:
+        """Finish once."""
+        if not self.is_done:
+            self.is_done, self.result, self.error = True, result, error

@@ -1,0 +1,186 @@
+"""What a consumer hands out and commits, step by step, without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftmq.protocol import ApiKey
+from raftmq.protocol.fetch import FetchPartitionResponse, FetchResponse, FetchTopicResponse
+from raftmq.records import NewRecord, build_batch, stamp
+from raftmq.types import TopicPartition
+from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
+from raftmq_client.core.client import ClientCore, ClientOptions
+from raftmq_client.core.consumer import ConsumerCore
+from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
+from raftmq_client.options import consumer_options
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def batch_of(base: int, *values: bytes) -> bytearray:
+    batch = bytearray(build_batch([NewRecord(None, value, 0, ()) for value in values]))
+    stamp(batch, base, 0)
+    return batch
+
+
+class Reader:
+    """A consumer of two partitions, and a broker that serves what the test puts there."""
+
+    def __init__(self, **settings: Any) -> None:
+        client = ClientCore(ClientOptions())
+        parts = tuple(PartitionInfo("t", p, 1, 0) for p in range(2))
+        topics = (TopicInfo("t", None, False, parts),)
+        client.metadata.apply(ClusterInfo("c", 1, (Broker(1, "h", 1),), topics), 0)
+        self.core = ConsumerCore(consumer_options(**settings), client)
+        self.core.assign({T0: 0, T1: 0})
+        self.batches: dict[TopicPartition, list[bytearray]] = {T0: [], T1: []}
+        self.now = 0.0
+
+    def fetch(self) -> None:
+        """Answer the fetches that are due."""
+        for call in self.core.fetcher.calls(self.now):
+            assert call.api == ApiKey.FETCH
+            call.complete(FetchResponse([self._answer()]), None, self.now)
+
+    def _answer(self) -> FetchTopicResponse:
+        parts = [
+            FetchPartitionResponse(
+                key.partition, 0, 99, 99, 0, records=[memoryview(batch) for batch in batches]
+            )
+            for key, batches in self.batches.items()
+        ]
+        return FetchTopicResponse("t", None, parts)
+
+    def offsets(self, records: list[ConsumerRecord]) -> list[tuple[int, int]]:
+        return [(record.partition, record.offset) for record in records]
+
+    def commit(self, *args: Any) -> dict[TopicPartition, int]:
+        """The positions that a commit would save."""
+        pending = self.core.commit(*(args or (None,)), self.now)
+        if pending is None:
+            return {}
+        return dict(self.core._open_commits[-1][1])
+
+
+def test_a_commit_covers_what_an_iteration_handed_out_and_no_more() -> None:
+    reader = Reader(group="g")
+    reader.batches[T0].append(batch_of(0, b"a", b"b", b"c"))
+    reader.batches[T1].append(batch_of(0, b"d"))
+    reader.fetch()
+    first = reader.core.iterate(reader.core.take(500, 0))
+    assert (first.partition, first.value) == (0, b"a")
+    assert reader.commit() == {T0: 1, T1: 0}
+    assert reader.core.next_record(0).value == b"b"  # type: ignore[union-attr]
+    assert reader.commit() == {T0: 2, T1: 0}
+    reader.core.end_iteration()
+    assert reader.core.position(T0) == 2, "what was taken and not handed out is read again"
+    reader.fetch()
+    assert sorted(reader.offsets(reader.core.take(500, 0))) == [(0, 2), (1, 0)]
+    assert reader.commit() == {T0: 3, T1: 1}
+
+
+def test_a_messages_commit_is_the_offset_behind_it() -> None:
+    reader = Reader(group="g")
+    reader.batches[T0].append(batch_of(7, b"a", b"b"))
+    reader.core.seek(T0, 7)
+    reader.fetch()
+    message = reader.core.take(500, 0)[0]
+    assert reader.commit(message) == {T0: 8}
+    assert reader.commit({T1: 3}) == {T1: 3}
+
+
+def test_automatic_commits_wait_for_their_time_and_repeat_what_failed() -> None:
+    reader = Reader(group="g", auto_commit_ms=1_000)
+    core = reader.core
+    reader.batches[T0].append(batch_of(0, b"a", b"b"))
+    reader.fetch()
+    core.take(1, 0)
+    core.take(1, 500)
+    assert not core._open_commits
+    core.take(1, 1_000)
+    ((pending, positions),) = core._open_commits
+    assert positions == {T0: 2, T1: 0}
+    core.take(1, 2_000)
+    assert len(core._open_commits) == 1, "one at a time"
+    pending.settle(None, UsageError("refused"))
+    core.take(1, 3_000)
+    ((pending, positions),) = core._open_commits
+    assert positions == {T0: 2, T1: 0}
+    pending.settle(None, None)
+    core.take(1, 4_000)
+    assert not core._open_commits, "it stands"
+    assert core.last_commit([T0, T1], 4_000) is None
+
+
+def test_what_cannot_be_read_names_its_place_and_stays() -> None:
+    reader = Reader(value_deserializer="json", key_deserializer="str")
+    reader.batches[T0].append(batch_of(0, b"1", b"{", b"3"))
+    reader.fetch()
+    (good,) = reader.core.take(500, 0)
+    assert (good.value, good.value_size, good.key, good.key_size) == (1, 1, None, -1)
+    for _ in range(2):
+        reader.fetch()
+        with pytest.raises(DeserializationError, match="t-0 at offset 1") as caught:
+            reader.core.take(500, 0)
+        assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 1)
+    reader.core.seek(T0, 2)
+    reader.fetch()
+    assert [record.value for record in reader.core.take(500, 0)] == [3]
+
+
+def test_a_wrong_checksum_names_its_place_and_is_never_delivered() -> None:
+    reader = Reader()
+    bad = batch_of(2, b"x", b"y")
+    bad[-1] ^= 1
+    reader.batches[T0] += [batch_of(0, b"a", b"b"), bad]
+    for step in range(6):
+        reader.now = step * 10_000.0
+        reader.fetch()
+    assert reader.offsets(reader.core.take(500, 0)) == [(0, 0), (0, 1)]
+    with pytest.raises(CorruptRecordsError, match="t-0 at offset 2") as caught:
+        reader.core.take(500, 0)
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 2)
+    assert reader.core.position(T0) == 2
+
+
+def test_a_paused_partition_keeps_its_place_within_an_iteration() -> None:
+    reader = Reader()
+    reader.batches[T0].append(batch_of(0, b"a", b"b"))
+    reader.batches[T1].append(batch_of(0, b"c"))
+    reader.fetch()
+    reader.core.iterate(reader.core.take(500, 0))
+    reader.core.set_paused([T0], True)
+    assert reader.core.next_record(0) is None
+    reader.fetch()
+    assert reader.offsets(reader.core.take(500, 0)) == [(1, 0)]
+    reader.core.set_paused([T0], False)
+    reader.fetch()
+    assert reader.offsets(reader.core.take(500, 0)) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delivery": "exactly"}, "at_most_once"),
+        ({"delivery": "at_most_once"}, "group"),
+        ({"delivery": "at_most_once", "group": "g", "auto_commit_ms": 100}, "auto_commit_ms"),
+        ({"assignors": ("range", "cooperative-sticky")}, "mixed"),
+        ({"isolation": "none"}, "isolation"),
+        ({"heartbeat_interval_ms": 50_000}, "session_timeout_ms"),
+        ({"reset": "now"}, "earliest"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        consumer_options(**settings)
+
+
+def test_commits_need_a_group() -> None:
+    with pytest.raises(UsageError):
+        Reader().core.commit(None, 0)
+    with pytest.raises(UsageError):
+        Reader().core.subscribe(["t"], 0)
