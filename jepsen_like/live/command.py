@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Final, NoReturn, TextIO
 
 from jepsen_like.live.judge import judge
-from jepsen_like.live.load import WORKLOADS
 from jepsen_like.live.nemeses import NEMESES
 from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Runner, Settings
 from jepsen_like.live.storage import LackError, mount_privately
+from jepsen_like.live.workloads.base import WORKLOADS
 
 ROUND_S: Final = 600.0
 RATE: Final = 500.0

@@ -19,9 +19,9 @@ from jepsen_like.checkers import Options, Report, check_events
 from jepsen_like.checkers.linear.checks import Bounds
 from jepsen_like.checkers.verdict import Validity
 from jepsen_like.history_events import Event, read_history
-from jepsen_like.live.load import UNFINISHED
 from jepsen_like.live.progress import CLUSTER, Stall, stalls
 from jepsen_like.live.run import Round
+from jepsen_like.live.workloads.base import UNFINISHED
 
 SEARCH_S: Final = 60.0
 STALL_LIMIT_S: Final = 5.0

@@ -18,13 +18,22 @@ from typing import Any, Final
 
 from jepsen_like.history_events import HistoryFile, Recorder
 from jepsen_like.live.workloads.append import Appenders
-from jepsen_like.live.workloads.base import Around, Client, Plan
+from jepsen_like.live.workloads.base import (
+    CRASHED,
+    LAST_ANSWERS_S,
+    READ_BACK_S,
+    UNFINISHED,
+    WORKLOADS,
+    Around,
+    Client,
+    Plan,
+)
 from jepsen_like.live.workloads.group import GroupMembers
 from jepsen_like.live.workloads.poll import Pollers, read_to_end
 from jepsen_like.live.workloads.registers import Registers
 from jepsen_like.live.workloads.topics import Topics, list_topics, new_admin
 
-WORKLOADS: Final[Mapping[str, Callable[[Around], Client]]] = {
+CLIENTS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "append": Appenders,
     "poll": Pollers,
     "group": GroupMembers,
@@ -32,10 +41,9 @@ WORKLOADS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "topics": Topics,
 }
 """By name; `append` and `poll` are what the others rest on."""
-UNFINISHED: Final = 2
-CRASHED: Final = 3
-LAST_ANSWERS_S: Final = 60.0
-READ_BACK_S: Final = 120.0
+
+
+assert tuple(CLIENTS) == WORKLOADS
 
 
 def read_plan(path: Path) -> Plan:
@@ -67,7 +75,7 @@ def run(plan: Plan, history: Path) -> int:
 
         threading.excepthook = note_crash
         threading.Thread(target=_wait_for_end_of_input, args=(around.stop,), daemon=True).start()
-        clients = [WORKLOADS[name](around) for name in plan.workloads]
+        clients = [CLIENTS[name](around) for name in plan.workloads]
         for client in clients:
             client.start()
         while not around.stop.wait(1.0):

@@ -22,13 +22,12 @@ from attrs import asdict, define, field, frozen
 
 from jepsen_like.live.cluster import Cluster, StuckError
 from jepsen_like.live.links import Links, ProxyLinks
-from jepsen_like.live.load import READ_BACK_S
 from jepsen_like.live.namespaces import NamespaceLinks
 from jepsen_like.live.nemeses import OWN_DISKS, Nemesis
 from jepsen_like.live.replicas import differences
 from jepsen_like.live.stage import Stage
 from jepsen_like.live.storage import Disk, LackError, PlainDisk, best_disk
-from jepsen_like.live.workloads.base import Plan
+from jepsen_like.live.workloads.base import READ_BACK_S, Plan
 
 DEFAULTS: Final = {
     "group.initial.rebalance.delay.ms": "0",

@@ -1,7 +1,8 @@
 """What all clients of a run share: settings, the history, and when to stop.
 
-Times are of CLOCK_MONOTONIC, which all processes of a machine share; no nemesis touches the load's
-clocks. Partitions are keyed `topic-partition`, as everywhere in histories.
+Nothing here needs a Kafka client installed. Times are of CLOCK_MONOTONIC, which all processes of a
+machine share; no nemesis touches the load's clocks. Partitions are keyed `topic-partition`, as
+everywhere in histories.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from typing import Any, Final, Protocol
 from attrs import define, field, frozen
 
 from jepsen_like.history_events import Recorder
+
+WORKLOADS: Final = ("append", "poll", "group", "registers", "topics")
+UNFINISHED: Final = 2
+CRASHED: Final = 3
+"""Exit codes of a load: the cluster did not answer to the end; a client is broken."""
+LAST_ANSWERS_S: Final = 60.0
+READ_BACK_S: Final = 120.0
 
 FAST_RETRIES: Final[Mapping[str, Any]] = {
     "retry.backoff.ms": 20,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -149,6 +151,12 @@ def test_a_report_of_two_rounds(round_: Round, tmp_path: Path) -> None:
     assert "SIGSTOP of &lt;2&gt;" in page
     assert "no-recovery: never whole" in (tmp_path / "report.txt").read_text()
     assert report.summary().startswith("anomaly: 2 rounds, 20 records")
+
+
+def test_the_command_line_needs_no_kafka_client() -> None:
+    """Only the load does, in its own process: simulations run where none is installed."""
+    code = "import sys, jepsen_like.__main__; sys.exit('confluent_kafka' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_deck_gives_each_its_turn() -> None:
