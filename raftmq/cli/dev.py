@@ -149,15 +149,31 @@ def start_cluster(
     warm_up()  # once for all nodes, which would each spend that time right after their start
     for node in cluster.nodes:
         cluster.start(node)
+    if not wait_ready(cluster, cluster.nodes, signals, timeout_s):
+        return False
+    cluster.write_file()
+    return True
+
+
+def wait_ready(
+    cluster: DevCluster, nodes: Sequence[DevNode], signals: Signals, timeout_s: float
+) -> bool:
+    """Wait until started nodes serve; False when told to end meanwhile.
+
+    Raises:
+        DevError: one ended, or they are not ready in time.
+    """
     deadline = time.monotonic() + timeout_s
     while not signals.must_end:
-        waiting = {node.ready_fd: node for node in cluster.nodes if node.ready_fd >= 0}
-        if not waiting and all(node.is_ready for node in cluster.nodes):
-            cluster.write_file()
+        waiting = {node.ready_fd: node for node in nodes if node.ready_fd >= 0}
+        if not waiting and all(node.is_ready for node in nodes):
             return True
         for descriptor in signals.wait(max(0.0, deadline - time.monotonic()), [*waiting]):
             cluster.hear(waiting[descriptor])
-        for node in cluster.reap():
+        cluster.reap()
+        for node in nodes:
+            if node.is_running:
+                continue
             tail = cluster.log_tail(node)
             raise DevError(
                 f"node {node.plan.id} {node.ended} before it was ready:\n{tail}".rstrip()

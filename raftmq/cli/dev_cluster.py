@@ -2,7 +2,8 @@
 
 Owns `DIR/cluster.json`, `DIR/node-ID.toml` and the child processes. Everything is imported once in
 a parent without threads, then forked, so that nodes start in milliseconds; each child gets its own
-process group, log file and data, and dies with its parent. Never used inside a trio run.
+process group, log file and data, and dies with its parent. `raftmq dev`, `raftmq demo` and
+`raftmq.testing` start their nodes here. Never used inside a trio run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -82,7 +83,12 @@ class DevCluster:
     metadata_engine: str = "raft"
     racks: bool = False
     cluster_id: str = "raftmq-dev"
-    settings: Mapping[str, str] = field(factory=dict)
+    settings: Mapping[str, Any] = field(factory=dict)
+    """Keys of every node's configuration, beside those that this module decides."""
+    defaults: Mapping[str, str] = field(factory=dict)
+    """Kafka's broker-wide settings, by their Kafka names."""
+    death_signal: int = signal.SIGTERM
+    """What nodes get when this process ends before them."""
 
     @classmethod
     def plan(
@@ -92,9 +98,13 @@ class DevCluster:
         nodes: int,
         port: int,
         metadata_engine: str = "raft",
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, str] | None = None,
+        data: Path | None = None,
     ) -> DevCluster:
         """Lay a cluster out, or the one that the folder already holds.
+
+        Nodes of a new one keep their data in `data`, by default the folder itself.
 
         Raises:
             DevError: the folder holds another number of nodes, or runs already.
@@ -111,9 +121,10 @@ class DevCluster:
             _refuse_running(known)
             plans = [_with_port(plan, port + i) for i, plan in enumerate(plans)]
         else:
-            plans = _new_plans(folder, nodes, port)
+            plans = _new_plans(data or folder, nodes, port)
         cluster = cls(folder, [DevNode(plan) for plan in plans], metadata_engine)
         cluster.settings = dict(settings or {})
+        cluster.defaults = dict(defaults or {})
         cluster._write_configs()
         return cluster
 
@@ -178,7 +189,7 @@ class DevCluster:
                 if other is not node and other.listeners is not None:
                     other.listeners.close()
             log = self.folder / f"node-{node.plan.id}.log"
-            _be_node(config, node.listeners, log, ready, parent)
+            _be_node(config, node.listeners, log, ready, parent, self.death_signal)
         os.close(ready)
         assert node.listeners is not None
         node.listeners.close()
@@ -222,20 +233,27 @@ class DevCluster:
         except OSError:
             return ""
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """End all nodes: asked first, killed when they do not follow."""
-        for node in self.nodes:
-            if node.is_running:
-                _signal(node.pid, signal.SIGTERM)
-                _signal(node.pid, signal.SIGCONT)  # a stopped one could not hear it
+    def kill(self, nodes: Iterable[DevNode]) -> None:
+        """End nodes as a crash would; returns once they are gone."""
+        dying = [node for node in nodes if node.is_running]
+        for node in dying:
+            _signal(node.pid, signal.SIGKILL)
+        for node in dying:
+            _, status = os.waitpid(node.pid, 0)
+            node.ended = _explain_status(status)
+
+    def stop(self, timeout_s: float = 10.0, nodes: Sequence[DevNode] | None = None) -> None:
+        """End nodes, by default all: asked first, killed when they do not follow."""
+        chosen = self.nodes if nodes is None else nodes
+        ending = [node for node in chosen if node.is_running]
+        for node in ending:
+            _signal(node.pid, signal.SIGTERM)
+            _signal(node.pid, signal.SIGCONT)  # a stopped one could not hear it
         deadline = time.monotonic() + timeout_s
-        while any(node.is_running for node in self.nodes):
+        while any(node.is_running for node in ending):
             self.reap()
             if time.monotonic() > deadline:
-                for node in self.nodes:
-                    if node.is_running:
-                        _signal(node.pid, signal.SIGKILL)
-                deadline = float("inf")
+                self.kill(ending)
             time.sleep(0.005)
 
     def _write_configs(self) -> None:
@@ -260,6 +278,8 @@ class DevCluster:
                 ),
                 "]",
                 *(f"{key} = {json.dumps(value)}" for key, value in self.settings.items()),
+                "[defaults]",
+                *(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.defaults.items()),
             ]
             (self.folder / f"node-{plan.id}.toml").write_text("\n".join(lines) + "\n")
 
@@ -424,7 +444,12 @@ def _explain_status(status: int) -> str:
 
 
 def _be_node(
-    config: NodeConfig, listeners: Listeners | None, log: Path, ready: int, parent: int
+    config: NodeConfig,
+    listeners: Listeners | None,
+    log: Path,
+    ready: int,
+    parent: int,
+    death_signal: int,
 ) -> NoReturn:
     """The child's whole life."""
     code = 1
@@ -433,7 +458,7 @@ def _be_node(
         # Linux schedules sessions against each other (autogroup), and on a busy machine one node
         # would then wait for the others' turns, now and then beyond its election timeout.
         os.setpgid(0, 0)
-        die_with_parent(parent)
+        die_with_parent(parent, death_signal)
         _redirect(log)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -455,12 +480,12 @@ def _tell(ready: int) -> None:
     os.close(ready)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for a SIGTERM when the parent ends, however it ends (Linux)."""
+def die_with_parent(parent: int, death_signal: int) -> None:
+    """Ask the kernel for a signal when the parent ends, however it ends (Linux)."""
     libc = ctypes.CDLL(None)
     prctl: Callable[..., int] | None = getattr(libc, "prctl", None)
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        prctl(_PR_SET_PDEATHSIG, int(death_signal))
     if os.getppid() != parent:
         os._exit(0)  # it ended before we could ask
 
