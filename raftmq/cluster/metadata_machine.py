@@ -35,6 +35,11 @@ KEPT_IMAGES_MAX: Final = 2
 class CommittedEntries(Protocol):
     """Where committed entries are read from (`ReplicatedLog`)."""
 
+    @property
+    def log_start(self) -> StateOrigin:
+        """Where the log begins, and with what state."""
+        ...
+
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
         """Entries from an entry boundary on; at least one if there is any."""
         ...
@@ -178,8 +183,14 @@ class MetadataMachine:
         commit_end = self._commit_end
         if commit_end <= self.applied_end or self.failure is not None:
             return
-        before = self.image
         self._damage = None
+        assert self._log is not None, "attach_log() comes first"
+        if self._log.log_start.index > self.applied_end:
+            # What is damaged here and was waited for, all others have dropped: the repair took over
+            # a peer's log start, and the state with it.
+            self.restore(self._log.log_start)
+            self._commit_end = max(commit_end, self.applied_end)
+        before = self.image
         try:
             while self.applied_end < commit_end:
                 entry = self._next_entry()

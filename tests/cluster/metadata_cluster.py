@@ -19,6 +19,7 @@ from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.readmission import Wish, next_configuration
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
+from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
@@ -68,6 +69,8 @@ class FakeReplica:
         machine.attach_log(self)
 
     # what the machine reads
+
+    log_start = LogStart()
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
         return tuple(entry for entry in self.log if entry.start >= start)

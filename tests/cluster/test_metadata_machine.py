@@ -16,6 +16,7 @@ from raftmq.cluster.commands import (
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.metadata_snapshot import decode_image
 from raftmq.errors import CorruptBatchError
+from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch
@@ -30,6 +31,7 @@ class FakeLog:
         self.damaged = False
         self.reads = 0
         self.offset = 0
+        self.log_start = LogStart()
 
     @property
     def end(self) -> int:
@@ -37,6 +39,7 @@ class FakeLog:
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
         self.reads += 1
+        assert start >= self.log_start.index, "dropped"
         if self.damaged:
             raise DamagedError(Offset(0), Offset(self.offset))
         found = []
@@ -196,3 +199,25 @@ def test_a_log_start_takes_the_place_of_everything(log: FakeLog, machine: Metada
     log.add_batch(_command(3))
     _commit_all(other, log)
     assert other.image.next_producer_id == 3
+
+
+def test_a_log_that_lost_its_damaged_beginning_gives_the_state_with_it(
+    log: FakeLog, machine: MetadataMachine
+) -> None:
+    """A peer had dropped the damaged range and gave its log start in place of it."""
+    for sequence in range(1, 5):
+        log.add_batch(_command(sequence))
+    other = MetadataMachine()
+    other.attach_log(log)
+    _commit_all(other, log)
+    state = other.state_at(Offset(4), RaftIndex(4))
+    log.damaged = True
+    _commit_all(machine, log)
+    assert machine.applied_end == 0
+    log.add_batch(_command(5))
+    log.damaged = False
+    log.log_start = LogStart(Offset(4), RaftIndex(4), LeaderEpoch(1), state=state)
+    _commit_all(machine, log)
+    assert machine.applied_end == 5
+    assert machine.image.next_producer_id == 5
+    assert machine.is_current
