@@ -50,6 +50,15 @@ VERSIONS: Final[dict[ApiKey, int]] = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
     ApiKey.DESCRIBE_GROUPS: 5,
     ApiKey.LIST_GROUPS: 4,
+    ApiKey.API_VERSIONS: 3,
+    ApiKey.DESCRIBE_CONFIGS: 4,
+    ApiKey.DESCRIBE_CLUSTER: 0,
+    ApiKey.DESCRIBE_QUORUM: 1,
+    ApiKey.ELECT_LEADERS: 2,
+    ApiKey.DESCRIBE_PRODUCERS: 0,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: 0,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
+    ApiKey.OFFSET_DELETE: 0,
 }
 STALE_LEADER: Final = frozenset(
     {

@@ -13,7 +13,6 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import attrs
-import msgspec
 from attrs import frozen
 from immutables import Map
 
@@ -24,8 +23,9 @@ from jepsen_like.sim import Verdict
 from raftmq import records
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.cluster import apply as metadata_apply
-from raftmq.cluster import group_image, metadata_machine
+from raftmq.cluster import group_image
 from raftmq.cluster.commands import AllocateProducerIds, ProducerIds
+from raftmq.cluster.group_commands import Claimed
 from raftmq.cluster.metadata_snapshot import SnapshotEncoder
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition import Partition
@@ -116,7 +116,7 @@ def _coordinators(seed: int) -> ClusterOptions:
         session_ms=700,
         fault_every_ms=(80.0, 400.0),
         fault_lasts_ms=(100.0, 900.0),
-    ).with_weights(isolate_controller=4, isolate=2, clients_cut=3, pause=3, transfer=1)
+    ).with_weights(isolate_controller=4, isolate=2, clients_cut=3, pause=3, transfer=1, kill=2)
 
 
 def _wipes(seed: int) -> ClusterOptions:
@@ -137,7 +137,7 @@ def _deletions(seed: int) -> ClusterOptions:
     """Records are deleted while leaders change and replicas are replaced."""
     return _drawn(
         seed, fault_every_ms=(80.0, 350.0), fault_lasts_ms=(60.0, 500.0), segment_bytes=2_048
-    ).with_weights(delete_records=5, isolate_leader=3, transfer=2, wipe=1, crash_leader=1)
+    ).with_weights(delete_records=5, isolate=3, isolate_leader=2, transfer=2, wipe=1, kill=1)
 
 
 def _clocks(seed: int) -> ClusterOptions:
@@ -178,25 +178,24 @@ def _kept(_engine: object, timeout_ms: float | None = None) -> Promise[None]:
     return Promise.resolved(None)
 
 
-_apply = metadata_apply.apply
+_claim = group_image._claim
 
 
-def _apply_twice(image: Any, envelope: Any, offset: Any) -> Any:
-    after, result = _apply(image, envelope, offset)
-    if result is metadata_apply.STALE_SEQUENCE:
-        forgotten = attrs.evolve(image, submitters=Map())
-        return _apply(forgotten, envelope, offset)
+def _claim_anew(image: Any, command: Any, live_epoch: Any) -> Any:
+    """A new coordinator begins with nothing but the name."""
+    after, result = _claim(image, command, live_epoch)
+    group = after.get(command.group)
+    if isinstance(result, Claimed) and group is not None:
+        after = after._with(attrs.evolve(group, generation=0, members=()))
     return after, result
 
 
-_apply_group = group_image.apply_group
-
-
-def _apply_any_coordinator(image: Any, command: Any, live_epoch: Any) -> Any:
-    group = image.get(command.group) if hasattr(command, "group") else None
-    if group is not None and hasattr(command, "coordinator_epoch"):
-        command = msgspec.structs.replace(command, coordinator_epoch=group.coordinator_epoch)
-    return _apply_group(image, command, live_epoch)
+def _claim_without_offsets(image: Any, command: Any, live_epoch: Any) -> Any:
+    after, result = _claim(image, command, live_epoch)
+    group = after.get(command.group)
+    if isinstance(result, Claimed) and group is not None:
+        after = after._with(attrs.evolve(group, offsets=Map()))
+    return after, result
 
 
 def _same_ids(image: Any, envelope: Any, _offset: Any) -> Any:
@@ -282,14 +281,14 @@ CLUSTER_BUGS: Final[dict[str, ClusterBug]] = {
         _coordinators,
         9,
     ),
-    "coordinator-unfenced": ClusterBug(
-        _patching((metadata_apply, "apply_group", _apply_any_coordinator)), _coordinators, 9
-    ),
     "committed-without-barrier": ClusterBug(
         _patching((RaftMetadataEngine, "read_barrier", _kept)), _coordinators, 9
     ),
-    "command-applied-twice": ClusterBug(
-        _patching((metadata_machine, "apply", _apply_twice)), _coordinators, 9
+    "claim-forgets-generation": ClusterBug(
+        _patching((group_image, "_claim", _claim_anew)), _coordinators, 9
+    ),
+    "claim-forgets-offsets": ClusterBug(
+        _patching((group_image, "_claim", _claim_without_offsets)), _coordinators, 9
     ),
     "snapshot-without-groups": ClusterBug(
         _patching((SnapshotEncoder, "encode", _without_groups)), _snapshots, 9

@@ -213,7 +213,7 @@ class Producer:
         pipe.must_drain = True
         self._let_go(batch)
         is_first = pipe.batches[0] is batch
-        if code in _REFUSED or (code in _FORGOTTEN and is_first and batch.tries == 1):
+        if code in _REFUSED or (code in _FORGOTTEN and is_first):
             raise InvariantViolation(
                 "SequenceAccepted",
                 f"{self._name}: the next batch in sequence ({batch.sequence}) of producer "
@@ -230,9 +230,7 @@ class Producer:
         """After too long: nobody knows what became of these, and the pipe begins anew."""
         world = self._world
         late = [b for b in pipe.batches if not b.is_done]
-        is_late = late and world.now_ms - late[0].began_ms > GIVE_UP_MS
-        is_stuck = late and late[0].error in _FORGOTTEN
-        if not (is_late or is_stuck):
+        if not late or world.now_ms - late[0].began_ms <= GIVE_UP_MS:
             return False
         for batch in late:
             if batch.tries:

@@ -22,6 +22,7 @@ from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
+from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation
@@ -162,7 +163,9 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         register = RegisterClient(world, process, f"register-{number % 2}")
         ends[f"register {process}"] = spawn(register.run)
         process += 1
-    world.deleter = RecordDeleter(world, process)
+    tourist = Tourist(world, process)
+    ends[f"tourist {process}"] = spawn(tourist.run)
+    world.deleter = RecordDeleter(world, process + 1)
     return ends
 
 

@@ -97,8 +97,10 @@ class Watch:
         for group, replica in core.plane.multiraft.replicas.items():
             self.machines.pop((node.node_id, group), None)
             log = replica.log
-            # In the middle of a truncation nobody can say what must be there afterwards.
-            sure_end = 0 if in_the_middle else log.flushed_end
+            # In the middle of a truncation, or where one failed, nobody can say what must be there
+            # afterwards.
+            is_sure = not in_the_middle and replica.failure is None
+            sure_end = log.flushed_end if is_sure else 0
             bare_count = log.end_index - log.log_end_offset
             self._last[node.node_id, group] = LastSeen(
                 replica.self_id, sure_end, log.flushed_end, bare_count, replica.high_watermark
