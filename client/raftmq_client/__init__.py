@@ -10,7 +10,9 @@ from raftmq_client.blocking import Admin, Consumer, Producer
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
 from raftmq_client.core.admin import EARLIEST, LATEST, MAX_TIMESTAMP, ResourceType
 from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.security import Plain, Scram, Security
 from raftmq_client.errors import (
+    AuthenticationError,
     BrokerError,
     BufferFullError,
     ClientError,
@@ -36,6 +38,7 @@ __all__ = [
     "LATEST",
     "MAX_TIMESTAMP",
     "Admin",
+    "AuthenticationError",
     "BrokerError",
     "BufferFullError",
     "ClientError",
@@ -49,12 +52,15 @@ __all__ = [
     "ForkedError",
     "NoOffsetError",
     "Outcome",
+    "Plain",
     "PollIntervalError",
     "Producer",
     "Receipt",
     "RecordMetadata",
     "RecordTooLargeError",
     "ResourceType",
+    "Scram",
+    "Security",
     "SerializationError",
     "TimedOutError",
     "TopicPartition",

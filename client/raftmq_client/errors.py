@@ -49,6 +49,12 @@ class ConnectionFailedError(ClientError):
     retriable = True
 
 
+class AuthenticationError(ConnectionFailedError):
+    """The broker does not know us, or we do not know the broker. Trying again does not help."""
+
+    retriable = False
+
+
 class ConnectionLostError(ClientError):
     """The connection ended after the request had left: its outcome is unknown."""
 

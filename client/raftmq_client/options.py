@@ -19,6 +19,7 @@ from raftmq_client.core.consumer import ConsumerOptions
 from raftmq_client.core.fetcher import FetcherOptions, Reset
 from raftmq_client.core.group import GroupOptions
 from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
+from raftmq_client.core.security import SecurityChoice, read_security
 from raftmq_client.errors import UsageError
 from raftmq_client.serializers import Deserializer, read_deserializer
 
@@ -49,9 +50,19 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ..
     return tuple(addresses)
 
 
-def client_options(bootstrap: str | Sequence[str], client_id: str) -> ClientOptions:
-    """Options of a client with everything else as usual."""
-    return ClientOptions(bootstrap=parse_bootstrap(bootstrap), client_id=client_id)
+def client_options(
+    bootstrap: str | Sequence[str], client_id: str, security: SecurityChoice = None
+) -> ClientOptions:
+    """Options of a client with everything else as usual.
+
+    Raises:
+        UsageError: a value makes no sense.
+    """
+    return ClientOptions(
+        bootstrap=parse_bootstrap(bootstrap),
+        client_id=client_id,
+        security=read_security(security),
+    )
 
 
 class ProducerSettings(TypedDict, total=False):
@@ -210,9 +221,11 @@ def read_delivery(delivery: str, auto_commit_ms: float | None, group: str | None
     return None
 
 
-def consumer_client(bootstrap: str | Sequence[str], client_id: str) -> ClientOptions:
+def consumer_client(
+    bootstrap: str | Sequence[str], client_id: str, security: SecurityChoice = None
+) -> ClientOptions:
     """A consumer's client: it makes no topics, and notices new ones within half a minute."""
-    options = client_options(bootstrap, client_id)
+    options = client_options(bootstrap, client_id, security)
     options.metadata.allow_auto_create = False
     options.metadata.max_age_ms = 30_000
     return options

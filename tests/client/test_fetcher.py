@@ -12,6 +12,7 @@ from raftmq.protocol.fetch import (
     FetchResponse,
     FetchTopicResponse,
 )
+from raftmq.protocol.leaders import CurrentLeader
 from raftmq.records import NewRecord, build_batch
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import READ_COMMITTED
@@ -180,6 +181,16 @@ def test_the_closest_replica_is_used_until_it_fails() -> None:
     assert call.node == 2
     reader.answer(call, code=ErrorCode.OFFSET_OUT_OF_RANGE)  # it lags
     assert reader.due().node == 1
+
+
+def test_a_fetch_goes_on_at_the_leader_that_a_refusal_names() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 0)
+    hint = CurrentLeader(2, 5)
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    reader.answer(reader.due(), code=code, current_leader=hint)
+    reader.now += 100
+    assert reader.due().node == 2, "without waiting for metadata (KIP-951)"
 
 
 def test_aborted_transactions_are_hidden_and_markers_never_shown() -> None:

@@ -108,8 +108,9 @@ def test_offsets_by_time(driver: Driver, bootstrap: str, topic: str) -> None:
             assert admin.list_offsets({key: asked})[key].offset == offset, asked
 
 
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_two_members_share_and_the_last_one_takes_over(
-    driver: Driver, bootstrap: str, topic: str
+    driver: Driver, bootstrap: str, topic: str, assignor: str
 ) -> None:
     group = f"g-{topic}"
     with driver.producer(bootstrap) as producer:
@@ -119,7 +120,12 @@ def test_two_members_share_and_the_last_one_takes_over(
 
     def member() -> Any:
         return driver.consumer(
-            bootstrap, group=group, topics=[topic], reset="earliest", heartbeat_interval_ms=200
+            bootstrap,
+            group=group,
+            topics=[topic],
+            reset="earliest",
+            heartbeat_interval_ms=200,
+            assignors=[assignor],
         )
 
     with member() as first, member() as second:

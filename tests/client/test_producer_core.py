@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
+from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.protocol.produce import (
     ProducePartitionResponse,
     ProduceResponse,
@@ -447,3 +448,22 @@ def test_whatever_fails_no_record_is_lost_doubled_or_reordered(seed: int) -> Non
                 assert offset == -1 or log.values[offset] == value
             elif receipt.outcome is Outcome.FAILED:
                 assert value not in log.values, "told as failed, but it stands in the log"
+
+
+def test_a_batch_goes_on_at_the_leader_that_a_refusal_names() -> None:
+    world = World()
+    receipt = world.send(b"x")
+    world.step()
+    call = world.calls.popleft()
+    part = ProducePartitionResponse(
+        0, ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=CurrentLeader(7, 9)
+    )
+    answer = ProduceResponse(
+        [ProduceTopicResponse("t", None, [part])], node_endpoints=[NodeEndpoint(7, "new", 9, None)]
+    )
+    call.complete(answer, None, world.now)
+    world.metadata.options.backoff_ms = 1e9  # nobody else tells
+    world.metadata._not_before = 1e9
+    world.later(100)
+    assert world.calls.popleft().node == 7, "a broker that was not even known (KIP-951)"
+    assert not receipt.is_done

@@ -23,6 +23,7 @@ from raftmq_client.core.admin_flow import AdminFlows
 from raftmq_client.core.consumer import ConsumerCore
 from raftmq_client.core.fetcher import ConsumerRecord
 from raftmq_client.core.group import GaveUp, Pending
+from raftmq_client.core.security import SecurityChoice
 from raftmq_client.errors import TimedOutError
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -55,10 +56,11 @@ class Consumer:
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
         client_id: str = "raftmq-consumer",
+        security: SecurityChoice = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._options = consumer_options(**settings)
-        self._engine = Engine(consumer_client(bootstrap, client_id))
+        self._engine = Engine(consumer_client(bootstrap, client_id, security))
         self._core = ConsumerCore(self._options, self._engine.client)
         self._topics = topics if isinstance(topics, re.Pattern) else tuple(topics)
         self._on_assigned = on_assigned

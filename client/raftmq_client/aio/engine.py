@@ -50,7 +50,7 @@ class _Channel:
         self.connection.received(count, self.engine.now())
         if self.connection.is_closed:
             self.lost(str(self.connection.error))
-        elif self.connection.answered != answered:
+        elif self.connection.answered != answered or self.connection.has_outgoing:
             self.engine.happened()
 
     def lost(self, reason: str) -> None:

@@ -17,6 +17,7 @@ from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.partitioners import PartitionFunction, make_partitioner
 from raftmq_client.core.producer import ProducerCore
+from raftmq_client.core.security import SecurityChoice
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
@@ -43,12 +44,13 @@ class Producer:
         max_block_ms: float = 60_000,
         partitioner: str | PartitionFunction = "murmur2",
         client_id: str = "raftmq-producer",
+        security: SecurityChoice = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         options = producer_options(**settings)
         self._encode_key = read_serializer(key_serializer)
         self._encode_value = read_serializer(value_serializer)
-        self._engine = Engine(client_options(bootstrap, client_id), name=client_id)
+        self._engine = Engine(client_options(bootstrap, client_id, security), name=client_id)
         client = self._engine.client
         self._core = ProducerCore(
             options,

@@ -15,7 +15,8 @@ from attrs import define, field
 from raftmq_client.core.call import ANY_NODE, Call
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.core.metadata import MetadataCore, MetadataOptions
-from raftmq_client.errors import ConnectionFailedError, TimedOutError
+from raftmq_client.core.security import Security
+from raftmq_client.errors import AuthenticationError, ConnectionFailedError, TimedOutError
 
 COORDINATOR_LINKS: Final = 1 << 40
 """Added to a node's id: a second connection for its duties as coordinator. A parked JoinGroup
@@ -49,6 +50,7 @@ class ClientOptions:
 
     bootstrap: tuple[tuple[str, int], ...] = (("127.0.0.1", 9092),)
     client_id: str = "raftmq"
+    security: Security | None = None
     request_timeout_ms: float = 30_000
     connect_timeout_ms: float = 3_000
     reconnect_backoff_ms: float = 50
@@ -142,6 +144,7 @@ class ClientCore:
 
     def failed(self, link: Link, reason: str, now: float) -> None:
         """The driver's socket is gone, or never came to be."""
+        cause = link.connection.error if link.connection is not None else None
         connection, link.connection = link.connection, None
         link.is_open = False
         link.connect_deadline = float("inf")
@@ -153,9 +156,14 @@ class ClientCore:
         if connection is not None:
             connection.fail(reason, now)
         waiting, link.waiting = link.waiting, []
+        where = f"{link.host}:{link.port}"
         for call in waiting:
-            where = f"{link.host}:{link.port}"
             call.complete(None, ConnectionFailedError(f"no connection to {where}: {reason}"), now)
+        if isinstance(cause, AuthenticationError):
+            # No broker will answer: whoever waits shall hear why, and not at his deadline.
+            anywhere, self._anywhere = self._anywhere, []
+            for call in anywhere:
+                call.complete(None, cause, now)
 
     def backoff_until(self, node: int) -> float:
         """Until when a node that just failed is not to be tried; 0 when it may be."""
@@ -244,7 +252,9 @@ class ClientCore:
             link.connection.expire(now)
 
     def _connect(self, link: Link, now: float) -> None:
-        link.connection = ConnectionCore(self.options.client_id)
+        link.connection = ConnectionCore(
+            self.options.client_id, security=self.options.security, host=link.host
+        )
         link.opened_at = now
         link.connect_deadline = now + self.options.connect_timeout_ms
         self._connects.append(link)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from attrs import define
@@ -25,9 +26,23 @@ from raftmq.protocol import (
     encode_request_header,
 )
 from raftmq.types import Buffer
-from raftmq_client.core.call import Call
+from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.frames import FrameReader
+from raftmq_client.core.security import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    SASL_VERSION,
+    Plain,
+    Scram,
+    Security,
+    TlsLayer,
+    decode_mechanisms,
+    decode_token,
+    encode_mechanism,
+    encode_token,
+)
 from raftmq_client.errors import (
+    AuthenticationError,
     ClientError,
     ConnectionFailedError,
     ConnectionLostError,
@@ -50,10 +65,21 @@ class _Waiting:
 class ConnectionCore:
     """The protocol side of one connection. The driver moves `outgoing()` and received bytes."""
 
-    def __init__(self, client_id: str, *, handshake_timeout_ms: float = 5_000) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        handshake_timeout_ms: float = 5_000,
+        security: Security | None = None,
+        host: str = "",
+    ) -> None:
         self._client_id = client_id
         self._handshake_timeout_ms = handshake_timeout_ms
         self._reader = FrameReader()
+        self._sasl = security.sasl if security is not None else None
+        self._tls: TlsLayer | None = None
+        if security is not None and security.tls is not None:
+            self._tls = TlsLayer(security.tls, host)
         self._out: list[Buffer] = []
         self._queue: deque[Call] = deque()  # submitted before the handshake is over
         self._waiting: deque[_Waiting] = deque()
@@ -76,6 +102,8 @@ class ConnectionCore:
 
     def start(self, now: float) -> None:
         """Begin the handshake on a fresh connection."""
+        if self._tls is not None:
+            self._tls.start()
         self._handshake(HANDSHAKE_VERSION, now)
 
     def submit(self, call: Call, now: float) -> None:
@@ -91,17 +119,27 @@ class ConnectionCore:
 
     def outgoing(self) -> list[Buffer]:
         """Take the pieces to write, in order."""
-        out, self._out = self._out, []
-        return out
+        tls = self._tls
+        if tls is None:
+            out, self._out = self._out, []
+            return out
+        if tls.is_ready:
+            tls.write(self._out)
+            self._out = []
+        return tls.outgoing()
 
     @property
     def has_outgoing(self) -> bool:
         """True when `outgoing()` would give something."""
-        return bool(self._out)
+        tls = self._tls
+        return bool(self._out) if tls is None else self._tls_has_outgoing(tls)
+
+    def _tls_has_outgoing(self, tls: TlsLayer) -> bool:
+        return tls.has_outgoing or (tls.is_ready and bool(self._out))
 
     def buffer(self) -> memoryview:
         """Where the next received bytes go."""
-        return self._reader.buffer()
+        return self._reader.buffer() if self._tls is None else self._tls.buffer()
 
     def received(self, count: int, now: float) -> None:
         """Account for received bytes: finish the calls they answer; 0 is the end of the stream."""
@@ -109,24 +147,36 @@ class ConnectionCore:
             self.fail("the broker closed the connection", now)
             return
         try:
+            if self._tls is not None:
+                self._received_tls(self._tls, count, now)
+                return
             for frame in self._reader.received(count):
                 self._answer(frame, now)
         except RemoteProtocolError as error:
             self.fail(f"the broker broke the protocol: {error}", now)
 
-    def fail(self, reason: str, now: float) -> None:
+    def _received_tls(self, tls: TlsLayer, count: int, now: float) -> None:
+        tls.received(count)
+        while not self.is_closed:
+            plain = tls.read_into(self._reader.buffer())
+            if plain == 0:
+                return
+            for frame in self._reader.received(plain):
+                self._answer(frame, now)
+
+    def fail(self, reason: str, now: float, error: ClientError | None = None) -> None:
         """End the connection and finish every call."""
         if self.is_closed:
             return
         self.is_closed = True
-        self.error = ConnectionFailedError(reason)
+        self.error = error or ConnectionFailedError(reason)
         self._out.clear()
         waiting, self._waiting = self._waiting, deque()
         queue, self._queue = self._queue, deque()
         for item in waiting:
             item.call.complete(None, ConnectionLostError(reason), now)
         for call in queue:
-            call.complete(None, ConnectionFailedError(reason), now)
+            call.complete(None, error or ConnectionFailedError(reason), now)
 
     @property
     def is_suspect(self) -> bool:
@@ -183,12 +233,72 @@ class ConnectionCore:
         if response.error_code != ErrorCode.NONE:
             self.fail(f"no handshake: error {response.error_code}", now)
             return
-        self.versions = {
+        versions = {
             item.api_key: (item.min_version, item.max_version) for item in response.api_keys
         }
+        if self._sasl is None:
+            self._open(versions, now)
+        else:
+            self._authenticate(self._sasl, versions, now)
+
+    def _open(self, versions: dict[int, tuple[int, int]], now: float) -> None:
+        """The broker is ready for requests."""
+        self.versions = versions
         queue, self._queue = self._queue, deque()
         for call in queue:
             self._send(call, now)
+
+    def _authenticate(
+        self, sasl: Plain | Scram, versions: dict[int, tuple[int, int]], now: float
+    ) -> None:
+        """Choose the mechanism, then say and hear what it wants (KIP-43, KIP-152)."""
+        exchange = sasl.exchange()
+
+        def refuse(reason: str, at: float) -> None:
+            self.fail(reason, at, AuthenticationError(f"{sasl.mechanism}: {reason}"))
+
+        def chosen(response: Any, error: ClientError | None, at: float) -> None:
+            if error is not None:
+                self.fail(f"no authentication: {error}", at)
+                return
+            code, offered = response
+            if code:
+                refuse(f"not offered; the broker offers {', '.join(offered) or 'nothing'}", at)
+                return
+            say(next(exchange), at)
+
+        def say(token: bytes, at: float) -> None:
+            self._ask(SASL_AUTHENTICATE, encode_token(token), decode_token, heard, at)
+
+        def heard(response: Any, error: ClientError | None, at: float) -> None:
+            if error is not None:
+                self.fail(f"no authentication: {error}", at)
+                return
+            code, message, token = response
+            if code:
+                refuse(message or f"error {code}", at)
+                return
+            try:
+                say(exchange.send(token), at)
+            except StopIteration:
+                self._open(versions, at)
+            except AuthenticationError as failure:
+                refuse(str(failure), at)
+
+        self._ask(SASL_HANDSHAKE, encode_mechanism(sasl.mechanism), decode_mechanisms, chosen, now)
+
+    def _ask(
+        self, api: int, body: bytes, read: Callable[[Buffer], Any], finish: Finish, now: float
+    ) -> None:
+        """One exchange before the connection is open."""
+        call = Call(
+            api=api,
+            body=lambda _version: (body,),
+            read=lambda _version, data: read(data),
+            finish=finish,
+            deadline=now + self._handshake_timeout_ms,
+        )
+        self._write(call, SASL_VERSION)
 
     def _send(self, call: Call, now: float) -> None:
         if call.is_done:

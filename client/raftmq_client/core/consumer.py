@@ -42,6 +42,7 @@ class ConsumerCore:
 
     def __init__(self, options: ConsumerOptions, client: ClientCore) -> None:
         self.options = options
+        self._metadata = client.metadata
         self.fetcher = FetcherCore(options.fetching, client.metadata)
         client.cores.append(self.fetcher)
         self.group: GroupCore | None = None
@@ -123,6 +124,8 @@ class ConsumerCore:
     def has_news(self) -> bool:
         """True when `take` would give something, or the group asks for something."""
         group = self.group
+        if self._metadata.refusal is not None:
+            return True
         return self.fetcher.has_records or (
             group is not None and (bool(group.events) or group.error is not None)
         )
@@ -133,6 +136,8 @@ class ConsumerCore:
         Raises:
             ClientError: a partition cannot go on.
         """
+        if self._metadata.refusal is not None:
+            raise self._metadata.refusal
         self.end_iteration()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)

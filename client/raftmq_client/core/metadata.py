@@ -17,7 +17,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call, struct_call
-from raftmq_client.errors import BrokerError, ClientError
+from raftmq_client.errors import AuthenticationError, BrokerError, ClientError
 
 NO_LEADER: Final = -1
 
@@ -163,6 +163,19 @@ class MetadataCore:
     def invalidate(self) -> None:
         """Something is stale: ask again as soon as the back-off allows."""
         self._is_due = True
+
+    @property
+    def refusal(self) -> AuthenticationError | None:
+        """Set while no broker lets us in: nothing else will be learned."""
+        error = self.last_error
+        return error if isinstance(error, AuthenticationError) else None
+
+    def why_not(self, topic: str) -> str:
+        """Why a topic is not known, for people."""
+        code = self.errors.get(topic)
+        if code:
+            return BrokerError(code).code.name
+        return str(self.last_error or "no metadata")
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions a topic has; None when not (yet) known."""

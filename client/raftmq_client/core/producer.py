@@ -212,12 +212,12 @@ class ProducerCore:
         for topic in [*self._unrouted]:
             count = self._metadata.partition_count(topic)
             waiting = self._unrouted[topic]
-            while waiting and waiting[0].deadline <= now:
-                code = self._metadata.errors.get(topic)
-                reason = BrokerError(code).code.name if code else "no metadata"
+            refusal = self._metadata.refusal
+            while waiting and (refusal is not None or waiting[0].deadline <= now):
+                reason = self._metadata.why_not(topic)
                 message = f"topic {topic!r} could not be found in time: {reason}"
-                item = waiting.popleft()
-                self._settle_unrouted(item, TimedOutError(message, sent=False))
+                error = refusal or TimedOutError(message, sent=False)
+                self._settle_unrouted(waiting.popleft(), error)
             if count is not None:
                 for item in waiting:
                     self.accumulator.size_bytes -= item.size

@@ -1,0 +1,268 @@
+"""TLS and SASL without sockets: who we say we are, and how bytes are hidden.
+
+`security=` takes an `ssl.SSLContext`, a `Plain` or `Scram`, or a `Security` of both. `TlsLayer`
+turns ciphertext into plaintext and back in memory, so every driver gets it from the core.
+SCRAM (RFC 5802) also proves that the broker knows the password; a broker that does not is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import ssl
+import struct
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias
+
+from attrs import define, field, frozen
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.types import Buffer
+from raftmq_client.errors import AuthenticationError, UsageError
+
+SASL_HANDSHAKE: Final = 17
+SASL_AUTHENTICATE: Final = 36
+SASL_VERSION: Final = 1
+_STAGE_BYTES: Final = 64 * 1024
+_ITERATIONS_MIN: Final = 4_096
+_ITERATIONS_MAX: Final = 1_000_000
+
+Exchange: TypeAlias = Generator[bytes, bytes, None]
+"""Yields what to say and is sent what the broker said."""
+
+
+@frozen
+class Plain:
+    """SASL PLAIN: name and password as they are. For use over TLS."""
+
+    username: str
+    password: str = field(repr=False)
+
+    mechanism = "PLAIN"
+
+    def exchange(self) -> Exchange:
+        """Say both."""
+        yield f"\0{self.username}\0{self.password}".encode()
+
+
+@frozen
+class Scram:
+    """SASL SCRAM-SHA-256 or SCRAM-SHA-512: proves the password without saying it."""
+
+    username: str
+    password: str = field(repr=False)
+    algorithm: str = "SHA-512"
+    make_nonce: Callable[[], str] = field(default=lambda: secrets.token_urlsafe(18), repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.algorithm not in ("SHA-256", "SHA-512"):
+            raise UsageError(f"algorithm is SHA-256 or SHA-512, not {self.algorithm!r}")
+
+    @property
+    def mechanism(self) -> str:
+        """Kafka's name."""
+        return f"SCRAM-{self.algorithm}"
+
+    def exchange(self) -> Exchange:
+        """Challenge and answer, and the broker's proof.
+
+        Raises:
+            AuthenticationError: the broker does not know the password, or breaks the rules.
+        """
+        name = self.algorithm.replace("-", "").lower()
+        nonce = self.make_nonce()
+        user = self.username.replace("=", "=3D").replace(",", "=2C")
+        first = f"n={user},r={nonce}"
+        challenge = yield f"n,,{first}".encode()
+        fields = _fields(challenge)
+        try:
+            salt = base64.b64decode(fields["s"], validate=True)
+            iterations = int(fields["i"])
+            both = fields["r"]
+        except (KeyError, ValueError) as error:
+            raise AuthenticationError("the broker's SCRAM challenge is malformed") from error
+        if not both.startswith(nonce) or len(both) == len(nonce):
+            raise AuthenticationError("the broker's nonce does not continue ours")
+        if not _ITERATIONS_MIN <= iterations <= _ITERATIONS_MAX:
+            raise AuthenticationError(f"{iterations} iterations of SCRAM are out of bounds")
+        salted = hashlib.pbkdf2_hmac(name, self.password.encode(), salt, iterations)
+        client_key = hmac.digest(salted, b"Client Key", name)
+        last = f"c=biws,r={both}"
+        said = b",".join((first.encode(), challenge, last.encode()))
+        signature = hmac.digest(hashlib.new(name, client_key).digest(), said, name)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        verdict = yield f"{last},p={base64.b64encode(proof).decode()}".encode()
+        expected = hmac.digest(hmac.digest(salted, b"Server Key", name), said, name)
+        if not hmac.compare_digest(
+            _fields(verdict).get("v", "").encode(), base64.b64encode(expected)
+        ):
+            raise AuthenticationError("the broker does not know the password either")
+
+
+@frozen
+class Security:
+    """TLS, SASL or both."""
+
+    tls: ssl.SSLContext | None = None
+    sasl: Plain | Scram | None = None
+
+
+SecurityChoice = ssl.SSLContext | Plain | Scram | Security | None
+
+
+def read_security(chosen: SecurityChoice) -> Security | None:
+    """A choice in full.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if chosen is None or isinstance(chosen, Security):
+        return chosen
+    if isinstance(chosen, ssl.SSLContext):
+        return Security(tls=chosen)
+    if isinstance(chosen, Plain | Scram):
+        return Security(sasl=chosen)
+    raise UsageError(f"security is an ssl.SSLContext, Plain, Scram or Security, not {chosen!r}")
+
+
+def encode_mechanism(mechanism: str) -> bytes:
+    """SaslHandshake v1: mechanism."""
+    data = mechanism.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def decode_mechanisms(body: Buffer) -> tuple[int, list[str]]:
+    """SaslHandshake v1: error code, what the broker offers.
+
+    Raises:
+        RemoteProtocolError: malformed.
+    """
+    data = bytes(body)
+    try:
+        code, count = struct.unpack_from(">hi", data)
+        position, names = 6, []
+        for _ in range(min(count, 100)):
+            (length,) = struct.unpack_from(">h", data, position)
+            names.append(data[position + 2 : position + 2 + length].decode())
+            position += 2 + length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("a SaslHandshake answer is malformed") from error
+    return code, names
+
+
+def encode_token(token: bytes) -> bytes:
+    """SaslAuthenticate v1: auth bytes."""
+    return struct.pack(">i", len(token)) + token
+
+
+def decode_token(body: Buffer) -> tuple[int, str, bytes]:
+    """SaslAuthenticate v1: error code, error message, auth bytes.
+
+    Raises:
+        RemoteProtocolError: malformed.
+    """
+    data = bytes(body)
+    try:
+        code, length = struct.unpack_from(">hh", data)
+        position = 4 + max(0, length)
+        message = data[4:position].decode()
+        (size,) = struct.unpack_from(">i", data, position)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("a SaslAuthenticate answer is malformed") from error
+    token = data[position + 4 : position + 4 + max(0, size)]
+    return code, message, token
+
+
+@define(eq=False)
+class TlsLayer:
+    """One TLS connection in memory."""
+
+    context: ssl.SSLContext
+    host: str
+    is_ready: bool = False
+    _stage: bytearray = field(factory=lambda: bytearray(_STAGE_BYTES))
+    _received: ssl.MemoryBIO = field(factory=ssl.MemoryBIO)
+    _to_send: ssl.MemoryBIO = field(factory=ssl.MemoryBIO)
+    _tls: ssl.SSLObject = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tls = self.context.wrap_bio(
+            self._received, self._to_send, server_hostname=self.host or None
+        )
+
+    def start(self) -> None:
+        """Say hello."""
+        self._shake()
+
+    def buffer(self) -> memoryview:
+        """Where the next ciphertext goes."""
+        return memoryview(self._stage)
+
+    def received(self, count: int) -> None:
+        """Take ciphertext from `buffer()`.
+
+        Raises:
+            RemoteProtocolError: no TLS, or a certificate that is not trusted.
+        """
+        self._received.write(memoryview(self._stage)[:count])
+        if not self.is_ready:
+            self._shake()
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Plaintext that is there; 0 when there is none.
+
+        Raises:
+            RemoteProtocolError: the ciphertext is broken, or the other side said goodbye.
+        """
+        if not self.is_ready:
+            return 0
+        try:
+            answer: Any = self._tls.read(len(buffer), buffer)
+        except ssl.SSLWantReadError:
+            return 0
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"TLS: {error}") from error
+        count: int = answer  # of bytes put into the buffer
+        if count == 0:
+            raise RemoteProtocolError("TLS: the broker closed the connection")
+        return count
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Hide what is to be sent."""
+        assert self.is_ready
+        for piece in pieces:
+            if len(piece):
+                self._tls.write(piece)
+
+    @property
+    def has_outgoing(self) -> bool:
+        """True when ciphertext waits to be sent."""
+        return self._to_send.pending > 0
+
+    def outgoing(self) -> list[Buffer]:
+        """Take the ciphertext."""
+        return [self._to_send.read()] if self._to_send.pending else []
+
+    def _shake(self) -> None:
+        try:
+            self._tls.do_handshake()
+            self.is_ready = True
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            raise RemoteProtocolError(f"TLS: {error}") from error
+        except ssl.CertificateError as error:
+            raise RemoteProtocolError(f"TLS: {error}") from error
+
+
+def _fields(message: bytes) -> dict[str, str]:
+    try:
+        parts = message.decode().split(",")
+    except UnicodeDecodeError as error:
+        raise AuthenticationError("the broker's SCRAM message is no text") from error
+    fields = {part[:1]: part[2:] for part in parts if part[1:2] == "="}
+    if "e" in fields:
+        raise AuthenticationError(f"refused: {fields['e']}")
+    return fields

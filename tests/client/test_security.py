@@ -1,0 +1,290 @@
+"""TLS and SASL, in memory and over sockets by every driver."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from raftmq.protocol import (
+    ANNOUNCED,
+    ApiKey,
+    Struct,
+    decode_request_header,
+    encode_response,
+    encode_response_header,
+)
+from raftmq.records import NewRecord
+from raftmq.types import TopicPartition
+from raftmq_client import (
+    AuthenticationError,
+    Outcome,
+    Plain,
+    Scram,
+    Security,
+    TimedOutError,
+    UsageError,
+)
+from raftmq_client.core.client import ClientCore, ClientOptions
+from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.consumer import ConsumerCore
+from raftmq_client.core.partitioners import make_partitioner
+from raftmq_client.core.producer import ProducerCore
+from raftmq_client.core.security import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    read_security,
+)
+from raftmq_client.options import consumer_options, producer_options
+from tests.client.drivers import NAMES, open_driver
+from tests.client.fake_broker import FakeBroker
+
+FOLDER = Path(__file__).parent / "tls"
+NONCE = "rOprNGfwEbeRWgbNEkqO"
+CHALLENGE = (
+    b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+)
+"""Of RFC 7677, section 3, as are the proof and the verdict below."""
+PROOF = (
+    b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+    b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+)
+VERDICT = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+def pencil() -> Scram:
+    return Scram("user", "pencil", "SHA-256", make_nonce=lambda: NONCE)
+
+
+def server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(FOLDER / "cert.pem", FOLDER / "key.pem")
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(FOLDER / "cert.pem"))
+
+
+class Line:
+    """A connection core and a broker that hears it, request by request."""
+
+    def __init__(self, security: Security | None) -> None:
+        self.core = ConnectionCore("test", security=security, host="127.0.0.1")
+        self.core.start(0)
+
+    def heard(self) -> tuple[int, int, bytes]:
+        """The api, correlation id and body of the one request written since."""
+        data = b"".join(bytes(piece) for piece in self.core.outgoing())
+        (size,) = struct.unpack_from(">i", data)
+        assert len(data) == size + 4
+        header, position = decode_request_header(memoryview(data[4:]))
+        return header.api_key, header.correlation_id, data[4 + position :]
+
+    def say(self, correlation_id: int, body: bytes, head: bytes = b"") -> None:
+        frame = struct.pack(">i", correlation_id) + body if not head else head + body
+        data = struct.pack(">i", len(frame)) + frame
+        self.core.buffer()[: len(data)] = data
+        self.core.received(len(data), 1)
+
+    def shake(self) -> None:
+        api, correlation_id, _ = self.heard()
+        assert api == ApiKey.API_VERSIONS
+        self.say(0, api_versions(), encode_response_header(api, 3, correlation_id))
+
+    def choose(self, mechanism: bytes, code: int = 0) -> None:
+        api, correlation_id, body = self.heard()
+        assert (api, body[2:]) == (SASL_HANDSHAKE, mechanism)
+        self.say(correlation_id, struct.pack(">hih", code, 1, 5) + b"OTHER")
+
+    def token(self, answer: bytes, code: int = 0, message: bytes | None = None) -> bytes:
+        """Answer a SaslAuthenticate; gives what it said."""
+        api, correlation_id, body = self.heard()
+        assert api == SASL_AUTHENTICATE
+        said = struct.pack(">h", -1) if message is None else struct.pack(">h", len(message))
+        head = struct.pack(">h", code) + said + (message or b"")
+        tail = struct.pack(">i", len(answer)) + answer + struct.pack(">q", 0)
+        self.say(correlation_id, head + tail)
+        return body[4:]
+
+
+def api_versions() -> bytes:
+    keys = [
+        Struct(api_key=api, min_version=low, max_version=high)
+        for api, (low, high) in ANNOUNCED.items()
+    ]
+    return encode_response(ApiKey.API_VERSIONS, 3, Struct(error_code=0, api_keys=keys))
+
+
+def test_plain_says_name_and_password() -> None:
+    line = Line(Security(sasl=Plain("user", "pencil")))
+    line.shake()
+    assert not line.core.is_ready
+    line.choose(b"PLAIN")
+    assert line.token(b"") == b"\0user\0pencil"
+    assert line.core.is_ready
+
+
+def test_scram_has_the_vectors_of_its_rfc() -> None:
+    line = Line(Security(sasl=pencil()))
+    line.shake()
+    line.choose(b"SCRAM-SHA-256")
+    assert line.token(CHALLENGE) == b"n,,n=user,r=" + NONCE.encode()
+    assert line.token(VERDICT) == PROOF
+    assert line.core.is_ready
+
+
+@pytest.mark.parametrize(
+    ("challenge", "verdict", "reason"),
+    [
+        (CHALLENGE, b"v=AAAA", "does not know the password"),
+        (CHALLENGE, b"e=other-error", "other-error"),
+        (CHALLENGE.replace(b"i=4096", b"i=1"), b"", "out of bounds"),
+        (CHALLENGE.replace(b"i=4096", b"i=9999999"), b"", "out of bounds"),
+        (CHALLENGE.replace(b"r=r", b"r=x"), b"", "nonce"),
+        (CHALLENGE.replace(b"s=", b"x="), b"", "malformed"),
+        (b"\xff", b"", "no text"),
+    ],
+)
+def test_a_broker_that_cheats_is_refused(challenge: bytes, verdict: bytes, reason: str) -> None:
+    line = Line(Security(sasl=pencil()))
+    line.shake()
+    line.choose(b"SCRAM-SHA-256")
+    line.token(challenge)
+    if verdict:
+        line.token(verdict)
+    assert isinstance(line.core.error, AuthenticationError)
+    assert reason in str(line.core.error)
+    assert not line.core.error.retriable
+
+
+def test_a_refusal_says_why() -> None:
+    line = Line(Security(sasl=Plain("user", "wrong")))
+    line.shake()
+    line.choose(b"PLAIN")
+    line.token(b"", 58, b"Invalid username or password")
+    assert isinstance(line.core.error, AuthenticationError)
+    assert "PLAIN: Invalid username or password" in str(line.core.error)
+    line = Line(Security(sasl=Plain("user", "x")))
+    line.shake()
+    line.choose(b"PLAIN", 33)
+    assert "the broker offers OTHER" in str(line.core.error)
+
+
+def test_passwords_are_not_printed() -> None:
+    assert "pencil" not in repr((Plain("user", "pencil"), pencil()))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError):
+        Scram("user", "x", "SHA-1")
+    with pytest.raises(UsageError):
+        read_security("tls")  # type: ignore[arg-type]
+
+
+class TlsFront:
+    """Takes TLS connections for a broker that speaks plain."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self._target = broker.port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._context = server_context()
+        self._sockets: list[socket.socket] = [self._server]
+        broker.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # it has ended already
+        for sock in self._sockets:
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                plain, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        self._sockets.append(plain)
+        try:
+            hidden = self._context.wrap_socket(plain, server_side=True)
+        except OSError:
+            return
+        behind = socket.create_connection(("127.0.0.1", self._target))
+        self._sockets += [hidden, behind]
+        threading.Thread(target=_copy, args=(behind, hidden), daemon=True).start()
+        _copy(hidden, behind)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+@pytest.fixture
+def front() -> Iterator[FakeBroker]:
+    with FakeBroker({"t": 1}) as broker:
+        tls = TlsFront(broker)
+        yield broker
+        tls.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_driver_speaks_tls(front: FakeBroker, name: str) -> None:
+    with open_driver(name) as driver:
+        value = bytes(range(256)) * 2_000
+        with driver.producer(front.address, security=client_context()) as producer:
+            producer.send("t", value, partition=0).result(10)
+        with driver.consumer(front.address, security=client_context()) as consumer:
+            consumer.assign({TopicPartition("t", 0): 0})
+            (message,) = consumer.poll(10)
+            assert message.value == value
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(front: FakeBroker) -> None:
+    with open_driver("blocking") as driver:
+        strange = ssl.create_default_context()
+        with (
+            driver.admin(front.address, security=strange, timeout_ms=500) as admin,
+            pytest.raises(TimedOutError, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            admin.brokers()
+
+
+def test_who_is_not_let_in_hears_so_at_once() -> None:
+    client = ClientCore(ClientOptions(security=Security(sasl=Plain("user", "wrong"))))
+    consumer = ConsumerCore(consumer_options(), client)
+    producer = ProducerCore(
+        producer_options(), client.metadata, make_partitioner("sticky", Random(1)), lambda _: 0.0
+    )
+    client.cores.append(producer)
+    receipt, _ = producer.send("t", NewRecord(None, b"x", 0, ()), None, None, 0)
+    client.step(0)
+    (link,) = client.take_connects()
+    assert link.connection is not None
+    client.connected(link, 0)
+    reason = AuthenticationError("PLAIN: no")
+    link.connection.fail("no", 1, reason)
+    client.failed(link, "no", 1)
+    assert consumer.has_news
+    with pytest.raises(AuthenticationError):
+        consumer.take(1, 1)
+    client.step(1)
+    assert receipt.error is reason
+    assert receipt.outcome is Outcome.FAILED
