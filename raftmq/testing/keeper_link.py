@@ -6,6 +6,7 @@ a test): an answer that nobody waits for any more is dropped when the next one i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -92,7 +93,10 @@ class KeeperLink:
 
     def close(self) -> None:
         """End the keeper and the nodes; returns once nothing is left of them."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._sock.shutdown(socket.SHUT_RDWR)  # also for copies that forked processes hold
         self._sock.close()
+        self._process.terminate()  # it may be waiting for nodes
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -54,9 +54,10 @@ def _raftmq_nodes(
     from raftmq.testing.cluster import Cluster
 
     link = request.config.stash.get(_LINK, None)
+    nodes = Cluster(**raftmq_options, link=link)
     if link is not None:
-        del request.config.stash[_LINK]
-    with Cluster(**raftmq_options, link=link) as cluster:
+        del request.config.stash[_LINK]  # it is the cluster's to close
+    with nodes as cluster:
         yield cluster
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raftmq.testing import Cluster, ClusterError
+from raftmq.testing import Cluster, ClusterError, LackError
 from raftmq.testing.keeper import PORTS, claim_ports
+from raftmq.testing.power import PowerDisk
 
 AT_IMPORT = """
 import json, sys, pytest, time
@@ -206,6 +208,22 @@ def test_a_node_that_fell_by_itself_is_reported(
         cluster.restore()
     assert notes.alive[3], "the next test finds it well"
     cluster.restore()
+
+
+def test_who_is_not_root_cannot_lose_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1_000)
+    with pytest.raises(LackError, match="needs root"):
+        PowerDisk(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_without_xfs_cannot_lose_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    with pytest.raises(LackError, match=r"mkfs\.xfs \(Debian: xfsprogs"):
+        PowerDisk(tmp_path)
 
 
 def test_clusters_at_the_same_time_have_ports_of_their_own() -> None:

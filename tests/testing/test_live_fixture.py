@@ -28,7 +28,7 @@ import pytest
 import trio
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from raftmq.testing import ClusterError
+from raftmq.testing import ClusterError, LackError
 
 SEEN = set()
 
@@ -89,6 +89,9 @@ def test_that_leaves_a_ruin(raftmq_cluster):
     with pytest.raises(ClusterError, match="power_disk=True"):
         raftmq_cluster.lose_power()
 
+def test_that_wants_what_this_machine_lacks(raftmq_cluster):
+    raise LackError("no loop devices here")
+
 def test_that_finds_all_well(raftmq_cluster):
     assert all(raftmq_cluster.node(n).is_running for n in (1, 2, 3))
     raftmq_cluster.wait_until_healthy()
@@ -124,8 +127,9 @@ def is_free(port: int) -> bool:
 def test_a_service_tests_itself(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = error")
     pytester.makepyfile(SERVICE_TESTS)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=150)
-    result.assert_outcomes(passed=7)
+    result = pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider", timeout=150)
+    result.assert_outcomes(passed=7, skipped=1)
+    result.stdout.fnmatch_lines(["*SKIPPED*no loop devices here*"])
     left = json.loads((pytester.path / "left.json").read_text())
     assert all(map(is_gone, left["pids"]))
     assert all(map(is_free, left["ports"]))
@@ -223,3 +227,22 @@ def test_lost_power_takes_what_was_not_synced() -> None:
                 assert message.error().code() != KafkaError._PARTITION_EOF
         consumer.close()
         assert values == [value for _, value in delivered]
+
+
+@pytest.mark.soak
+def test_a_forked_process_does_not_keep_the_nodes() -> None:
+    """It holds a copy of the keeper's socket, which therefore does not close with ours."""
+    with Cluster(1) as cluster:
+        assert cluster._link is not None
+        node, keeper = cluster.node(1).pid, cluster._link.pid
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            cluster.close()
+            assert is_gone(node)
+            assert is_gone(keeper)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
