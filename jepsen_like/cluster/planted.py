@@ -228,10 +228,6 @@ def _check_all_but_the_sum(view: memoryview, position: int) -> Any:
         return records.parse_header(view, position)
 
 
-def _no_state(_self: Partition, _offset: Offset, _index: object) -> bytes:
-    return ProducerStateTable().encode()
-
-
 _delete_records = Partition.delete_records
 
 
@@ -260,9 +256,6 @@ CLUSTER_BUGS: Final[dict[str, ClusterBug]] = {
     ),
     "producers-not-rolled-back": ClusterBug(
         _patching((PartitionProducers, "truncated", _nothing)), _leaders, 7
-    ),
-    "producers-lost-at-log-start": ClusterBug(
-        _patching((Partition, "state_at", _no_state)), _deletions, 7
     ),
     "producer-ids-twice": ClusterBug(
         lambda: patch.dict(metadata_apply._HANDLERS, {AllocateProducerIds: _same_ids}),

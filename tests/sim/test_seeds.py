@@ -1,4 +1,4 @@
-"""The simulation itself, in the default suite: 200 seeds without an anomaly, and busy ones."""
+"""Raft groups without nodes around them: seeds without an anomaly, and busy ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from jepsen_like.pool import run_seeds
 from jepsen_like.sim import Verdict, run_seed
 
-SEEDS = 200
+SEEDS = 80
 JOBS = 2
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_200_seeds_are_clean_and_eventful() -> None:
+def test_seeds_are_clean_and_eventful() -> None:
     only = os.environ.get("RAFTMQ_SEED")
     first, count = (int(only), 1) if only else (1, SEEDS)
     results = list(run_seeds(first, count, JOBS if count > 1 else 1))
@@ -35,9 +35,9 @@ def test_200_seeds_are_clean_and_eventful() -> None:
         assert median(s.acked_records for s in summaries) >= 300
         assert sum(s.crashes for s in summaries) >= SEEDS
         assert sum(s.truncations for s in summaries) >= SEEDS / 4
-        assert sum(s.wipes for s in summaries) >= 10
+        assert sum(s.wipes for s in summaries) >= SEEDS / 20
         assert sum(s.log_starts for s in summaries) >= SEEDS / 2
-        assert sum(s.rots for s in summaries) >= 10
+        assert sum(s.rots for s in summaries) >= SEEDS / 20
         assert sum(s.rests for s in summaries) >= SEEDS / 4
 
 
