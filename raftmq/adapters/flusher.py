@@ -81,9 +81,9 @@ class Flusher:
             job, done = item
             started = perf_counter()
             error: DiskError | None = None
-            if self.delay_s:
-                sleep(self.delay_s)
             try:
+                if self.delay_s:
+                    sleep(self.delay_s)
                 job.run()
             except DiskError as failure:
                 error = failure

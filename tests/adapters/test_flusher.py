@@ -72,12 +72,20 @@ async def test_flushes_that_end_together_are_told_together_and_a_turn_has_its_li
     assert [count for count in turns if count] == [REPORT_MAX, REPORT_MAX]
 
 
-def test_a_bug_in_a_job_stops_the_node() -> None:
+@pytest.mark.parametrize(
+    ("delay_s", "ours", "wanted"),
+    [(0.0, AssertionError("ours"), AssertionError), (float("nan"), None, ValueError)],
+    ids=["in-the-job", "before-it"],
+)
+def test_a_bug_in_a_thread_stops_the_node(
+    delay_s: float, ours: Exception | None, wanted: type[Exception]
+) -> None:
     """A thread that ended silently would leave whoever waits for it waiting."""
 
     async def node() -> None:
         flusher = Flusher(1)
-        flusher.submit(Job(AssertionError("ours")), lambda _: None)
+        flusher.delay_s = delay_s
+        flusher.submit(Job(ours), lambda _: None)
         with trio.fail_after(5):
             await trio.sleep_forever()
 
@@ -85,7 +93,7 @@ def test_a_bug_in_a_job_stops_the_node() -> None:
         trio.run(node)
     cause = raised.value.__cause__
     assert isinstance(cause, BaseExceptionGroup)
-    assert cause.subgroup(AssertionError) is not None
+    assert cause.subgroup(wanted) is not None
 
 
 async def test_what_is_queued_may_be_dropped_at_the_end() -> None:
