@@ -118,7 +118,7 @@ def test_the_delivery_timeout_of_an_unanswered_request_is_unknown(
     broker.fault(ApiKey.PRODUCE, "hold")
 
     async def body() -> None:
-        async with Producer(broker.address, delivery_timeout_ms=150) as producer:
+        async with Producer(broker.address, delivery_timeout_ms=500) as producer:
             receipt = await producer.send("t", b"x", partition=0)
             with pytest.raises(TimeoutError):
                 await receipt.result(0.001)

@@ -432,7 +432,7 @@ def test_a_member_that_did_not_poll_is_told_why_it_lost_its_partitions(broker: F
     with Producer(broker.address) as producer:
         producer.send("t", b"x", partition=0)
     with Consumer(
-        broker.address, group="g", topics=["t"], reset="earliest", max_poll_interval_ms=300
+        broker.address, group="g", topics=["t"], reset="earliest", max_poll_interval_ms=1_500
     ) as consumer:
         while not consumer.poll(0.05):
             pass
