@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 from attrs import define, field
@@ -52,9 +53,15 @@ class ClusterResult:
     history: list[Event] = field(factory=list)
 
 
-def quiet_logs() -> None:
+@contextmanager
+def quiet_logs() -> Iterator[None]:
     """The product's log lines are not wanted in a simulated world."""
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def run_cluster_seed(
@@ -68,7 +75,13 @@ def run_cluster_seed(
     Args:
         faults: what strikes, in place of what the seed would have drawn.
     """
-    quiet_logs()
+    with quiet_logs():
+        return _run_quietly(seed, options, faults)
+
+
+def _run_quietly(
+    seed: int, options: ClusterOptions | None, faults: Sequence[Fault] | None
+) -> ClusterResult:
     world = ClusterWorld(seed, options or draw_cluster_options(seed))
     strikes = draw_faults(world) if faults is None else faults
     verdict, name, detail = Verdict.CLEAN, "", ""

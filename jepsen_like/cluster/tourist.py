@@ -59,6 +59,11 @@ def _sights(now_ms: float) -> list[tuple[ApiKey, dict[str, Any]]]:
                 "include_documentation": False,
             },
         ),
+    ]
+
+
+def _wishes() -> list[tuple[ApiKey, dict[str, Any]]]:
+    return [
         (
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             {
@@ -129,7 +134,7 @@ class Tourist:
         """Ask until the world is quiet."""
         world, kafka = self._world, self._kafka
         while not world.is_quiet:
-            api, fields = kafka.random.choice(_sights(world.now_ms))
+            api, fields = kafka.random.choice([*_sights(world.now_ms), *_wishes()])
             try:
                 await kafka.ask(kafka.any_node(), api, **fields)
             except Lost:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 import pytest
 
@@ -13,13 +15,14 @@ CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, r
 
 
 @pytest.fixture
-def world() -> ClusterWorld:
-    quiet_logs()
-    world = ClusterWorld(1, attrs.evolve(CALM))
-    world.start()
-    world.run_until(2_000.0)
-    assert world.watch.is_whole()
-    return world
+def world() -> Iterator[ClusterWorld]:
+    with quiet_logs():
+        world = ClusterWorld(1, attrs.evolve(CALM))
+        world.start()
+        world.run_until(2_000.0)
+        assert world.watch.is_whole()
+        yield world
+        world.close()
 
 
 def test_a_metadata_log_that_fails_while_a_node_comes_up_ends_the_process(
