@@ -183,6 +183,7 @@ class FakeReplica:
         self.failure: str | None = None
         self.voters: tuple[ReplicaId, ...] = REPLICAS
         self.in_sync = REPLICAS
+        self.other_clocks_ms: list[int] = []
         self.flushed: dict[ReplicaId, int] = dict.fromkeys(REPLICAS, 0)
         self.wished: list[Offset] = []
         self.refusal: Exception | None = None
@@ -202,6 +203,9 @@ class FakeReplica:
 
     def in_sync_replicas(self) -> Sequence[ReplicaId]:
         return self.in_sync
+
+    def voters_clocks_ms(self) -> list[int]:
+        return [self.partition._clock.wall_ms(), *self.other_clocks_ms]
 
     def flushed_voters(self, end: RaftIndex) -> int:
         return sum(1 for voter in self.voters if self.flushed[voter] >= end)

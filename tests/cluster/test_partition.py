@@ -195,6 +195,26 @@ def test_refused_batches(records: memoryview | None, code: ErrorCode) -> None:
     assert bench.replica.log_end_offset == 0
 
 
+@pytest.mark.parametrize("timestamp", [1_000_000 + 2 * HOUR_MS, 1_000_000 - 2 * HOUR_MS])
+@pytest.mark.parametrize(
+    ("others_right", "code"),
+    [
+        ([True, True], ErrorCode.NONE),
+        ([True], ErrorCode.NONE),
+        ([True, False], ErrorCode.INVALID_TIMESTAMP),
+        ([False], ErrorCode.INVALID_TIMESTAMP),
+        ([], ErrorCode.INVALID_TIMESTAMP),
+    ],
+)
+def test_a_leaders_clock_alone_refuses_no_timestamp(
+    timestamp: int, others_right: list[bool], code: ErrorCode
+) -> None:
+    settings = PartitionSettings(timestamp_after_ms_max=HOUR_MS, timestamp_before_ms_max=HOUR_MS)
+    bench = Bench(settings=settings)
+    bench.replica.other_clocks_ms = [timestamp if right else 1_000_000 for right in others_right]
+    assert code_of(bench, batch(timestamp=timestamp)) is code
+
+
 def test_a_batch_at_the_limit_is_taken() -> None:
     records = batch(5)
     bench = Bench(settings=PartitionSettings(max_message_bytes=len(records)))
@@ -252,6 +272,18 @@ def test_a_duplicate_waits_for_its_original() -> None:
     answered = bench.partition.append(sequenced(0, 2), ACKS_ALL, TIMEOUT_MS)
     assert isinstance(answered, AppendResult)
     assert answered.base_offset == 0
+
+
+def test_a_batch_that_stands_in_the_log_is_not_refused_for_its_timestamp() -> None:
+    bench = Bench()
+    original = batch(producer_id=9, producer_epoch=0, base_sequence=0)
+    again = memoryview(bytearray(original))
+    append(bench, original)
+    bench.clock.now_ms -= 2 * HOUR_MS  # as of another leader, or set right at last
+    other = batch(producer_id=9, producer_epoch=0, base_sequence=1)
+    assert code_of(bench, other) is ErrorCode.INVALID_TIMESTAMP
+    answer = append(bench, again)
+    assert (answer.code, answer.base_offset) == (ErrorCode.NONE, 0)
 
 
 def test_a_gap_in_the_sequence_is_refused() -> None:

@@ -322,6 +322,31 @@ class TestRetention:
         assert self.retain(cluster, [30.0 * DAY_MS, 0.0, 30.0 * DAY_MS]) > 0
 
 
+class TestClocksOfVoters:
+    def days_ahead(self, cluster: SimCluster, node: SimNode) -> list[int]:
+        """By how much the clocks that the leader knows are ahead of one that is right."""
+        now_ms = node.clock.wall_ms()
+        replica = cluster.replica(cluster.leader)
+        return [round((clock - now_ms) / DAY_MS) for clock in replica.voters_clocks_ms()]
+
+    def test_its_own_and_those_it_hears(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        right, other = cluster.followers()
+        cluster.leader.clock._skew_ms = -30.0 * DAY_MS
+        other.clock._skew_ms = 5.0 * DAY_MS
+        cluster.run(500)
+        assert self.days_ahead(cluster, right) == [-30, 0, 5]
+
+    def test_who_is_silent_for_long_has_no_clock(self) -> None:
+        cluster = SimCluster()
+        cluster.commit()
+        right, other = cluster.followers()
+        cluster.isolate(other)
+        cluster.run(2_000)
+        assert self.days_ahead(cluster, right) == [0, 0]
+
+
 class TestInSync:
     def test_a_follower_that_is_cut_off_leaves_and_comes_back(self) -> None:
         cluster = SimCluster()
