@@ -25,7 +25,7 @@ from raftmq.cluster.partition_results import (
     ReadResult,
 )
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.produce_checks import check_produced_batch, prepare
+from raftmq.cluster.produce_checks import check_produced_batch, check_timestamps, prepare
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.cluster.recompression import Recompression, Workers
@@ -219,13 +219,14 @@ class Partition:
         if not records:
             raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
         now_ms = self._clock.wall_ms()
-        header = check_produced_batch(check_batches(records), settings, now_ms)
+        header = check_produced_batch(check_batches(records), settings)
         if header.producer_id >= 0:
             verdict = self._producers.judge(header)
             if isinstance(verdict, Duplicate):
                 return self._acknowledge_duplicate(verdict, acks, timeout_ms)
-            if not header.base_sequence and header.producer_epoch:
-                self.counts.producer_epochs += 1
+        check_timestamps(header, settings, now_ms, replica.voters_clocks_ms)
+        if header.producer_epoch > 0 and not header.base_sequence:
+            self.counts.producer_epochs += 1
         batch, header = prepare(records, header, settings, now_ms)
         self._header = header
         base_offset = replica.append(batch, header)

@@ -6,7 +6,7 @@ compression differs from the producer's, since then the batch must be built anew
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.codec import OUTPUT_MAX
@@ -25,13 +25,12 @@ from raftmq.records import (
 
 
 def check_produced_batch(
-    headers: Sequence[BatchHeader], settings: PartitionSettings, now_ms: int
+    headers: Sequence[BatchHeader], settings: PartitionSettings
 ) -> BatchHeader:
     """Check the batches of one produced partition; there must be exactly one (KIP-98).
 
     Raises:
-        KafkaError: INVALID_RECORD, INVALID_TXN_STATE, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE or
-            INVALID_TIMESTAMP.
+        KafkaError: INVALID_RECORD, INVALID_TXN_STATE, MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE.
     """
     if len(headers) != 1:
         raise KafkaError(
@@ -52,25 +51,49 @@ def check_produced_batch(
             f"a batch of {header.size} bytes is above segment.bytes {settings.segment_bytes}",
             code=ErrorCode.RECORD_LIST_TOO_LARGE,
         )
-    if settings.timestamp_type != LOG_APPEND_TIME:
-        _check_timestamps(header, settings, now_ms)
     return header
 
 
-def _check_timestamps(header: BatchHeader, settings: PartitionSettings, now_ms: int) -> None:
+def check_timestamps(
+    header: BatchHeader,
+    settings: PartitionSettings,
+    now_ms: int,
+    voters_clocks_ms: Callable[[], Sequence[int]],
+) -> None:
+    """Check that a batch is neither too old nor too far in the future.
+
+    To clients a refusal is final, and librdkafka begins a new producer epoch on it, for all its
+    partitions. So one clock that is wrong, this leader's, refuses nothing: most of those of the
+    voters that it hears must say the same. They are asked for only where this one refuses.
+
+    Raises:
+        KafkaError: INVALID_TIMESTAMP.
+    """
+    if settings.timestamp_type == LOG_APPEND_TIME:
+        return
+    why = _off_by(header, settings, now_ms)
+    if not why:
+        return
+    clocks_ms = voters_clocks_ms()
+    refusing = sum(1 for clock_ms in clocks_ms if _off_by(header, settings, clock_ms))
+    if 2 * refusing > len(clocks_ms):
+        raise KafkaError(why, code=ErrorCode.INVALID_TIMESTAMP)
+
+
+def _off_by(header: BatchHeader, settings: PartitionSettings, now_ms: int) -> str:
+    """What is wrong with a batch's timestamps at that time; empty when nothing is."""
     earliest, latest = header.base_timestamp, header.max_timestamp
     if latest != NO_TIMESTAMP and latest - now_ms > settings.timestamp_after_ms_max:
-        raise KafkaError(
+        return (
             f"timestamp {latest} is more than message.timestamp.after.max.ms "
-            f"{settings.timestamp_after_ms_max} ahead of {now_ms}",
-            code=ErrorCode.INVALID_TIMESTAMP,
+            f"{settings.timestamp_after_ms_max} ahead of {now_ms}"
         )
     if earliest != NO_TIMESTAMP and now_ms - earliest > settings.timestamp_before_ms_max:
-        raise KafkaError(
+        return (
             f"timestamp {earliest} is more than message.timestamp.before.max.ms "
-            f"{settings.timestamp_before_ms_max} behind {now_ms}",
-            code=ErrorCode.INVALID_TIMESTAMP,
+            f"{settings.timestamp_before_ms_max} behind {now_ms}"
         )
+    return ""
 
 
 def prepare(

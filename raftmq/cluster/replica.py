@@ -573,6 +573,10 @@ class Replica(QuietBeats):
         """The time that a majority of voters agrees on; None on any but a leader."""
         return self._retention.now_ms()
 
+    def voters_clocks_ms(self) -> list[int]:
+        """The wall clocks of the voters that this leader hears, its own first."""
+        return self._retention.clocks_ms()
+
     def retain(self, below: Offset) -> Entry | None:
         """Propose the log start that retention wants, never above `below`; None when there is none.
 

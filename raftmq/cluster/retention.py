@@ -63,6 +63,22 @@ class Retention:
         ]
         return self._time.read(clocks, len(voters) // 2 + 1, self._clock.monotonic_ms())
 
+    def clocks_ms(self) -> list[int]:
+        """The wall clocks of the voters that this leader hears, its own first."""
+        replica = self._replica
+        if replica.resting.is_resting:
+            replica.on_touched(replica)  # clocks of a group at rest stand still: hear them again
+        core, voters = replica.core, replica.voters
+        clocks = [self._clock.wall_ms()]
+        clocks += [
+            progress.clock_ms
+            for peer, progress in core.progress.items()
+            if peer in voters
+            and progress.clock_ms
+            and core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
+        ]
+        return clocks
+
     def target(self, below: Offset) -> Offset | None:
         """Where the log should start by age and size, never above `below`; None: where it does."""
         replica = self._replica

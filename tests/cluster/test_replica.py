@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from jepsen_like.node import SimNode
 from raftmq.cluster.peer_messages import WrongReplica
 from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
 from raftmq.log.model import DamagedError
