@@ -166,6 +166,8 @@ def _judge_load(round_: Round, found: Judgement) -> None:
         found.findings.append(Finding("unread", "a healed cluster was not read to its end"))
     for error in told.get("fatal", ()):
         found.findings.append(Finding("fatal-client", error))
+    for error in told.get("refused", ()):
+        found.findings.append(Finding("refused-append", error))
 
 
 def _node_errors(round_: Round) -> Iterator[Finding]:

@@ -96,6 +96,7 @@ def run(plan: Plan, history: Path) -> int:
         unfinished=unfinished,
         has_read=has_read,
         fatal=around.fatal,
+        refused=sorted(around.refused),
         crashes=crashes,
     )
     if crashes:

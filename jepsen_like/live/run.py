@@ -33,6 +33,9 @@ DEFAULTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": str(1 << 20),
     "auto.create.topics.enable": "false",
+    # Above what `clock-skew` does: where most clocks are behind, right records would be refused,
+    # and librdkafka begins a new producer epoch at each refusal, which may write others twice.
+    "log.message.timestamp.after.max.ms": str(60 * 86_400_000),
 }
 TOPICS_3: Final = {"log": (6, 3)}
 TOPICS_5: Final = {"wide": (4, 5), "narrow": (4, 3)}

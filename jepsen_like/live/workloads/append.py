@@ -159,6 +159,7 @@ class Appenders:
                 return
         if sending.errors:
             error = "; ".join(sorted(sending.errors))
+            around.refused.add(f"{key}: {error}")
             around.recorder.info(invoked, records={key: sending.records}, error=error)
         else:
             around.acked_records += len(sending.values)

@@ -71,6 +71,9 @@ class Around:
     polled_records: int = 0
     fatal: list[str] = field(factory=list)
     """Errors after which a client cannot go on; none is expected, whatever breaks."""
+    refused: set[str] = field(factory=set)
+    """Why records were refused for good, by partition. None is expected: their producers give
+    nothing up, and after such an error one of librdkafka may write others twice."""
 
     def process(self) -> int:
         """A number for a new client."""

@@ -107,6 +107,7 @@ def test_a_stall_is_an_anomaly_unless_the_majority_was_gone(round_: Round) -> No
         ({"told": {"has_read": False}, "load_exit": 2}, "unread", 1),
         ({"told": {"has_read": True, "unfinished": ["append"]}, "load_exit": 2}, "unfinished", 1),
         ({"told": {"has_read": True, "fatal": ["producer 1"]}}, "fatal-client", 1),
+        ({"told": {"has_read": True, "refused": ["log-0: invalid"]}}, "refused-append", 1),
         ({"load_exit": 3}, "load", 2),
         ({"lacks": {"clock-skew": "no libfaketime"}, "must_not_lack": True}, "lack", 1),
     ],
