@@ -77,6 +77,19 @@ def test_all_voters_are_in_sync_during_a_rest_and_right_after_it() -> None:
     assert len(leader.in_sync_replicas()) == 3
 
 
+def test_clocks_are_known_during_a_rest_and_heard_again_after_a_question() -> None:
+    cluster = at_rest()
+    cluster.run(60_000)
+    leader = cluster.replica(cluster.leader)
+    now_ms, *others = leader.voters_clocks_ms()
+    assert len(others) == 2
+    assert all(now_ms - clock_ms > 50_000 for clock_ms in others), "they stood still"
+    assert not leader.resting.is_resting
+    cluster.run(200)
+    now_ms, *others = leader.voters_clocks_ms()
+    assert all(abs(now_ms - clock_ms) < 1_000 for clock_ms in others)
+
+
 def test_a_read_barrier_wakes_and_is_kept() -> None:
     cluster = at_rest()
     promise = cluster.replica(cluster.leader).read_barrier()
