@@ -187,8 +187,10 @@ def test_a_node_that_hangs_is_told_and_does_not_hang_the_asker(three: Cluster) -
 
 
 def test_watching_ends_without_a_traceback(three: Cluster) -> None:
+    watching = [RAFTMQ, "cluster", "status", "--watch", "--interval", "0.1", "-b", three.bootstrap]
     process = subprocess.Popen(
-        [RAFTMQ, "cluster", "status", "--watch", "--interval", "0.1", "-b", three.bootstrap],
+        # A shell's background job hands down that it ignores Ctrl-C; a terminal does not.
+        ["env", "--default-signal=INT", *watching],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

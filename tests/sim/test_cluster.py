@@ -14,7 +14,7 @@ from jepsen_like.cluster.run import run_cluster_seed
 from jepsen_like.pool import run_cluster_seeds
 from jepsen_like.sim import Verdict
 
-SEEDS = 60
+SEEDS = 30
 JOBS = 2
 ROOT = Path(__file__).parents[2]
 
