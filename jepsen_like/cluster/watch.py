@@ -73,7 +73,7 @@ class Watch:
                     last.sure_end,
                     replica.log.end_index,
                 )
-                watcher.durable_end = last.flushed_end
+                watcher.durable_end = min(last.flushed_end, int(replica.log.end_index))
             for partition in core.partitions.registry:
                 if partition.group == replica.group:
                     name = f"{partition.name.topic}-{partition.name.partition}"
@@ -95,12 +95,13 @@ class Watch:
         if core is None:
             return
         for group, replica in core.plane.multiraft.replicas.items():
-            self.machines.pop((node.node_id, group), None)
+            watcher = self.machines.pop((node.node_id, group), None)
             log = replica.log
-            # In the middle of a truncation, or where one failed, nobody can say what must be there
-            # afterwards.
-            is_sure = not in_the_middle and replica.failure is None
-            sure_end = log.flushed_end if is_sure else 0
+            sure_end = int(log.flushed_end)
+            if in_the_middle or replica.failure is not None:
+                # Perhaps in a truncation, which the log's flushed end does not tell of before it
+                # is done. No truncation takes what is known to be committed.
+                sure_end = min(sure_end, 0 if watcher is None else watcher.commit_end)
             bare_count = log.end_index - log.log_end_offset
             self._last[node.node_id, group] = LastSeen(
                 replica.self_id, sure_end, log.flushed_end, bare_count, replica.high_watermark

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 import attrs
 import pytest
 
+from jepsen_like.cluster.admins import create_topics
+from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
+from jepsen_like.cluster.watch import Watcher
 from jepsen_like.cluster.world import ClusterWorld
+from jepsen_like.invariants import InvariantViolation
+from raftmq.log.log_start import LogStartFile, Pending
+from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.types import RaftGroupId, RaftIndex
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
 
@@ -45,3 +52,106 @@ def test_a_metadata_log_that_fails_while_a_node_comes_up_ends_the_process(
     world.run_until(world.now_ms + 5_000.0)
     assert failed
     assert node.is_serving
+
+
+def lead_a_partition(world: ClusterWorld) -> tuple[ClusterNode, RaftGroupId]:
+    """Create a topic of one partition, with one record; returns its leader and its group."""
+    made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
+    world.run_until(world.now_ms + 2_000.0)
+    assert made.is_done
+    assert world.watch.is_whole()
+    group = world.watch.groups()[1]
+    (leader,) = world.watch.leaders(group)
+    append(world, leader, group)
+    assert world.watch.is_whole()
+    return leader, group
+
+
+def append(world: ClusterWorld, node: ClusterNode, group: RaftGroupId) -> None:
+    """Append a batch at a leader, and give it time to flush."""
+    replica = world.watch.machines[node.node_id, group].replica
+    end = replica.log.end_index
+    batch = build_batch([NewRecord(b"k", b"v")], timestamp=node.clock.wall_ms())
+    node.run(lambda: replica.append(batch, parse_header(batch)))
+    world.run_until(world.now_ms + 50.0)
+    assert replica.log.flushed_end == replica.log.end_index == end + 1
+
+
+def fail_a_sync(node: ClusterNode, name: str) -> list[str]:
+    """The next sync of a partition's file of that name fails; its path is in the list then."""
+    failed: list[str] = []
+
+    def fails(what: str, path: str) -> bool:
+        is_met = what == "fdatasync" and path.startswith("data/topics/") and path.endswith(name)
+        if is_met:
+            node.disk.fail_when(None)
+            failed.append(path)
+        return is_met
+
+    node.disk.fail_when(fails)
+    return failed
+
+
+def begin_again(world: ClusterWorld, node: ClusterNode, group: RaftGroupId) -> Watcher:
+    """Start a node that is down; returns its replica's watcher, just when it begins."""
+    node.start()
+    deadline_ms = world.now_ms + 5_000.0
+    while (node.node_id, group) not in world.watch.machines:
+        assert world.now_ms < deadline_ms, "the replica does not come back"
+        world.run_until(world.now_ms + 0.1)
+    return world.watch.machines[node.node_id, group]
+
+
+def test_what_a_failed_truncation_cut_off_is_neither_missed_nor_durable(
+    world: ClusterWorld,
+) -> None:
+    """A sync fails after the old leader's tail, flushed but never committed, was cut (seed 21)."""
+    node, group = lead_a_partition(world)
+    watcher = world.watch.machines[node.node_id, group]
+    committed = watcher.commit_end
+    others = [other.node_id for other in world.nodes if other is not node]
+    for other in others:
+        world.wires.cut(node.node_id, other)
+        world.wires.cut(other, node.node_id)
+    for _ in range(3):
+        append(world, node, group)
+    failed = fail_a_sync(node, "/log-start")
+    world.run_until(world.now_ms + 1_000.0)
+    for other in others:
+        world.wires.mend(node.node_id, other)
+        world.wires.mend(other, node.node_id)
+    world.run_until(world.now_ms + 1_000.0)
+    assert failed
+    assert watcher.replica.failure is not None
+    assert watcher.replica.log.flushed_end == committed + 3
+
+    node.kill("a replica failed")
+    again = begin_again(world, node, group)
+    assert again.durable_end == committed
+    world.run_until(world.now_ms + 5_000.0)
+    assert world.watch.is_whole()
+
+
+def test_a_failed_disk_is_no_excuse_for_the_loss_of_what_was_committed(
+    world: ClusterWorld,
+) -> None:
+    node, group = lead_a_partition(world)
+    replica = world.watch.machines[node.node_id, group].replica
+    committed = world.watch.machines[node.node_id, group].commit_end
+    failed = fail_a_sync(node, ".log")
+    batch = build_batch([NewRecord(b"k", b"v")], timestamp=node.clock.wall_ms())
+    node.run(lambda: replica.append(batch, parse_header(batch)))
+    world.run_until(world.now_ms + 50.0)
+    assert failed
+    assert replica.failure is not None
+
+    node.kill("a replica failed")
+    folder = world.watch.folder_of(node.node_id, group)
+    assert folder is not None
+    start_file = LogStartFile(node.disk, folder)
+    local = start_file.read()
+    assert local is not None
+    too_low = RaftIndex(committed - 1)
+    start_file.replace(attrs.evolve(local, pending=Pending.TRUNCATE, truncated_end=too_low))
+    with pytest.raises(InvariantViolation, match="FlushedSurvives"):
+        begin_again(world, node, group)
