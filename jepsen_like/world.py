@@ -1,16 +1,11 @@
 """A whole cluster on virtual time: one seed, one history.
 
-The loop takes the earliest event, sets the clock to it and runs it; events of one moment run in the
-order they were scheduled. Nothing reads a real clock, nothing iterates over a set, all randomness
-comes from the seed. So a run can be repeated exactly, and `trace_hash` tells whether it was.
+Time, order and trace: `jepsen_like/virtual_time.py`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Callable
-from hashlib import blake2b
 from random import Random
 from uuid import UUID
 
@@ -22,10 +17,9 @@ from jepsen_like.machine import SimMachine
 from jepsen_like.network import Network
 from jepsen_like.node import SimNode, original_configuration
 from jepsen_like.options import SimOptions
+from jepsen_like.virtual_time import VirtualTime
 from raftmq.raft.ready import Role, SoftState
 from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId, TopicId
-
-TRACE_LINES = 200
 
 
 @define
@@ -53,26 +47,19 @@ class Parked:
     epoch: int
 
 
-class World:
+class World(VirtualTime):
     """Nodes, network, clients and time."""
 
     def __init__(self, seed: int, options: SimOptions) -> None:
-        self.seed = seed
+        self.summary = Summary()
+        super().__init__(seed, self.summary)
         self.options = options
         self.random = Random(f"world {seed}")
-        self.now_ms = 0.0
-        self.summary = Summary()
         self.history = History()
         self.invariants = Invariants()
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
         self.siesta_until_ms = 0.0
         self.rotten: list[RaftGroupId] = []
-        self._digest = blake2b(digest_size=16)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._scheduled = 0
         self._parked: list[Parked] = []
-        self._buggify_random = Random(f"buggify {seed}")
-        self._armed: dict[str, bool] = {}
         self.groups = [METADATA_GROUP] + [
             RaftGroupId(TopicId(UUID(int=number + 10)), number, 7)
             for number in range(1, options.groups)
@@ -84,42 +71,9 @@ class World:
         ]
         self.initial = original_configuration(self.nodes)
 
-    # ---- time ----
-
-    def schedule(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Run `action` after a delay."""
-        self._scheduled += 1
-        heapq.heappush(self._events, (self.now_ms + delay_ms, self._scheduled, action))
-
-    def run_until(self, time_ms: float) -> None:
-        """Let virtual time pass."""
-        events = self._events
-        while events and events[0][0] <= time_ms:
-            self.now_ms, _, action = heapq.heappop(events)
-            self.summary.events += 1
-            action()
-        self.now_ms = time_ms
-
-    def note(self, *what: object) -> None:
-        """One line of the trace."""
-        line = f"{self.now_ms:.3f} {' '.join(map(str, what))}"
-        self.trace.append(line)
-        self._digest.update(line.encode())
-
-    @property
-    def trace_hash(self) -> str:
-        """Equal for two runs that did the same."""
-        return self._digest.hexdigest()
-
     def buggify(self, site: str) -> bool:
         """Rarely taken branches, made frequent in the runs in which their site is armed."""
-        if not self.network.is_faulty:
-            return False
-        random = self._buggify_random
-        armed = self._armed.get(site)
-        if armed is None:
-            armed = self._armed[site] = random.random() < 0.3
-        return armed and random.random() < 0.1
+        return self.network.is_faulty and self.takes_rare_branch(site)
 
     # ---- nodes ----
 

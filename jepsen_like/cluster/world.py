@@ -1,16 +1,11 @@
 """A cluster of whole nodes, and clients, on virtual time: one seed, one history.
 
-The loop takes the earliest event, sets the clock to it and runs it; events of one moment run in the
-order they were scheduled. Nothing reads a real clock, nothing iterates over a set, all randomness
-comes from the seed. So a run can be repeated exactly, and `trace_hash` tells whether it was.
+Time, order and trace: `jepsen_like/virtual_time.py`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Callable
-from hashlib import blake2b
 from random import Random
 from zlib import crc32
 
@@ -25,9 +20,8 @@ from jepsen_like.cluster.watch import Watch
 from jepsen_like.cluster.wires import Wires
 from jepsen_like.history_events import Event, Recorder
 from jepsen_like.invariants import InvariantViolation
+from jepsen_like.virtual_time import VirtualTime
 from raftmq.types import NodeId, RaftGroupId
-
-TRACE_LINES = 200
 
 
 @define
@@ -58,18 +52,16 @@ class Fault:
     draw: int
 
 
-class ClusterWorld:
+class ClusterWorld(VirtualTime):
     """Nodes, wires, clients and time."""
 
     def __init__(self, seed: int, options: ClusterOptions) -> None:
-        self.seed = seed
+        self.counts = Counts()
+        super().__init__(seed, self.counts)
         self.options = options
         self.random = Random(f"cluster world {seed}")
-        self.now_ms = 0.0
-        self.counts = Counts()
         self.events: list[Event] = []
         self.recorder = Recorder(self.events.append, lambda: int(self.now_ms * 1e6))
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
         self.is_quiet = False
         """True once clients should come to an end."""
         self.generations: dict[tuple[str, int], bool] = {}
@@ -89,11 +81,6 @@ class ClusterWorld:
         self.is_healed = False
         self.cut_off: dict[int, bool] = {}
         """Nodes that clients cannot reach."""
-        self._digest = blake2b(digest_size=16)
-        self._pending: list[tuple[float, int, Callable[[], None]]] = []
-        self._scheduled = 0
-        self._buggify_random = Random(f"buggify {seed}")
-        self._armed: dict[str, bool] = {}
         self.watch = Watch(self)
         self.wires = Wires(self, Random(f"wires {seed}"))
         self.nodes = [
@@ -102,44 +89,9 @@ class ClusterWorld:
         ]
         self.clients = SimTasks(self.schedule, lambda work: self.schedule(0.0, work))
 
-    # ---- time ----
-
-    def schedule(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Run `action` after a delay."""
-        self._scheduled += 1
-        heapq.heappush(self._pending, (self.now_ms + delay_ms, self._scheduled, action))
-
-    def run_until(self, time_ms: float) -> None:
-        """Let virtual time pass."""
-        pending = self._pending
-        count = 0
-        while pending and pending[0][0] <= time_ms:
-            self.now_ms, _, action = heapq.heappop(pending)
-            count += 1
-            action()
-        self.counts.events += count
-        self.now_ms = time_ms
-
-    def note(self, *what: object) -> None:
-        """One line of the trace."""
-        line = f"{self.now_ms:.3f} {' '.join(map(str, what))}"
-        self.trace.append(line)
-        self._digest.update(line.encode())
-
-    @property
-    def trace_hash(self) -> str:
-        """Equal for two runs that did the same."""
-        return self._digest.hexdigest()
-
     def buggify(self, site: str) -> bool:
         """Rarely taken branches, made frequent in the runs in which their site is armed."""
-        if self.is_healed:
-            return False
-        random = self._buggify_random
-        armed = self._armed.get(site)
-        if armed is None:
-            armed = self._armed[site] = random.random() < 0.3
-        return armed and random.random() < 0.1
+        return not self.is_healed and self.takes_rare_branch(site)
 
     def next_value(self) -> int:
         """A value that no record has."""
