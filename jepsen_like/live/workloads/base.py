@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -96,6 +97,30 @@ def join_all(threads: list[threading.Thread], timeout_s: float) -> bool:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
+
+
+class Crowd(ABC):
+    """Clients of one workload, each in a thread, numbered from 0."""
+
+    def __init__(self, around: Around, name: str, count: int) -> None:
+        self._around = around
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}")
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for all of them; False when one still runs."""
+        return join_all(self._threads, timeout_s)
+
+    @abstractmethod
+    def _run(self, number: int) -> None:
+        """Be one of the clients until told to stop."""
 
 
 def key_of(topic: str | None, partition: int | None) -> str:

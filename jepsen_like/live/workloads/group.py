@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
-import threading
 import time
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import confluent_kafka
 from attrs import define, field
 
 from jepsen_like.history_events import OFFSET_UNKNOWN
-from jepsen_like.live.workloads.base import Around, join_all, key_of, parts_of
+from jepsen_like.live.workloads.base import Around, Crowd, key_of, parts_of
 from jepsen_like.live.workloads.poll import POLL_RECORDS_MAX, POLL_S, new_consumer, records_of
 
 GROUP: Final = "subscribed"
@@ -147,24 +146,11 @@ class _Membership:
             consumer.unassign()
 
 
-class GroupMembers:
+class GroupMembers(Crowd):
     """Members of one group, each in a thread."""
 
     def __init__(self, around: Around) -> None:
-        self._around = around
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"member-{i}")
-            for i in range(MEMBERS)
-        ]
-
-    def start(self) -> None:
-        """Begin."""
-        for thread in self._threads:
-            thread.start()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until all have left."""
-        return join_all(self._threads, timeout_s)
+        super().__init__(around, "member", MEMBERS)
 
     def _run(self, number: int) -> None:
         around = self._around

@@ -7,7 +7,6 @@ others. `read_to_end` is the last word of a run: everything that every partition
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import confluent_kafka
 
 from jepsen_like.history_events import Event, Value
 from jepsen_like.live.workloads.append import number_in
-from jepsen_like.live.workloads.base import FAST_RETRIES, Around, join_all, key_of, parts_of
+from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Crowd, key_of, parts_of
 
 CONSUMERS: Final = 2
 REASSIGN_S: Final = (15.0, 60.0)
@@ -89,24 +88,11 @@ def assign(
     return invoked
 
 
-class Pollers:
+class Pollers(Crowd):
     """Consumers that read whole partitions, and now and then begin anew."""
 
     def __init__(self, around: Around) -> None:
-        self._around = around
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"poll-{i}")
-            for i in range(CONSUMERS)
-        ]
-
-    def start(self) -> None:
-        """Begin."""
-        for thread in self._threads:
-            thread.start()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the last polls."""
-        return join_all(self._threads, timeout_s)
+        super().__init__(around, "poll", CONSUMERS)
 
     def _run(self, number: int) -> None:
         around = self._around

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from typing import Final
 
-from jepsen_like.live.workloads.base import Around, join_all
+from jepsen_like.live.workloads.base import Around, Crowd
 from jepsen_like.live.workloads.group import commit, committed
 from jepsen_like.live.workloads.poll import new_consumer
 
@@ -22,25 +21,12 @@ PAUSE_S: Final = (0.1, 0.6)
 WRITES: Final = 0.5
 
 
-class Registers:
+class Registers(Crowd):
     """Clients that commit and ask."""
 
     def __init__(self, around: Around) -> None:
-        self._around = around
+        super().__init__(around, "register", CLIENTS)
         self._values = itertools.count(1)
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"register-{i}")
-            for i in range(CLIENTS)
-        ]
-
-    def start(self) -> None:
-        """Begin."""
-        for thread in self._threads:
-            thread.start()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the last answers."""
-        return join_all(self._threads, timeout_s)
 
     def _run(self, number: int) -> None:
         around = self._around

@@ -8,14 +8,13 @@ A list told while faults are at work may be old; the last one, of a whole cluste
 from __future__ import annotations
 
 import random
-import threading
 from typing import Final
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from jepsen_like.live.workloads.base import FAST_RETRIES, Around, join_all
+from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Crowd
 
 PREFIX: Final = "set-"
 CLIENTS: Final = 2
@@ -28,24 +27,11 @@ _DONE_BEFORE: Final = {
 }
 
 
-class Topics:
+class Topics(Crowd):
     """Clients that create, delete and list."""
 
     def __init__(self, around: Around) -> None:
-        self._around = around
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"topics-{i}")
-            for i in range(CLIENTS)
-        ]
-
-    def start(self) -> None:
-        """Begin."""
-        for thread in self._threads:
-            thread.start()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the last answers."""
-        return join_all(self._threads, timeout_s)
+        super().__init__(around, "topics", CLIENTS)
 
     def _run(self, number: int) -> None:
         around = self._around
