@@ -31,7 +31,9 @@ from raftmq.low_water import LowWater
 from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 1
+PEER_FORMAT_VERSION: Final = 2
+"""Of everything that nodes say to each other: raised with every change that an older node would not
+understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`)."""
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
 FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096
@@ -101,7 +103,10 @@ def check_hello(mine: Hello, theirs: Hello) -> str:
     if theirs.refusal:
         return theirs.refusal
     if theirs.version != mine.version:
-        return f"peer format version {theirs.version}, this node speaks {mine.version}"
+        return (
+            f"peer format version {theirs.version} at node {theirs.node_id}, {mine.version} at "
+            f"node {mine.node_id}: both must run a version of raftmq that speaks the same one"
+        )
     if theirs.cluster_id != mine.cluster_id:
         return f"cluster_id {theirs.cluster_id!r}, this node is of {mine.cluster_id!r}"
     if theirs.node_id == mine.node_id:

@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
+import msgspec
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from raftmq.adapters import peer_links
 from raftmq.adapters.peer_links import (
     FRAME_HEADER,
     KIND_HEARTBEATS,
     KIND_RAFT,
+    PEER_FORMAT_VERSION,
     Hello,
     PeerIdentity,
     PeerLinks,
@@ -248,7 +251,7 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
     async with running(b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(1, "c", 1, "0b", "bulk"))
+        await _write_hello(sock, Hello(PEER_FORMAT_VERSION, "c", 1, "0b", "bulk"))
         assert (await _read_hello(sock)).refusal == ""
         sock.send(FRAME_HEADER.pack(3, 12345, KIND_RAFT) + b"abc")
         with trio.fail_after(5):
@@ -274,13 +277,37 @@ def test_hello(theirs: Hello, told: str) -> None:
     assert (told in reason) if told else reason == ""
 
 
+@pytest.mark.parametrize("version", [PEER_FORMAT_VERSION - 1, PEER_FORMAT_VERSION + 1])
+async def test_a_node_of_another_version_is_refused_on_both_sides(version: int) -> None:
+    a, b = Node(1), Node(2)
+    a.links._hello = msgspec.structs.replace(a.links._hello, version=version)
+    introduce(a, b)
+    told: dict[str, dict[str, object]] = {}
+
+    def refused() -> bool:
+        told.update({row["event"]: row for row in logs})  # type: ignore[misc]
+        return {"peer refused", "refused a peer"} <= told.keys()
+
+    with capture_logs() as logs:
+        async with running(a, b):
+            await b.until(refused)
+            assert not a.links.is_connected(NodeId(2))
+            assert not b.links.is_connected(NodeId(1))
+    assert a.frames == b.frames == []
+    for row in told.values():
+        assert f"peer format version {version} at node 1" in str(row["reason"]) or (
+            f"{version} at node 1: both must run" in str(row["reason"])
+        )
+        assert row["log_level"] == "warning"
+
+
 async def test_another_cluster_is_refused_by_name() -> None:
     a, b = Node(1), Node(2, cluster_id="other")
     introduce(a, b)
     async with running(a, b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(1, "c", 1, "0b", "bulk"))
+        await _write_hello(sock, Hello(PEER_FORMAT_VERSION, "c", 1, "0b", "bulk"))
         assert "'c'" in (await _read_hello(sock)).refusal
         sock.close()
         assert not a.links.is_connected(NodeId(2))

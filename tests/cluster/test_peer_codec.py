@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from random import Random
+from struct import Struct
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftmq.adapters import peer_links
+from raftmq.cluster import peer_codec
 from raftmq.cluster.peer_codec import (
     SEVERAL_MAX,
     decode,
@@ -268,3 +272,19 @@ def test_huge_counts_build_nothing() -> None:
 def test_noise_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(data)
+
+
+# Everything below the hello that two nodes must agree on. Whoever changes it raises the version
+# that the hello names, or an older node would drop frames without a word.
+AGREED = {2: "e421ee0136f3df8c"}
+
+
+def test_a_change_of_form_raises_the_peer_format_version() -> None:
+    structs = {
+        name: value.format for name, value in vars(peer_codec).items() if isinstance(value, Struct)
+    }
+    forms = {name: value for name, value in vars(peer_codec).items() if name.startswith("FORM")}
+    tags = {kind.__name__: tag for kind, tag in peer_codec._TAGS.items()}
+    kinds = {name: value for name, value in vars(peer_links).items() if name.startswith("KIND_")}
+    said = repr([sorted(table.items()) for table in (structs, forms, tags, kinds)])
+    assert AGREED[peer_links.PEER_FORMAT_VERSION] == sha256(said.encode()).hexdigest()[:16]
