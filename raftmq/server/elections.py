@@ -83,17 +83,24 @@ class Elections:
         """A node is reached again."""
         self._lost_at_ms.pop(node_id, None)
 
-    def next_leaders(self, topics: Iterable[TopicImage]) -> Promise[None] | None:
+    def next_leaders(
+        self, topics: Iterable[TopicImage], hold: Hold | None = None
+    ) -> Promise[None] | None:
         """Kept when partitions of these topics whose leader was just lost, or that never had one,
-        have the next one, or when that takes too long; None when there is nothing to wait for."""
+        have the next one, or when that takes too long; None when there is nothing to wait for.
+
+        `hold` is of the connection that asks, by default of the request that is being begun.
+        """
         if len(self._waiting) >= WAITING_MAX:
             return None
         keys = [
             (topic.topic_id, partition.index) for topic in topics for partition in topic.partitions
         ]
-        return self.next_leaders_of(keys)
+        return self.next_leaders_of(keys, hold)
 
-    def next_leaders_of(self, keys: Iterable[Key]) -> Promise[None] | None:
+    def next_leaders_of(
+        self, keys: Iterable[Key], hold: Hold | None = None
+    ) -> Promise[None] | None:
         """As `next_leaders`, for single partitions."""
         asked = list(keys)
         now_ms = self._clock.monotonic_ms()
@@ -106,7 +113,7 @@ class Elections:
             since_ms = self._missing_since(key, recent, now_ms)
             if since_ms is not None and now_ms - since_ms < WAIT_MS:
                 missing[key] = since_ms
-        hold = self.asker
+        hold = hold or self.asker
         if not missing or len(self._waiting) >= WAITING_MAX or now_ms < hold.free_at_ms:
             return None
         promise: Promise[None] = Promise()

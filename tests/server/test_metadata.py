@@ -18,7 +18,7 @@ from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
-from raftmq.server.elections import WAIT_MS
+from raftmq.server.elections import WAIT_MS, Hold
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.slices import TURN_PARTITIONS
@@ -324,6 +324,33 @@ def test_an_unreachable_controller_is_no_reason_to_give_up() -> None:
     world.controller.calls[0][1].fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
     code = world.read(ApiKey.METADATA, 9, slot).topics[0].error_code
     assert code == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def test_a_new_topic_is_answered_once_its_leader_is_known_here() -> None:
+    """The controller may hear of the first leader sooner than the node that was asked; told "no
+    leader", librdkafka waits for two seconds."""
+    world = World()
+    slot = world.send(ApiKey.METADATA, 9, **named("new", auto=True))
+    topic_id = world.add_topic("new", 2)
+    world.leaders.forget(topic_id)  # type: ignore[arg-type]
+    world.broker.elections.asker = Hold()  # another connection's request began meanwhile
+    world.broker.elections.asker.free_at_ms = 1e12
+    world.controller.calls[0][1].resolve((Outcome(name="new"),))
+    world.lead(topic_id, 0, 3, 1)
+    assert slot.pieces is None
+    world.lead(topic_id, 1, 2, 1)
+    (topic,) = world.read(ApiKey.METADATA, 9, slot).topics
+    assert [(p.leader_id, p.error_code) for p in topic.partitions] == [(3, 0), (2, 0)]
+
+
+def test_a_new_topic_that_nobody_leads_is_answered_in_a_second() -> None:
+    world = World()
+    slot = world.send(ApiKey.METADATA, 9, **named("new", auto=True))
+    world.leaders.forget(world.add_topic("new"))  # type: ignore[arg-type]
+    world.controller.calls[0][1].resolve((Outcome(name="new"),))
+    world.bench.sleep(WAIT_MS)
+    (topic,) = world.read(ApiKey.METADATA, 9, slot).topics
+    assert topic.partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
 
 def test_many_who_ask_for_a_missing_topic_share_one_call() -> None:

@@ -22,6 +22,7 @@ from raftmq.protocol import (
     encode_response_slowly,
 )
 from raftmq.server.broker import Broker
+from raftmq.server.elections import Hold
 from raftmq.server.metrics import EncodedAnswer
 from raftmq.server.parked import HANG_UP, HangUp, chain
 from raftmq.server.slices import TURN_PARTITIONS, Work
@@ -60,21 +61,36 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     ]
     may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
     if missing and may_create and broker.may_auto_create:
+        hold = broker.elections.asker
         created: Any = broker.auto_create(missing)
-        return chain(created, lambda codes: _encoded(broker, version, request, wanted, codes))
-    known = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
-    waits = _next_leaders(broker, [topic for topic in known if topic is not None])
+
+        def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
+            # The controller knows of the first leaders; what these say of themselves may be on its
+            # way here still. librdkafka asks again no sooner than in two seconds.
+            waits: Any = _next_leaders(broker, _known(broker, wanted), hold)
+            return chain(waits, lambda _: _encoded(broker, version, request, wanted, codes))
+
+        return chain(created, when_created)
+    waits = _next_leaders(broker, _known(broker, wanted))
     if waits is None:
         return _answer(broker, version, request, wanted)
     return chain(waits, lambda _: _answer(broker, version, request, wanted))
 
 
-def _next_leaders(broker: Broker, topics: Sequence[TopicImage]) -> Promise[None] | None:
+def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
+    """Those of the topics asked for that exist."""
+    found = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
+    return [topic for topic in found if topic is not None]
+
+
+def _next_leaders(
+    broker: Broker, topics: Sequence[TopicImage], hold: Hold | None = None
+) -> Promise[None] | None:
     """What an answer about these topics should wait for. With so many that looking would hold up
     others nobody waits: such a client asks for an overview."""
     if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
         return None
-    return broker.elections.next_leaders(topics)
+    return broker.elections.next_leaders(topics, hold)
 
 
 def _answer(
@@ -85,8 +101,7 @@ def _answer(
     if broker.is_cut_off():
         asked = broker.image.topics_by_id()
         if wanted is not None:
-            found = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
-            asked = [topic for topic in found if topic is not None]
+            asked = _known(broker, wanted)
         if broker.misses_leaders(asked):
             return HANG_UP
     return _encoded(broker, version, request, wanted, {})
