@@ -9,7 +9,7 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
 from raftmq_client.core.admin import EARLIEST, LATEST, MAX_TIMESTAMP, ResourceType
-from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.security import Plain, Scram, Security
 from raftmq_client.errors import (
     AuthenticationError,

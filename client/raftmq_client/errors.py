@@ -28,10 +28,15 @@ class ClientError(RaftmqError):
 
 
 class BrokerError(ClientError):
-    """A broker answered with an error code."""
+    """A broker answered with an error code.
+
+    `number` is the code as the broker sent it, `code` its name; one that this client does not know
+    is UNKNOWN_SERVER_ERROR, and nothing is claimed about the outcome.
+    """
 
     def __init__(self, code: int, message: str | None = None, *, about: str = "") -> None:
         self.code = ErrorCode(code) if code in _KNOWN else ErrorCode.UNKNOWN_SERVER_ERROR
+        self.number = int(code)
         self.message = message or ""
         self.about = about
         self.retriable = self.code in RETRIABLE
@@ -120,12 +125,19 @@ class CorruptAnswerError(ClientError):
 
 
 class CorruptRecordsError(CorruptAnswerError):
-    """A batch whose checksum does not hold; none of it was delivered."""
+    """A batch whose bytes do not hold; none of it was delivered.
 
-    def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
+    `offset` is its first record that was due, `next_offset` where a `seek` gets past it, as far as
+    its header can be believed.
+    """
+
+    def __init__(
+        self, message: str, topic: str, partition: int, offset: int, next_offset: int | None = None
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.offset = offset
+        self.next_offset = max(offset + 1, next_offset or 0)
         super().__init__(message)
 
 

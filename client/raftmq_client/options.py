@@ -3,6 +3,7 @@
 Text and numbers in, checked values out; what makes no sense is a `UsageError` that names it.
 Resolves no name and opens nothing. `ProducerSettings` and `ConsumerSettings` are the keyword
 arguments of `Producer` and `Consumer`; their defaults stand in the functions that read them.
+`core/build.py` makes clients of them.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from raftmq.codec import Codec
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import READ_COMMITTED, READ_UNCOMMITTED
 from raftmq_client.core.assignors import COOPERATIVE
-from raftmq_client.core.client import ClientOptions
 from raftmq_client.core.consumer import ConsumerOptions
 from raftmq_client.core.fetcher import FetcherOptions, Reset
 from raftmq_client.core.group import GroupOptions
+from raftmq_client.core.partitioners import PartitionFunction
 from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
-from raftmq_client.core.security import SecurityChoice, read_security
+from raftmq_client.core.security import SecurityChoice
 from raftmq_client.errors import UsageError
-from raftmq_client.serializers import Deserializer, read_deserializer
+from raftmq_client.serializers import Deserializer, Serializer, read_deserializer
 
 DEFAULT_PORT: Final = 9092
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+DELIVERIES: Final = ("at_least_once", "at_most_once")
 _UNSET: Final = -1.0
 
 
@@ -50,31 +52,24 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ..
     return tuple(addresses)
 
 
-def client_options(
-    bootstrap: str | Sequence[str], client_id: str, security: SecurityChoice = None
-) -> ClientOptions:
-    """Options of a client with everything else as usual.
-
-    Raises:
-        UsageError: a value makes no sense.
-    """
-    return ClientOptions(
-        bootstrap=parse_bootstrap(bootstrap),
-        client_id=client_id,
-        security=read_security(security),
-    )
-
-
 class ProducerSettings(TypedDict, total=False):
-    """Keyword arguments of a `Producer`."""
+    """Keyword arguments of a `Producer`; docs/client.md has a table with the defaults."""
 
-    acks: str | int
+    client_id: str
+    security: SecurityChoice
+    metadata_max_age_ms: float
+    key_serializer: Serializer | None
+    value_serializer: Serializer | None
+    partitioner: str | PartitionFunction
+    delivery: str | None
+    acks: str | int | None
     idempotent: bool | None
     compression: str
     compression_level: int | None
     linger_ms: float
     batch_bytes: int
-    buffer_bytes_max: int
+    buffer_memory: int
+    max_block_ms: float
     request_bytes_max: int
     in_flight_max: int
     request_timeout_ms: float
@@ -83,13 +78,15 @@ class ProducerSettings(TypedDict, total=False):
 
 def producer_options(
     *,
-    acks: str | int = "all",
+    delivery: str | None = None,
+    acks: str | int | None = None,
     idempotent: bool | None = None,
     compression: str = "none",
     compression_level: int | None = None,
     linger_ms: float = 5.0,
     batch_bytes: int = 128 * 1024,
-    buffer_bytes_max: int = 32 << 20,
+    buffer_memory: int = 32 << 20,
+    max_block_ms: float = 60_000,
     request_bytes_max: int = 1 << 20,
     in_flight_max: int = 5,
     request_timeout_ms: float = 30_000,
@@ -98,16 +95,20 @@ def producer_options(
     """Options of a producer.
 
     Raises:
-        UsageError: a value makes no sense.
+        UsageError: a value makes no sense, or two contradict each other.
     """
+    check_producer_delivery(delivery, acks, idempotent)
+    sends_once = delivery == "at_most_once"
     return ProducerOptions(
-        acks=read_acks(acks),
-        idempotent=idempotent,
+        acks=ACKS_ALL if acks is None else read_acks(acks),
+        idempotent=False if sends_once else idempotent,
+        sends_once=sends_once,
         codec=read_codec(compression),
         compression_level=compression_level,
         linger_ms=linger_ms,
         batch_bytes=batch_bytes,
-        buffer_bytes_max=buffer_bytes_max,
+        buffer_memory=buffer_memory,
+        max_block_ms=max_block_ms,
         request_bytes_max=request_bytes_max,
         in_flight_max=in_flight_max,
         request_timeout_ms=request_timeout_ms,
@@ -115,14 +116,42 @@ def producer_options(
     )
 
 
-class ConsumerSettings(TypedDict, total=False):
-    """Keyword arguments of a `Consumer`."""
+def check_producer_delivery(
+    delivery: str | None, acks: str | int | None, idempotent: bool | None
+) -> None:
+    """Whether a producer's settings can keep what `delivery` promises.
 
+    At least once: acknowledged by all, sent again until it is. At most once: never sent again
+    after bytes had left, so there is nothing for idempotence to do.
+
+    Raises:
+        UsageError: there is no such promise, or a setting contradicts it; both are named.
+    """
+    if delivery not in (None, *DELIVERIES):
+        raise UsageError(f"delivery is {' or '.join(DELIVERIES)}, not {delivery!r}")
+    if delivery == "at_least_once" and acks is not None and read_acks(acks) != ACKS_ALL:
+        raise UsageError(
+            f"acks={acks} contradicts delivery='at_least_once': what only a leader has may be"
+            " lost with it"
+        )
+    if delivery == "at_most_once" and idempotent:
+        raise UsageError(
+            "idempotent=True contradicts delivery='at_most_once', which sends nothing again;"
+            " at_least_once with idempotence neither loses nor doubles"
+        )
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """Keyword arguments of a `Consumer`; docs/client.md has a table with the defaults."""
+
+    client_id: str
+    security: SecurityChoice
+    metadata_max_age_ms: float
     group: str | None
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
-    delivery: str
-    reset: str
+    delivery: str | None
+    reset: str | None
     isolation: str
     auto_commit_ms: float | None
     max_wait_ms: int
@@ -143,8 +172,8 @@ def consumer_options(
     group: str | None = None,
     key_deserializer: Deserializer | None = None,
     value_deserializer: Deserializer | None = None,
-    delivery: str = "at_least_once",
-    reset: str = "latest",
+    delivery: str | None = None,
+    reset: str | None = None,
     isolation: str = "read_uncommitted",
     auto_commit_ms: float | None = _UNSET,
     max_wait_ms: int = 500,
@@ -162,7 +191,7 @@ def consumer_options(
     """Options of a consumer.
 
     Raises:
-        UsageError: a value makes no sense, or contradicts `delivery`.
+        UsageError: a value makes no sense, or two contradict each other.
     """
     if isolation not in ("read_uncommitted", "read_committed"):
         raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
@@ -171,6 +200,12 @@ def consumer_options(
         raise UsageError(f"assignor {cooperative[0]!r} is cooperative, and not to be mixed")
     if heartbeat_interval_ms >= session_timeout_ms:
         raise UsageError("heartbeat_interval_ms is not below session_timeout_ms")
+    check_consumer_delivery(delivery, group, reset, auto_commit_ms)
+    commits_first = delivery == "at_most_once"
+    if reset is None:
+        reset = "earliest" if delivery == "at_least_once" else "latest"
+    if auto_commit_ms == _UNSET:
+        auto_commit_ms = None if commits_first else 5_000
     return ConsumerOptions(
         fetching=FetcherOptions(
             reset=read_reset(reset),
@@ -193,42 +228,39 @@ def consumer_options(
         group=group,
         decode_key=read_deserializer(key_deserializer),
         decode_value=read_deserializer(value_deserializer),
-        auto_commit_ms=read_delivery(delivery, auto_commit_ms, group),
-        commits_first=delivery == "at_most_once",
+        auto_commit_ms=auto_commit_ms,
+        commits_first=commits_first,
     )
 
 
-def read_delivery(delivery: str, auto_commit_ms: float | None, group: str | None) -> float | None:
-    """What a promise of delivery makes of automatic commits.
+def check_consumer_delivery(
+    delivery: str | None, group: str | None, reset: str | None, auto_commit_ms: float | None
+) -> None:
+    """Whether a consumer's settings can keep what `delivery` promises.
 
-    At least once: a record is committed after the caller came back for the next one. At most once:
-    before it is handed out, and never by a timer.
+    At least once: a record is committed after the caller came back for the next one, and who has no
+    commit starts at the beginning. At most once: a record is committed before it is handed out,
+    and never by a timer.
 
     Raises:
-        UsageError: there is no such promise, or the settings contradict it.
+        UsageError: there is no such promise, or a setting contradicts it; both are named.
     """
-    if delivery == "at_least_once":
-        return 5_000 if auto_commit_ms == _UNSET else auto_commit_ms
-    if delivery != "at_most_once":
-        raise UsageError(f"delivery is at_least_once or at_most_once, not {delivery!r}")
-    if auto_commit_ms not in (_UNSET, None):
+    if delivery is None:
+        return
+    if delivery not in DELIVERIES:
+        raise UsageError(f"delivery is {' or '.join(DELIVERIES)}, not {delivery!r}")
+    if group is None:
+        raise UsageError(f"delivery={delivery!r} needs a group: it is the commits that promise it")
+    if delivery == "at_least_once" and reset == "latest":
+        raise UsageError(
+            "reset='latest' contradicts delivery='at_least_once': a member that dies before its"
+            " first commit would pass over what it had"
+        )
+    if delivery == "at_most_once" and auto_commit_ms not in (_UNSET, None):
         raise UsageError(
             "auto_commit_ms contradicts delivery='at_most_once', which commits every poll"
             " before it hands its records out"
         )
-    if group is None:
-        raise UsageError("delivery='at_most_once' needs a group: it is the commits that promise it")
-    return None
-
-
-def consumer_client(
-    bootstrap: str | Sequence[str], client_id: str, security: SecurityChoice = None
-) -> ClientOptions:
-    """A consumer's client: it makes no topics, and notices new ones within half a minute."""
-    options = client_options(bootstrap, client_id, security)
-    options.metadata.allow_auto_create = False
-    options.metadata.max_age_ms = 30_000
-    return options
 
 
 def read_acks(acks: str | int) -> int:

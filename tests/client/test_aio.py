@@ -185,7 +185,7 @@ def test_a_full_buffer_blocks_and_then_refuses(broker: FakeBroker, run: Run) -> 
 
     async def body() -> None:
         async with Producer(
-            broker.address, buffer_bytes_max=2_000, linger_ms=0, max_block_ms=50
+            broker.address, buffer_memory=2_000, linger_ms=0, max_block_ms=50
         ) as producer:
             for _ in range(17):  # 120 bytes each, as the buffer counts
                 await producer.send("t", b"x" * 100, partition=0)

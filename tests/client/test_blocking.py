@@ -123,7 +123,7 @@ def test_a_pending_receipt_says_so(broker: FakeBroker) -> None:
 
 def test_a_full_buffer_blocks_and_then_refuses(broker: FakeBroker) -> None:
     broker.fault(ApiKey.PRODUCE, "hold")
-    producer = Producer(broker.address, buffer_bytes_max=2_000, linger_ms=0, max_block_ms=50)
+    producer = Producer(broker.address, buffer_memory=2_000, linger_ms=0, max_block_ms=50)
     try:
         for _ in range(17):  # 120 bytes each, as the buffer counts
             producer.send("t", b"x" * 100, partition=0)

@@ -13,7 +13,7 @@ from raftmq.types import TopicPartition
 from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
 from raftmq_client.core.client import ClientCore, ClientOptions
 from raftmq_client.core.consumer import ConsumerCore
-from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.options import consumer_options
 

@@ -29,10 +29,11 @@ from raftmq_client.core.admin import (
 )
 from raftmq_client.core.admin_flow import AdminFlows, Flow
 from raftmq_client.core.assignors import decode_assignment
+from raftmq_client.core.build import build_client
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
-from raftmq_client.options import DEFAULT_BOOTSTRAP, client_options
+from raftmq_client.options import DEFAULT_BOOTSTRAP
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Admin:
         security: SecurityChoice = None,
         timeout_ms: float = 15_000,
     ) -> None:
-        self._engine = Engine(client_options(bootstrap, client_id, security))
+        self._engine = Engine(build_client(bootstrap, client_id, security))
         self._flows = AdminFlows(self._engine.client, self._engine.now, timeout_ms)
 
     async def __aenter__(self) -> Self:

@@ -20,16 +20,14 @@ from raftmq.types import TopicPartition
 from raftmq_client.aio.engine import Engine
 from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
 from raftmq_client.core.admin_flow import AdminFlows
-from raftmq_client.core.consumer import ConsumerCore
-from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.build import build_consumer
 from raftmq_client.core.group import GaveUp, Pending
-from raftmq_client.core.security import SecurityChoice
-from raftmq_client.errors import TimedOutError
+from raftmq_client.core.group_state import is_outdated
+from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.errors import ClientError, TimedOutError
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
     ConsumerSettings,
-    consumer_client,
-    consumer_options,
     ignore,
 )
 
@@ -52,21 +50,17 @@ class Consumer:
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
-        topics: Iterable[str] | re.Pattern[str] = (),
+        topics: str | Iterable[str] | re.Pattern[str] = (),
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
-        client_id: str = "raftmq-consumer",
-        security: SecurityChoice = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        self._options = consumer_options(**settings)
-        self._engine = Engine(consumer_client(bootstrap, client_id, security))
-        self._core = ConsumerCore(self._options, self._engine.client)
-        self._topics = topics if isinstance(topics, re.Pattern) else tuple(topics)
+        parts = build_consumer(bootstrap, topics, settings)
+        self._engine = Engine(parts.client)
+        self._core = parts.core
+        self._topics = parts.topics
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        if self._topics:
-            self._core.need_group()
 
     async def __aenter__(self) -> Self:
         await self._engine.start()
@@ -105,7 +99,7 @@ class Consumer:
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
+    def subscribe(self, topics: str | Iterable[str] | re.Pattern[str]) -> None:
         """Read these topics, or all whose name a pattern matches, as a member of the group.
 
         Raises:
@@ -166,8 +160,8 @@ class Consumer:
             await self._run_group()
             taken = core.take(records_max, engine.now())
             if taken:
-                if core.options.commits_first:
-                    await self._commit_first(taken)
+                if core.options.commits_first and not await self._commit_first(taken):
+                    continue
                 engine.wake()  # room for more
                 return taken
             if not await engine.wait_for(lambda: core.has_news, deadline):
@@ -193,7 +187,7 @@ class Consumer:
         """The first offset at or after each timestamp (ms); -1 where there is none."""
         engine = self._engine
         flows = AdminFlows(engine.client, engine.now, timeout * 1000, is_patient=True)
-        isolation = self._options.fetching.isolation
+        isolation = self._core.options.fetching.isolation
         return await engine.run(flows.list_offsets(timestamps, isolation=isolation))
 
     # Committing.
@@ -267,16 +261,19 @@ class Consumer:
             engine.wake()
             await engine.wait_for(lambda: pending.is_done, engine.now() + _LAST_COMMIT_MS)
 
-    async def _commit_first(self, taken: Sequence[ConsumerRecord]) -> None:
+    async def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
         """At most once: what does not get committed is not handed out."""
         pending = self._core.commit(None, self._engine.now())
         if pending is None:
-            return
+            return True
         try:
             await self._await(pending, 30.0)
-        except BaseException:
+        except BaseException as error:
             self._core.put_back(taken)
+            if isinstance(error, ClientError) and is_outdated(error):
+                return False  # these are read on by whoever has the partitions now
             raise
+        return True
 
     async def _leave(self, *, commit: bool) -> None:
         engine, core = self._engine, self._core

@@ -19,7 +19,7 @@ import anyio.lowlevel
 from raftmq_client.aio.wires import Backend, Wire, current_backend, say
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call, Finish
-from raftmq_client.core.client import ClientCore, ClientOptions, Link
+from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
 
@@ -62,8 +62,8 @@ class _Channel:
 class Engine:
     """Runs one client's I/O. Made by `Producer`, `Consumer` and `Admin`."""
 
-    def __init__(self, options: ClientOptions) -> None:
-        self.client = ClientCore(options)
+    def __init__(self, client: ClientCore) -> None:
+        self.client = client
         self.crash: Exception | None = None
         self.after_turn: Callable[[], None] | None = None
         """Called after the cores have worked; an exception in it ends the engine."""

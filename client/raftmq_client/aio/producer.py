@@ -7,7 +7,6 @@ retries or order (`core/producer.py` does). Belongs to the loop that entered it;
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -20,17 +19,10 @@ from raftmq.records import NewRecord
 from raftmq_client.aio.engine import Engine
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
-from raftmq_client.core.partitioners import PartitionFunction, make_partitioner
-from raftmq_client.core.producer import ProducerCore
-from raftmq_client.core.security import SecurityChoice
+from raftmq_client.core.build import build_producer
 from raftmq_client.errors import BufferFullError, ClientError, Outcome, UsageError
-from raftmq_client.options import (
-    DEFAULT_BOOTSTRAP,
-    ProducerSettings,
-    client_options,
-    producer_options,
-)
-from raftmq_client.serializers import Serializer, read_serializer, serialize
+from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
+from raftmq_client.serializers import serialize
 
 
 class Receipt:
@@ -89,29 +81,13 @@ class Producer:
     def __init__(
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
-        *,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-        max_block_ms: float = 60_000,
-        partitioner: str | PartitionFunction = "murmur2",
-        client_id: str = "raftmq-producer",
-        security: SecurityChoice = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        options = producer_options(**settings)
-        self._encode_key = read_serializer(key_serializer)
-        self._encode_value = read_serializer(value_serializer)
-        self._engine = Engine(client_options(bootstrap, client_id, security))
-        client = self._engine.client
-        self._core = ProducerCore(
-            options,
-            client.metadata,
-            make_partitioner(partitioner, random.Random()),
-            client.backoff_until,
-        )
-        client.cores.append(self._core)
-        self._options = options
-        self._max_block_ms = max_block_ms
+        parts = build_producer(bootstrap, settings)
+        self._encode_key, self._encode_value = parts.encode_key, parts.encode_value
+        self._engine = Engine(parts.client)
+        self._core = parts.core
+        self._options = parts.core.options
         self._flushing = 0
         self._must_yield = False
         self._engine.after_turn = self._deliver
@@ -166,7 +142,7 @@ class Producer:
         if self._must_yield:
             self._must_yield = False
             await anyio.lowlevel.checkpoint()
-        if core.accumulator.size_bytes >= self._options.buffer_bytes_max:
+        if core.accumulator.size_bytes >= self._options.buffer_memory:
             await self._wait_for_room()
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
         if type(value) is not bytes or self._encode_value is not None:
@@ -253,12 +229,15 @@ class Producer:
 
     async def _wait_for_room(self) -> None:
         engine, accumulator = self._engine, self._core.accumulator
-        limit = self._options.buffer_bytes_max
+        limit = self._options.buffer_memory
         engine.wake()
         if not await engine.wait_for(
-            lambda: accumulator.size_bytes < limit, engine.now() + self._max_block_ms
+            lambda: accumulator.size_bytes < limit, engine.now() + self._options.max_block_ms
         ):
-            raise BufferFullError(f"the buffer of {limit} bytes stayed full")
+            raise BufferFullError(
+                f"the buffer of {limit} bytes (buffer_memory) stayed full for"
+                f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
+            )
 
     async def _settle(self, receipt: CoreReceipt, timeout_s: float | None) -> None:
         """Wait until a receipt is settled or the time is over."""

@@ -16,17 +16,15 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
 from raftmq_client.core.admin_flow import AdminFlows
-from raftmq_client.core.consumer import ConsumerCore
-from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.build import build_consumer
 from raftmq_client.core.group import GaveUp, Pending
-from raftmq_client.core.security import SecurityChoice
-from raftmq_client.errors import TimedOutError
+from raftmq_client.core.group_state import is_outdated
+from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.errors import ClientError, TimedOutError
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
     Callback,
     ConsumerSettings,
-    consumer_client,
-    consumer_options,
     ignore,
 )
 
@@ -45,26 +43,19 @@ class Consumer:
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
-        topics: Iterable[str] | re.Pattern[str] = (),
+        topics: str | Iterable[str] | re.Pattern[str] = (),
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
-        client_id: str = "raftmq-consumer",
-        security: SecurityChoice = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        options = consumer_options(**settings)
-        self._engine = Engine(consumer_client(bootstrap, client_id, security), name=client_id)
-        self._core = ConsumerCore(options, self._engine.client)
+        parts = build_consumer(bootstrap, topics, settings)
+        self._engine = Engine(parts.client, name=parts.client.options.client_id)
+        self._core = parts.core
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._engine.start()
-        wanted = topics if isinstance(topics, re.Pattern) else tuple(topics)
-        if wanted:
-            try:
-                self.subscribe(wanted)
-            except BaseException:
-                self._engine.close()
-                raise
+        if parts.topics:
+            self.subscribe(parts.topics)
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +84,7 @@ class Consumer:
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str] | re.Pattern[str]) -> None:
+    def subscribe(self, topics: str | Iterable[str] | re.Pattern[str]) -> None:
         """Read these topics, or all whose name a pattern matches, as a member of the group.
 
         Raises:
@@ -157,8 +148,8 @@ class Consumer:
                 engine.check()
                 taken = core.take(records_max, now_ms())
                 if taken:
-                    if core.options.commits_first:
-                        self._commit_first(taken)
+                    if core.options.commits_first and not self._commit_first(taken):
+                        continue
                     engine.wake()  # room for more
                     return taken
                 if not engine.wait_for(lambda: core.has_news, deadline):
@@ -259,16 +250,19 @@ class Consumer:
                 self._engine.wake()
                 self._engine.wait_for(lambda: pending.is_done, now_ms() + _LAST_COMMIT_MS)
 
-    def _commit_first(self, taken: Sequence[ConsumerRecord]) -> None:
+    def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
         """At most once: what does not get committed is not handed out."""
         pending = self._core.commit(None, now_ms())
         if pending is None:
-            return
+            return True
         try:
             self._await(pending, 30.0)
-        except BaseException:
+        except BaseException as error:
             self._core.put_back(taken)
+            if isinstance(error, ClientError) and is_outdated(error):
+                return False  # these are read on by whoever has the partitions now
             raise
+        return True
 
     def _leave(self, *, commit: bool) -> None:
         held = self.assignment

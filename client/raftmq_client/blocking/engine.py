@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from raftmq.types import Buffer
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call
-from raftmq_client.core.client import ClientCore, ClientOptions, Link
+from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
 
@@ -32,6 +32,19 @@ _RECEIVE_TURNS_MAX: Final = 16
 def now_ms() -> float:
     """Monotonic milliseconds, the clock of all cores."""
     return time.monotonic() * 1000.0
+
+
+Place: TypeAlias = tuple[int, Any]
+"""Address family and socket address."""
+
+
+def _look_up(link: Link) -> tuple[list[Place], str]:
+    """The addresses of a link's host, or why there are none. May take seconds: hold no lock."""
+    try:
+        found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return [], _say(error)
+    return [(family, address) for family, _, _, _, address in found], ""
 
 
 class _Channel:
@@ -50,10 +63,10 @@ class _Channel:
 class Engine:
     """Runs one client's I/O. Made by `Producer`, `Consumer` and `Admin`."""
 
-    def __init__(self, options: ClientOptions, *, name: str = "raftmq-client") -> None:
+    def __init__(self, client: ClientCore, *, name: str = "raftmq-client") -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.client = ClientCore(options)
+        self.client = client
         self.crash: BaseException | None = None
         self.after_turn: Callable[[], None] | None = None
         """Called by the background thread without the lock, after the cores have worked."""
@@ -65,6 +78,7 @@ class Engine:
         self._selector.register(self._wake_receive, selectors.EVENT_READ, None)
         self._is_awake = False
         self._channels: dict[int, _Channel] = {}
+        self._to_open: list[Link] = []
         self._is_closing = False  # the thread shall end, or has
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -215,11 +229,16 @@ class Engine:
             if self._is_closing:  # said while this thread counted as awake
                 return
             self._advance()
+            connects, self._to_open = self._to_open, []
             timeout = max(0.0, min(self.client.deadline() - now_ms(), 3_600_000)) / 1000.0
             self._is_awake = False
             self.changed.notify_all()  # what became overdue is settled, too
         if self.after_turn is not None:
             self.after_turn()
+        if connects:
+            timeout = 0.0
+            for link in connects:
+                self._open(link, *_look_up(link))
         events = self._selector.select(timeout)
         with self.lock:
             self._is_awake = True
@@ -234,8 +253,7 @@ class Engine:
         """Step the cores until they want nothing more at this moment."""
         client = self.client
         client.step(now_ms())
-        for link in client.take_connects():
-            self._open(link)
+        self._to_open.extend(client.take_connects())
         now = now_ms()
         for channel in list(self._channels.values()):
             if channel.connection.is_closed:
@@ -253,15 +271,23 @@ class Engine:
         except BlockingIOError:
             return
 
-    def _open(self, link: Link) -> None:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                link.host, link.port, type=socket.SOCK_STREAM
-            )[0]
-            sock = socket.socket(family, kind, protocol)
-        except OSError as error:
-            self.client.failed(link, _say(error), now_ms())
-            return
+    def _open(self, link: Link, places: Sequence[Place], reason: str) -> None:
+        """Connect to one of the addresses of a link; to the next one after each failure."""
+        with self.lock:
+            if link.connection is None:
+                return  # given up meanwhile
+            if not places:
+                self.client.failed(link, reason, now_ms())
+                return
+            family, address = places[link.failures % len(places)]
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                self.client.failed(link, _say(error), now_ms())
+                return
+            self._connect(link, sock, address)
+
+    def _connect(self, link: Link, sock: socket.socket, address: Any) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = _Channel(link, sock)

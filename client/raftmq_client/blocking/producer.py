@@ -6,7 +6,6 @@ retries or order (`core/producer.py` does). Safe to share between threads, not a
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -15,17 +14,10 @@ from typing import Any, Self, Unpack
 from raftmq.records import NewRecord
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
-from raftmq_client.core.partitioners import PartitionFunction, make_partitioner
-from raftmq_client.core.producer import ProducerCore
-from raftmq_client.core.security import SecurityChoice
+from raftmq_client.core.build import build_producer
 from raftmq_client.errors import BufferFullError, UsageError
-from raftmq_client.options import (
-    DEFAULT_BOOTSTRAP,
-    ProducerSettings,
-    client_options,
-    producer_options,
-)
-from raftmq_client.serializers import Serializer, read_serializer, serialize
+from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
+from raftmq_client.serializers import serialize
 
 
 class Producer:
@@ -38,29 +30,13 @@ class Producer:
     def __init__(
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
-        *,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-        max_block_ms: float = 60_000,
-        partitioner: str | PartitionFunction = "murmur2",
-        client_id: str = "raftmq-producer",
-        security: SecurityChoice = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        options = producer_options(**settings)
-        self._encode_key = read_serializer(key_serializer)
-        self._encode_value = read_serializer(value_serializer)
-        self._engine = Engine(client_options(bootstrap, client_id, security), name=client_id)
-        client = self._engine.client
-        self._core = ProducerCore(
-            options,
-            client.metadata,
-            make_partitioner(partitioner, random.Random()),
-            client.backoff_until,
-        )
-        client.cores.append(self._core)
-        self._options = options
-        self._max_block_ms = max_block_ms
+        parts = build_producer(bootstrap, settings)
+        self._encode_key, self._encode_value = parts.encode_key, parts.encode_value
+        self._engine = Engine(parts.client, name=parts.client.options.client_id)
+        self._core = parts.core
+        self._options = parts.core.options
         self._is_delivering = False
         self._waiter = _Waiter(self)
         self._engine.after_turn = self._deliver
@@ -110,7 +86,7 @@ class Producer:
         core = self._core
         with engine.lock:
             engine.check()
-            if core.accumulator.size_bytes >= self._options.buffer_bytes_max:
+            if core.accumulator.size_bytes >= self._options.buffer_memory:
                 self._wait_for_room()
             receipt, is_due = core.send(
                 topic, record, partition, self._waiter, now_ms(), on_delivery
@@ -180,12 +156,15 @@ class Producer:
 
     def _wait_for_room(self) -> None:
         accumulator = self._core.accumulator
-        limit = self._options.buffer_bytes_max
+        limit = self._options.buffer_memory
         self._engine.wake()
         if not self._engine.wait_for(
-            lambda: accumulator.size_bytes < limit, now_ms() + self._max_block_ms
+            lambda: accumulator.size_bytes < limit, now_ms() + self._options.max_block_ms
         ):
-            raise BufferFullError(f"the buffer of {limit} bytes stayed full")
+            raise BufferFullError(
+                f"the buffer of {limit} bytes (buffer_memory) stayed full for"
+                f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
+            )
 
     def _wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
         engine = self._engine

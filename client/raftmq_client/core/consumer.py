@@ -16,9 +16,10 @@ from attrs import define, field
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore
-from raftmq_client.core.fetcher import ConsumerRecord, FetcherCore, FetcherOptions
+from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
 from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.errors import DeserializationError, UsageError
 
 
@@ -59,7 +60,7 @@ class ConsumerCore:
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str] | re.Pattern[str], now: float) -> None:
+    def subscribe(self, topics: str | Iterable[str] | re.Pattern[str], now: float) -> None:
         """Read these topics, or all that a pattern matches, as a member of the group.
 
         Raises:
@@ -67,7 +68,7 @@ class ConsumerCore:
         """
         if self.group is None:
             raise UsageError("subscribing needs a group; use assign() to read without one")
-        self.group.subscribe(topics, now)
+        self.group.subscribe((topics,) if isinstance(topics, str) else topics, now)
 
     def assign(
         self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None]
@@ -141,7 +142,7 @@ class ConsumerCore:
         self.end_iteration()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)
-        self._note(taken, ())
+        self._note(self.fetcher.touched, ())
         if self.options.decode_key is not None or self.options.decode_value is not None:
             return self._decode(taken)
         return taken
@@ -206,17 +207,18 @@ class ConsumerCore:
     def note_iterated(self) -> None:
         """Count what an iteration has handed out, and no more."""
         if self._batch and not self.options.commits_first:
-            self._note(self._batch[: self._batch_next], self._batch[self._batch_next :])
+            seen = {record[:2]: None for record in self._batch[: self._batch_next]}
+            keys = [TopicPartition(topic, partition) for topic, partition in seen]
+            self._note(keys, self._batch[self._batch_next :])
 
-    def _note(self, records: Sequence[ConsumerRecord], rest: Sequence[ConsumerRecord]) -> None:
-        """Count records as handed out; of partitions in `rest` more will come.
+    def _note(self, keys: Iterable[TopicPartition], rest: Sequence[ConsumerRecord]) -> None:
+        """Count records of these as handed out; of partitions in `rest` more will come.
 
         With nothing left behind them positions count, not offsets + 1: they also pass over control
         batches and compacted gaps.
         """
         readers = self.fetcher.readers
-        for topic, partition in {(record.topic, record.partition): None for record in records}:
-            key = TopicPartition(topic, partition)
+        for key in keys:
             position = readers[key].position if key in readers else None
             if position is not None:
                 self._handed_out[key] = position

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from attrs import define, field, frozen
 
@@ -26,7 +26,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import check_batch, parse_header, read_records, split_batches
+from raftmq.records import BatchHeader, check_batch, parse_header, read_records, split_batches
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import (
     EARLIEST,
@@ -37,6 +37,7 @@ from raftmq_client.core.admin import (
     list_offsets,
 )
 from raftmq_client.core.call import Call, struct_call
+from raftmq_client.core.messages import ConsumerRecord, read_messages
 from raftmq_client.core.metadata import Broker, MetadataCore
 from raftmq_client.errors import (
     BrokerError,
@@ -58,38 +59,6 @@ class Reset(Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
-
-
-class ConsumerRecord(NamedTuple):
-    """A record and where it was read."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: Any
-    """bytes or None, unless a deserializer made something else of it."""
-    value: Any
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_type: int
-    """0: the producer's clock (CreateTime), 1: the broker's (LogAppendTime)."""
-    leader_epoch: int
-    sizes: tuple[int, int] | None = None
-    """Of key and value as they came, where a deserializer replaced them."""
-
-    @property
-    def key_size(self) -> int:
-        """Bytes of the key as it came; -1 without one."""
-        if self.sizes is not None:
-            return self.sizes[0]
-        return -1 if self.key is None else len(self.key)
-
-    @property
-    def value_size(self) -> int:
-        """Bytes of the value as it came; -1 without one."""
-        if self.sizes is not None:
-            return self.sizes[1]
-        return -1 if self.value is None else len(self.value)
 
 
 @frozen
@@ -166,6 +135,8 @@ class FetcherCore:
     def __init__(self, options: FetcherOptions, metadata: MetadataCore) -> None:
         self.options = options
         self.readers: dict[TopicPartition, PartitionReader] = {}
+        self.touched: list[TopicPartition] = []
+        """The partitions of the records that `take` gave last."""
         self._metadata = metadata
         self._busy: dict[int, int] = {}
         self._buffered_bytes = 0
@@ -205,6 +176,7 @@ class FetcherCore:
         """
         readers = list(self.readers.values())
         taken: list[ConsumerRecord] = []
+        self.touched.clear()
         for step in range(len(readers)):
             reader = readers[(self._turn + step) % len(readers)]
             if reader.is_paused:
@@ -214,11 +186,39 @@ class FetcherCore:
                     continue  # told by the next call
                 error, reader.error = reader.error, None
                 raise error
-            self._take_from(reader, records_max - len(taken), taken)
+            before = len(taken)
+            self._take_from(reader, records_max - before, taken)
+            if len(taken) > before:
+                self.touched.append(reader.key)
             if len(taken) >= records_max:
                 self._turn += step
                 break
         self._turn += 1
+        return taken
+
+    def take_batches(self, key: TopicPartition) -> list[tuple[BatchHeader, memoryview]]:
+        """Hand out what is buffered of one partition as the batches that were written.
+
+        Their checksums hold. Control batches and aborted ones are left out, and counted by the
+        position. A first batch may begin below the position, as fetches do.
+
+        Raises:
+            ClientError: the partition cannot go on; nothing was handed out with it.
+        """
+        reader = self.readers[key]
+        if reader.error is not None and not reader.has_buffered:
+            error, reader.error = reader.error, None
+            raise error
+        assert not reader.ready, "records and batches are not taken by turns"
+        taken: list[tuple[BatchHeader, memoryview]] = []
+        while reader.buffered:
+            batch = reader.buffered.popleft()
+            header = parse_header(batch)
+            if self._is_data(reader, header, batch):
+                taken.append((header, batch))
+            reader.position = header.next_offset
+        self._buffered_bytes -= reader.buffered_bytes
+        reader.buffered_bytes = 0
         return taken
 
     @property
@@ -444,10 +444,8 @@ class FetcherCore:
         try:
             self._store(reader, answer)
             reader.failures = 0
-        except CorruptBatchError as error:
-            offset = reader.fetch_offset
-            message = f"{reader.key} at offset {offset}: {error}"
-            self._failed(reader, CorruptRecordsError(message, *reader.key, offset), now)
+        except CorruptRecordsError as error:
+            self._failed(reader, error, now)
 
     def _store(self, reader: PartitionReader, answer: FetchPartitionResponse) -> None:
         if answer.aborted_transactions and self.options.isolation == READ_COMMITTED:
@@ -455,15 +453,22 @@ class FetcherCore:
             for item in answer.aborted_transactions:
                 known[(item.first_offset, item.producer_id)] = None
             reader.aborted = sorted(known)
-        for records in answer.records or ():
-            for header, batch in split_batches(records):
-                if header.next_offset <= reader.fetch_offset:
-                    continue
-                check_batch(batch)
-                reader.buffered.append(batch)
-                reader.buffered_bytes += len(batch)
-                self._buffered_bytes += len(batch)
-                reader.fetch_offset = header.next_offset
+        end: int | None = None
+        try:
+            for records in answer.records or ():
+                for header, batch in split_batches(records):
+                    end = header.next_offset
+                    if end <= reader.fetch_offset:
+                        continue
+                    check_batch(batch)
+                    reader.buffered.append(batch)
+                    reader.buffered_bytes += len(batch)
+                    self._buffered_bytes += len(batch)
+                    reader.fetch_offset = end
+        except CorruptBatchError as error:
+            offset = reader.fetch_offset
+            where = f"{reader.key} at offset {offset}"
+            raise CorruptRecordsError(f"{where}: {error}", *reader.key, offset, end) from error
 
     def _out_of_range(self, node: int, reader: PartitionReader, now: float) -> None:
         if reader.preferred == node:
@@ -509,23 +514,17 @@ class FetcherCore:
         header = parse_header(batch)
         start = reader.position or 0
         try:
-            if header.is_control:
-                self._end_transaction(reader, batch, header.producer_id)
-                records: list[ConsumerRecord] = []
-            elif self._is_aborted(reader, header.producer_id, header):
-                records = []
-            else:
-                topic, partition = reader.key
-                records = [
-                    ConsumerRecord(topic, partition, *record)
-                    for record in read_records(batch)
-                    if record.offset >= start
-                ]
+            records: list[ConsumerRecord] = []
+            if self._is_data(reader, header, batch):
+                records = read_messages(header, batch, *reader.key, start)
         except CorruptBatchError as error:
             # Its checksum held, so asking again would bring the same bytes.
             where = f"{reader.key} at offset {header.base_offset}"
             raise CorruptRecordsError(
-                f"{where}: {error}; seek past it to go on", *reader.key, header.base_offset
+                f"{where}: {error}; seek to {header.next_offset} to go on",
+                *reader.key,
+                header.base_offset,
+                header.next_offset,
             ) from error
         reader.buffered.popleft()
         reader.buffered_bytes -= len(batch)
@@ -536,7 +535,14 @@ class FetcherCore:
         if not records:
             reader.position = header.next_offset
 
-    def _is_aborted(self, reader: PartitionReader, producer_id: int, header: Any) -> bool:
+    def _is_data(self, reader: PartitionReader, header: BatchHeader, batch: memoryview) -> bool:
+        """False for what consumers never see; transactions are followed batch by batch."""
+        if header.is_control:
+            self._end_transaction(reader, batch, header.producer_id)
+            return False
+        return not self._is_aborted(reader, header.producer_id, header)
+
+    def _is_aborted(self, reader: PartitionReader, producer_id: int, header: BatchHeader) -> bool:
         if self.options.isolation != READ_COMMITTED or not header.is_transactional:
             return False
         while reader.aborted and reader.aborted[0][0] < header.next_offset:

@@ -49,6 +49,7 @@ from raftmq_client.core.group_state import (
     GroupOptions,
     MemberState,
     Pending,
+    is_outdated,
 )
 from raftmq_client.core.metadata import Broker, MetadataCore
 from raftmq_client.errors import (
@@ -410,7 +411,6 @@ class GroupCore:
                 for member, partitions in result.items()
             ]
         self.state = MemberState.SYNCING
-
         request = sync_request(self._identity, self.protocol, assignments)
         timeout = self.options.rebalance_timeout_ms + 5_000
         return [self._ask(ApiKey.SYNC_GROUP, request, self._synced, timeout)]
@@ -510,7 +510,6 @@ class GroupCore:
 
     def _heartbeat(self, now: float) -> Call:
         self._heartbeat_at = now + self.options.heartbeat_interval_ms
-
         request = heartbeat_request(self._identity)
         timeout = min(self.options.session_timeout_ms / 2, self.options.request_timeout_ms)
         return self._ask(ApiKey.HEARTBEAT, request, lambda _response, _now: None, timeout)
@@ -543,8 +542,7 @@ class GroupCore:
         self._is_leader = False
 
     def _leave_call(self, finish: Finish) -> Call:
-        request = leave_request(self._identity)
-        return self._call(ApiKey.LEAVE_GROUP, request, finish, 5_000)
+        return self._call(ApiKey.LEAVE_GROUP, leave_request(self._identity), finish, 5_000)
 
     # Commits and lookups that the consumer asked for, in order.
 
@@ -570,6 +568,8 @@ class GroupCore:
             pending.settle(result, error)
             if error is None:
                 self._failures = 0
+            elif is_outdated(error):
+                self._heartbeat_at = now  # which tells this member what it has missed
             self._wake(now)
 
         call = self._call(pending.api, pending.request(self._identity), finish)

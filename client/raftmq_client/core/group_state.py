@@ -16,7 +16,7 @@ from raftmq.protocol import Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_requests import Identity
-from raftmq_client.errors import ClientError
+from raftmq_client.errors import BrokerError, ClientError
 
 COORDINATOR_CODES: Final = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
@@ -32,6 +32,20 @@ FATAL_CODES: Final = frozenset(
         ErrorCode.UNSUPPORTED_VERSION,
     }
 )
+
+
+OUTDATED_CODES: Final = frozenset(
+    {
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    }
+)
+
+
+def is_outdated(error: ClientError) -> bool:
+    """True when the group went on without this member; it joins again and reads on from there."""
+    return isinstance(error, BrokerError) and error.code in OUTDATED_CODES
 
 
 class MemberState(Enum):

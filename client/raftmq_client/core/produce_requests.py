@@ -21,9 +21,10 @@ from raftmq.protocol.produce import (
     ProduceRequest,
     ProduceTopic,
 )
-from raftmq.records import NewRecord, build_batch
+from raftmq.records import NewRecord
 from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import Batch, Receipt
+from raftmq_client.core.encoding import encode_batch
 
 ACKS_ALL: Final = -1
 PRODUCE_VERSION_MAX: Final = 12
@@ -61,11 +62,14 @@ class ProducerOptions:
     acks: int = ACKS_ALL
     idempotent: bool | None = None
     """None: exactly when acks is all, as Kafka's own default."""
+    sends_once: bool = False
+    """Nothing is sent again once its bytes may have been appended."""
     codec: Codec = Codec.NONE
     compression_level: int | None = None
     linger_ms: float = 5.0
     batch_bytes: int = 128 * 1024
-    buffer_bytes_max: int = 32 << 20
+    buffer_memory: int = 32 << 20
+    max_block_ms: float = 60_000
     request_bytes_max: int = 1 << 20
     in_flight_max: int = 5
     request_timeout_ms: float = 30_000
@@ -165,7 +169,7 @@ def build_request(
     topics: dict[str, ProduceTopic] = {}
     for attempt in attempts:
         key = attempt.batch.key
-        records = build_batch(
+        records = encode_batch(
             attempt.batch.records,
             codec=options.codec,
             level=options.compression_level,

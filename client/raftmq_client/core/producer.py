@@ -496,7 +496,7 @@ class ProducerCore:
         if batch.is_done:  # its delivery timeout passed while it was in flight
             partition.in_flight.remove(batch)
             return
-        if not error.retriable:
+        if not error.retriable or (batch.may_exist and self.options.sends_once):
             partition.in_flight.remove(batch)
             if batch.may_exist:
                 error.outcome = Outcome.UNKNOWN  # an earlier attempt may have been appended
