@@ -22,25 +22,21 @@ from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
-from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
+from raftmq.node.loop_watch import LoopWatch
 from raftmq.node.surroundings import Surroundings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
-from raftmq.server.log_rate import RateLimitedLog
 from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")
-stalls = RateLimitedLog(logger)
 
 REST_AFTER_MS: Final = 1_000
 """A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
-STALL_SHARE: Final = 0.25
-"""A tick later than this share of the election timeout counts as a stall of the loop."""
 
 FrameReceiver = Callable[[NodeId, memoryview], None]
 
@@ -96,8 +92,8 @@ class DataPlane:
         self.catch_up = around.make_catch_up(self.links, rate)
         self.failure: str | None = None
         self.failed: Promise[str] = Promise()
-        self.loop_lag = Histogram()
-        self.loop_stalls_count = 0
+        election_ms = config.tick_ms * config.election_ticks
+        self.loop_watch = LoopWatch(election_ms, around.core_waited_ms)
         self._on_formation = on_formation
         self._on_broker = on_broker
         self._identity_told = on_identity
@@ -138,7 +134,6 @@ class DataPlane:
     async def tick_forever(self) -> None:
         """Tick until cancelled."""
         tick_ms, clock = self.config.tick_ms, self.clock
-        stall_ms = STALL_SHARE * tick_ms * self.config.election_ticks
         due_ms = clock.monotonic_ms() + tick_ms
         while True:
             # A node at ease wakes once per heartbeat, and takes all ticks of that time at once.
@@ -146,10 +141,7 @@ class DataPlane:
             due_ms += (ticks - 1) * tick_ms
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
             late_ms = clock.monotonic_ms() - due_ms
-            self.loop_lag.observe(max(0.0, late_ms / 1e3))
-            if late_ms > stall_ms:
-                self.loop_stalls_count += 1
-                stalls.warning("loop stalled", late_ms=round(late_ms, 1))
+            self.loop_watch.ticked(late_ms)
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())

@@ -19,6 +19,7 @@ import trio
 
 from raftmq.adapters.catch_up import NodeCatchUp
 from raftmq.adapters.clock import RealClock
+from raftmq.adapters.core_wait import CoreWait
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.disk import RealDisk
 from raftmq.adapters.faults import FaultSwitch, is_armed
@@ -104,6 +105,7 @@ class Node(NodeCore):
 
     def _compose_here(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
         random = Random()
+        self.core_wait = CoreWait()
         flusher = Flusher(self.config.flusher_threads)
 
         def connect(ears: Ears) -> PeerLinks:
@@ -136,6 +138,7 @@ class Node(NodeCore):
             make_catch_up=lambda _links, rate: NodeCatchUp(self.links, rate),
             disk_space=disk_space,
             make_lock=threading.Lock,
+            core_waited_ms=self.core_wait.waited_ms,
         )
         self.compose(around, journal)
         flusher.around = self.plane.multiraft.batch
@@ -209,6 +212,7 @@ class Node(NodeCore):
             self.port.hang_up_all()
             self.engine.close()
             self.plane.close()
+            self.core_wait.close()
             for replica in self.plane.multiraft.replicas.values():
                 replica.log.close()
         journal.close()

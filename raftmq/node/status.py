@@ -69,6 +69,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "controller_epoch": control.engine.controller_epoch,
         "metadata": _metadata(node),
         "brokers": _brokers(node),
+        "turned_away": {str(n): control.turned_away[n] for n in sorted(control.turned_away)},
         "partitions": await _partitions(node),
         "not_running": await _not_running(node),
         "groups": await _groups(node),
@@ -93,8 +94,9 @@ async def describe(node: Node) -> dict[str, Any]:
             "free_bytes": free_bytes,
             "is_full": node.events.is_disk_full,
         },
-        "loop_lag_ms_max": round(plane.loop_lag.seconds_max * 1e3, 1),
-        "loop_stalls": plane.loop_stalls_count,
+        "loop_lag_ms_max": round(plane.loop_watch.lag.seconds_max * 1e3, 1),
+        "loop_stalls": plane.loop_watch.stalls_count,
+        "loop_stalls_without_core": plane.loop_watch.without_core_count,
         "flushes": plane.flusher.latency.count,
     }
 

@@ -27,6 +27,10 @@ from raftmq.types import Buffer, NodeId
 T = TypeVar("T")
 
 
+def _never_waited() -> float:
+    return 0.0
+
+
 class Tasks(Protocol):
     """How code that waits is run: by trio in a node, on virtual time in the simulation."""
 
@@ -118,6 +122,7 @@ class Surroundings:
         make_catch_up: makes the node's part in catch-up over these links.
         disk_space: (size, free) of the file system below the data folder, in bytes.
         buggify: rarely taken branches made frequent; never, outside the simulation.
+    core_waited_ms: how long the loop's thread was ready and had no core, so far.
     """
 
     disk: Disk
@@ -132,3 +137,4 @@ class Surroundings:
     disk_space: Callable[[], tuple[int, int]]
     make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
     buggify: Buggify = never
+    core_waited_ms: Callable[[], float] = _never_waited

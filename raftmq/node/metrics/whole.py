@@ -306,12 +306,17 @@ gauge(
 gauge(
     "raftmq_loop_lag_max_seconds",
     "The longest that a turn of the loop delayed a tick, since the start",
-    lambda node: node.plane.loop_lag.seconds_max,
+    lambda node: node.plane.loop_watch.lag.seconds_max,
 )
 counter(
     "raftmq_loop_stalls_total",
     "Ticks later than a quarter of the election timeout",
-    lambda node: node.plane.loop_stalls_count,
+    lambda node: node.plane.loop_watch.stalls_count,
+)
+counter(
+    "raftmq_loop_stalls_without_core_total",
+    "Those of them that would have been none, had the machine had a core for the loop",
+    lambda node: node.plane.loop_watch.without_core_count,
 )
 
 BUILD: Final = Metric(
@@ -354,7 +359,7 @@ def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
     scrape[BUILD].add(VERSIONS, 1)
     config = node.config
     scrape[NODE].add((config.cluster_id, str(config.node_id), config.rack or ""), 1)
-    scrape[LOOP_LAG].add_histogram((), node.plane.loop_lag)
+    scrape[LOOP_LAG].add_histogram((), node.plane.loop_watch.lag)
     scrape[COLLECTIONS].add_histogram((), FULL_COLLECTIONS)
     scrape[FSYNC].add_histogram((), node.plane.flusher.latency)
     yield None
