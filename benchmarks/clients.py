@@ -173,3 +173,11 @@ def consumer(target: Target, **settings: Any) -> Consumer:
             **settings,
         }
     )
+
+
+if __name__ == "__main__":  # the comparison of client libraries uses what stands above
+    import sys
+
+    from benchmarks.client_race import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -423,19 +423,20 @@ def assemble_batch(
     base_offset: int = 0,
     leader_epoch: int = 0,
     offset_count: int | None = None,
+    record_count: int | None = None,
 ) -> bytearray:
     """Join records encoded with offset deltas 0, 1, 2, ... into a batch, which takes as many
-    offsets as it has records, or `offset_count`."""
+    offsets as it has records, or `offset_count`. With a `record_count`, `encoded` are pieces of so
+    many records."""
     attributes = int(codec) | timestamp_type << 3
     attributes |= _TRANSACTIONAL if transactional else 0
     attributes |= _CONTROL if control else 0
-    batch = bytearray(HEADER_SIZE)
     if codec is Codec.NONE:
-        for piece in encoded:
-            batch += piece
+        batch = bytearray().join((bytes(HEADER_SIZE), *encoded))
     else:
+        batch = bytearray(HEADER_SIZE)
         batch += compress(codec, b"".join(encoded), level)
-    count = len(encoded)
+    count = len(encoded) if record_count is None else record_count
     _CHECKED_HEADER.pack_into(
         batch,
         _CHECKED_POSITION,
@@ -545,7 +546,7 @@ def _walk(header: BatchHeader, batch: Buffer, output_max: int) -> Iterator[_Fiel
         count, position = read_varint(data, position)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if count:
-            headers, position = _read_headers(data, position, end, count)
+            headers, position = read_headers(data, position, end, count)
         if position != end:
             raise CorruptBatchError("record shorter or longer than it says")
         yield offset_delta, timestamp_delta, key, value, headers
@@ -565,9 +566,14 @@ def _read_bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int
     return data[position:after], after
 
 
-def _read_headers(
+def read_headers(
     data: bytes, position: int, end: int, count: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    """Read so many headers of a record that ends at `end`; them, and the position after them.
+
+    Raises:
+        CorruptBatchError: they break the format.
+    """
     if not 0 <= count <= end - position:
         raise CorruptBatchError(f"{count} record headers")
     headers: list[tuple[str, bytes | None]] = []

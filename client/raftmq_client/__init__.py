@@ -5,11 +5,31 @@
 sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
 """
 
+from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
-from raftmq_client.core.admin import EARLIEST, LATEST, MAX_TIMESTAMP, ResourceType
+from raftmq_client.core.admin import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    ConfigEntry,
+    CreatedTopic,
+    LogDirPartition,
+    NewTopic,
+    OffsetFound,
+    QuorumInfo,
+    QuorumReplica,
+    ResourceType,
+)
+from raftmq_client.core.group_admin import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+)
 from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.core.security import Plain, Scram, Security
 from raftmq_client.errors import (
     AuthenticationError,
@@ -39,22 +59,37 @@ __all__ = [
     "MAX_TIMESTAMP",
     "Admin",
     "AuthenticationError",
+    "Broker",
     "BrokerError",
     "BufferFullError",
     "ClientError",
+    "ClusterInfo",
+    "CommittedOffset",
+    "ConfigEntry",
     "ConnectionFailedError",
     "ConnectionLostError",
     "Consumer",
     "ConsumerRecord",
     "CorruptAnswerError",
     "CorruptRecordsError",
+    "CreatedTopic",
     "DeserializationError",
+    "ErrorCode",
     "ForkedError",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMember",
+    "LogDirPartition",
+    "NewTopic",
     "NoOffsetError",
+    "OffsetFound",
     "Outcome",
+    "PartitionInfo",
     "Plain",
     "PollIntervalError",
     "Producer",
+    "QuorumInfo",
+    "QuorumReplica",
     "Receipt",
     "RecordMetadata",
     "RecordTooLargeError",
@@ -63,6 +98,7 @@ __all__ = [
     "Security",
     "SerializationError",
     "TimedOutError",
+    "TopicInfo",
     "TopicPartition",
     "Typed",
     "UnsupportedError",

@@ -26,7 +26,7 @@ from raftmq.cli.main import EXIT_USAGE
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.core.admin import EARLIEST, LATEST
-from raftmq_client.core.fetcher import ConsumerRecord
+from raftmq_client.core.messages import ConsumerRecord
 
 _POLL_S: Final = 0.5
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}

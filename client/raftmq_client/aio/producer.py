@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -20,44 +21,24 @@ from raftmq_client.aio.engine import Engine
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
-from raftmq_client.errors import BufferFullError, ClientError, Outcome, UsageError
+from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import serialize
 
+_new_record: Final = partial(tuple.__new__, NewRecord)
 
-class Receipt:
+
+class Receipt(CoreReceipt):
     """The promise of a record's place: `place = await receipt`."""
 
-    __slots__ = ("_producer", "_receipt")
-
-    def __init__(self, receipt: CoreReceipt, producer: Producer) -> None:
-        self._receipt = receipt
-        self._producer = producer
+    __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, RecordMetadata]:
         return self.result().__await__()
 
-    @property
-    def is_done(self) -> bool:
-        """True once the outcome is settled: ok, failed or unknown."""
-        return self._receipt.is_done
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """What is known; None while pending."""
-        return self._receipt.outcome
-
-    @property
-    def error(self) -> ClientError | None:
-        """Why it failed or is unknown; None while pending or ok."""
-        return self._receipt.error
-
-    @property
-    def place(self) -> RecordMetadata | None:
-        """Where the record is; None while pending, and when it failed or is unknown."""
-        return self._receipt.place
-
-    async def result(self, timeout: float | None = None) -> RecordMetadata:
+    async def result(  # type: ignore[override] # an async driver's receipt is awaited
+        self, timeout: float | None = None
+    ) -> RecordMetadata:
         """Wait until the record is acknowledged.
 
         Args:
@@ -67,8 +48,11 @@ class Receipt:
             ClientError: failed or unknown, see its `outcome`.
             TimeoutError: nothing is settled yet; the record is still on its way.
         """
-        await self._producer._settle(self._receipt, timeout)
-        return self._receipt.result(0)
+        if not self.is_done:
+            await self._waiter._settle(self, timeout)
+        if not self.is_done:
+            raise TimeoutError("the record is still on its way")
+        return CoreReceipt.result(self)
 
 
 class Producer:
@@ -87,6 +71,7 @@ class Producer:
         self._encode_key, self._encode_value = parts.encode_key, parts.encode_value
         self._engine = Engine(parts.client)
         self._core = parts.core
+        self._core.receipt_class = Receipt
         self._options = parts.core.options
         self._flushing = 0
         self._must_yield = False
@@ -149,16 +134,16 @@ class Producer:
             value = serialize(self._encode_value, value, "value", topic)
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
-        record = NewRecord(key, value, stamp, tuple(headers))
-        listener = None
-        if on_delivery is not None:
-            call, told = on_delivery, self
-            listener = lambda settled: call(Receipt(settled, told))  # noqa: E731
-        receipt, is_due = core.send(topic, record, partition, None, engine.now(), listener)
-        if is_due:
-            self._must_yield = True
-            engine.wake()
-        return Receipt(receipt, self)
+        record = _new_record((key, value, stamp, tuple(headers)))
+        receipt: Receipt | None = None
+        if on_delivery is None:
+            receipt = core.append(topic, record, partition, self)
+        if receipt is None:
+            receipt, is_due = core.send(topic, record, partition, self, engine.now(), on_delivery)
+            if is_due:
+                self._must_yield = True
+                engine.wake()
+        return receipt
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent so far is settled, well or badly.

@@ -88,6 +88,10 @@ class Producer:
             engine.check()
             if core.accumulator.size_bytes >= self._options.buffer_memory:
                 self._wait_for_room()
+            if on_delivery is None:
+                receipt: Receipt | None = core.append(topic, record, partition, self._waiter)
+                if receipt is not None:
+                    return receipt
             receipt, is_due = core.send(
                 topic, record, partition, self._waiter, now_ms(), on_delivery
             )

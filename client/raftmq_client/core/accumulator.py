@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
@@ -44,16 +44,15 @@ class Waiter(Protocol):
 class Receipt:
     """The promise of a record's place. Settled once its batch is."""
 
-    __slots__ = ("_error", "_waiter", "batch", "index", "listeners", "timestamp", "topic")
+    __slots__ = ("_error", "_waiter", "batch", "index", "listeners", "timestamp")
 
-    def __init__(self, topic: str, timestamp: int, waiter: Waiter | None) -> None:
-        self.topic = topic
+    def __init__(self, timestamp: int, waiter: Any) -> None:
         self.timestamp = timestamp
         self.batch: Batch | None = None  # None until a partition is chosen
         self.index = 0
         self.listeners: list[Listener] | None = None
         self._error: ClientError | None = None
-        self._waiter = waiter
+        self._waiter = waiter  # a Waiter, or what a driver's own kind of receipt waits with
 
     @property
     def is_done(self) -> bool:
@@ -118,8 +117,8 @@ class Receipt:
         self._error = error
 
 
-Listener = Callable[[Receipt], None]
-"""Called once with a settled receipt."""
+Listener = Callable[[Any], None]
+"""Called once with a settled receipt, of whatever kind the driver has."""
 
 
 @define(eq=False)
@@ -165,6 +164,7 @@ class Batch:
         """Give all its receipts their outcome; later ones are ignored."""
         if self.is_done:
             return
+        self.is_closed = True
         self.error = error
         self.base_offset = base_offset
         self.log_append_time = log_append_time

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, Protocol
 
 from raftmq.ports import Random
@@ -43,6 +44,9 @@ def murmur2(data: bytes) -> int:
 class Partitioner(Protocol):
     """Chooses partitions of one topic at a time."""
 
+    is_sticky: bool
+    """Records without a key all go to one partition until `batch_closed`."""
+
     def choose(self, topic: str, key: bytes | None, count: int) -> int:
         """A partition in `[0, count)`."""
         ...
@@ -71,6 +75,8 @@ class _Sticky:
 class HashingPartitioner:
     """Keys by a hash, records without a key sticky."""
 
+    is_sticky = True
+
     def __init__(self, hash_key: Callable[[bytes], int], random: Random) -> None:
         self._hash = hash_key
         self._sticky = _Sticky(random)
@@ -89,6 +95,8 @@ class HashingPartitioner:
 class RoundRobinPartitioner:
     """Every record, with or without a key, to the next partition."""
 
+    is_sticky = False
+
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
 
@@ -102,6 +110,7 @@ class RoundRobinPartitioner:
         """Batches do not matter here."""
 
 
+@lru_cache(maxsize=4096)  # keys come again and again
 def _positive_murmur2(key: bytes) -> int:
     return murmur2(key) & 0x7FFFFFFF
 
@@ -112,6 +121,8 @@ def _crc32(key: bytes) -> int:
 
 class StickyPartitioner:
     """Every record, with or without a key, to one partition until its batch is full."""
+
+    is_sticky = True
 
     def __init__(self, random: Random) -> None:
         self._sticky = _Sticky(random)
@@ -128,6 +139,8 @@ class StickyPartitioner:
 class RandomPartitioner:
     """Every record, with or without a key, to any partition."""
 
+    is_sticky = False
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -141,6 +154,8 @@ class RandomPartitioner:
 
 class CallingPartitioner:
     """Asks the user's function."""
+
+    is_sticky = False
 
     def __init__(self, function: PartitionFunction) -> None:
         self._function = function

@@ -19,12 +19,14 @@ from raftmq.protocol.produce import (
     ProducePartition,
     ProducePartitionResponse,
     ProduceRequest,
+    ProduceResponse,
     ProduceTopic,
 )
 from raftmq.records import NewRecord
 from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import Batch, Receipt
 from raftmq_client.core.encoding import encode_batch
+from raftmq_client.core.metadata import Broker
 
 ACKS_ALL: Final = -1
 PRODUCE_VERSION_MAX: Final = 12
@@ -180,6 +182,20 @@ def build_request(
         topic = topics.setdefault(key.topic, ProduceTopic(key.topic, None, []))
         topic.partitions.append(ProducePartition(key.partition, memoryview(records)))
     return ProduceRequest(None, options.acks, timeout_ms, list(topics.values()))
+
+
+def answers_of(
+    response: ProduceResponse | None,
+) -> tuple[dict[TopicPartition, ProducePartitionResponse], list[Broker]]:
+    """What an answer says of each partition, and the brokers that it names."""
+    answers: dict[TopicPartition, ProducePartitionResponse] = {}
+    if response is None:
+        return answers, []
+    for topic in response.topics:
+        for item in topic.partitions:
+            answers[TopicPartition(topic.name or "", item.index)] = item
+    nodes = [Broker(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints]
+    return answers, nodes
 
 
 def refusal(answer: ProducePartitionResponse) -> str | None:

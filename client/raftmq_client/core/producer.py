@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey, Struct
+from raftmq.protocol import ApiKey
 from raftmq.protocol.produce import (
     ProducePartitionResponse,
     ProduceResponse,
@@ -24,14 +24,15 @@ from raftmq.protocol.produce import (
 from raftmq.records import SEQUENCE_MODULUS, NewRecord
 from raftmq.types import Buffer, TopicPartition
 from raftmq_client.core.accumulator import (
+    RECORD_OVERHEAD,
     Accumulator,
     Batch,
     Listener,
     Receipt,
-    Waiter,
     record_size,
 )
-from raftmq_client.core.call import Call, struct_call
+from raftmq_client.core.call import Call
+from raftmq_client.core.identity import ProducerIdentity
 from raftmq_client.core.metadata import Broker, MetadataCore
 from raftmq_client.core.partitioners import Partitioner, choose_partition
 from raftmq_client.core.produce_requests import (
@@ -44,6 +45,7 @@ from raftmq_client.core.produce_requests import (
     PartitionState,
     ProducerOptions,
     Unrouted,
+    answers_of,
     build_request,
     refusal,
 )
@@ -82,17 +84,15 @@ class ProducerCore:
         )
         self.pending = 0
         """Records whose receipts are not settled."""
+        self.receipt_class: type[Receipt] = Receipt
+        self._open: dict[object, Batch] = {}  # by topic, or topic and partition: `append`'s
         self._settled: list[Receipt] = []  # those that somebody listens to
         self._metadata = metadata
         self._partitioner = partitioner
         self._backoff_until = backoff_until
         self._partitions: dict[TopicPartition, PartitionState] = {}
         self._unrouted: dict[str, deque[Unrouted]] = {}
-        self._producer_id = -1
-        self._producer_epoch = -1
-        self._is_asking_id = False
-        self._id_not_before = 0.0
-        self._id_error: ClientError | None = None
+        self._identity = ProducerIdentity(options.request_timeout_ms, options.backoff_ms)
         self._requests: dict[int, int] = {}
         self._wake_at = 0.0
 
@@ -103,11 +103,11 @@ class ProducerCore:
         topic: str,
         record: NewRecord,
         partition: int | None,
-        waiter: Waiter | None,
+        waiter: Any,
         now: float,
         on_delivery: Listener | None = None,
-    ) -> tuple[Receipt, bool]:
-        """Take a record; also whether `calls` should be asked soon.
+    ) -> tuple[Any, bool]:
+        """Take a record: its receipt, and whether `calls` should be asked soon.
 
         Raises:
             RecordTooLargeError: it cannot fit into a request.
@@ -118,13 +118,14 @@ class ProducerCore:
                 f"a record of {size} bytes; request_bytes_max is {self.options.request_bytes_max}"
             )
         timestamp = record.timestamp if record.timestamp is not None else -1
-        receipt = Receipt(topic, timestamp, waiter)
+        receipt = self.receipt_class(timestamp, waiter)
         if on_delivery is not None:
             receipt.listen(on_delivery)
         self.pending += 1
         count = self._metadata.partition_count(topic)
         if count is None or topic in self._unrouted:
             self._metadata.want((topic,))
+            self._open.clear()  # what waits must not be overtaken
             receipt.index = -1 if partition is None else partition
             waiting = self._unrouted.setdefault(topic, deque())
             deadline = now + self.options.delivery_timeout_ms
@@ -132,6 +133,31 @@ class ProducerCore:
             self.accumulator.size_bytes += size
             return receipt, True
         return receipt, self._route(topic, record, receipt, partition, count, size, now)
+
+    def append(
+        self, topic: str, record: NewRecord, partition: int | None, waiter: Any
+    ) -> Any | None:
+        """Put a record into the last one's batch and give a receipt; None when `send` must look."""
+        key, value, stamp, headers = record
+        batch = self._open.get(topic if partition is None else (topic, partition))
+        if batch is None or batch.is_closed or headers or value is None:
+            return None
+        size = RECORD_OVERHEAD + len(value)
+        if key is not None:
+            if partition is None:
+                return None
+            size += len(key)
+        if batch.size_bytes + size >= self.accumulator.batch_bytes:
+            return None
+        batch.size_bytes += size
+        self.accumulator.size_bytes += size
+        self.pending += 1
+        receipt = self.receipt_class(-1 if stamp is None else stamp, waiter)
+        receipt.batch = batch
+        receipt.index = len(batch.records)
+        batch.records.append(record)
+        batch.receipts.append(receipt)
+        return receipt
 
     def hurry(self, receipt: Receipt) -> bool:
         """Somebody waits: do not linger. True when that changes anything."""
@@ -173,7 +199,8 @@ class ProducerCore:
         self._wake_at = float("inf")
         self._route_waiting(now)
         self._expire(now)
-        calls = self._identity_calls(now)
+        needs_identity = self.options.is_idempotent and self.pending > 0
+        calls = self._identity.calls(now) if needs_identity else []
         for node, ready in self._ready(now).items():
             while ready and self._requests.get(node, 0) < self.options.in_flight_max:
                 calls.append(self._request(node, ready, now))
@@ -190,13 +217,13 @@ class ProducerCore:
         topic: str,
         record: NewRecord,
         receipt: Receipt,
-        partition: int | None,
+        wanted: int | None,
         count: int,
         size: int,
         now: float,
     ) -> bool:
         try:
-            partition = choose_partition(self._partitioner, topic, record.key, partition, count)
+            partition = choose_partition(self._partitioner, topic, record.key, wanted, count)
         except UsageError as error:
             self._refuse(receipt, error)
             return False
@@ -206,6 +233,10 @@ class ProducerCore:
         closed = self.accumulator.add(key, record, receipt, size, now)
         if closed:
             self._partitioner.batch_closed(topic, partition)
+        if wanted is not None:
+            self._open[topic, partition] = self.accumulator.queues[key][-1]
+        elif record.key is None and self._partitioner.is_sticky:
+            self._open[topic] = self.accumulator.queues[key][-1]
         return closed or was_empty
 
     def _route_waiting(self, now: float) -> None:
@@ -313,38 +344,12 @@ class ProducerCore:
             self._wake(partition.sent_at + STALL_MS)
 
     def _has_identity(self, now: float) -> bool:
-        if not self.options.is_idempotent or self._producer_id >= 0:
+        if not self.options.is_idempotent or self._identity.is_known:
             return True
-        if not self._is_asking_id:
-            self._wake(max(now, self._id_not_before))
+        at = self._identity.ask_at(now)
+        if at is not None:
+            self._wake(at)
         return False
-
-    def _identity_calls(self, now: float) -> list[Call]:
-        needs = self.options.is_idempotent and self._producer_id < 0 and self.pending > 0
-        if not needs or self._is_asking_id or now < self._id_not_before:
-            return []
-        self._is_asking_id = True
-        request = Struct(transactional_id=None, transaction_timeout=60_000)
-        return [
-            struct_call(
-                ApiKey.INIT_PRODUCER_ID,
-                request,
-                self._identified,
-                timeout_ms=min(self.options.request_timeout_ms, 5_000),
-                is_expendable=True,
-            )
-        ]
-
-    def _identified(self, response: Any, error: ClientError | None, now: float) -> None:
-        self._is_asking_id = False
-        if error is None and response.error_code:
-            error = BrokerError(response.error_code, about="producer id")
-        if error is not None:
-            self._id_error = error
-            self._id_not_before = now + self.options.backoff_ms * 2
-            return
-        self._producer_id = response.producer_id
-        self._producer_epoch = response.producer_epoch
 
     def _request(self, node: int, ready: list[PartitionState], now: float) -> Call:
         """Take one batch of each ready partition, up to the request's size."""
@@ -387,8 +392,8 @@ class ProducerCore:
 
     def _number(self, partition: PartitionState, batch: Batch) -> None:
         if partition.producer_id < 0:
-            partition.producer_id = self._producer_id
-            partition.producer_epoch = self._producer_epoch
+            partition.producer_id = self._identity.producer_id
+            partition.producer_epoch = self._identity.producer_epoch
             partition.next_sequence = 0
         batch.base_sequence = partition.next_sequence
         batch.producer_epoch = partition.producer_epoch
@@ -427,13 +432,7 @@ class ProducerCore:
         error: ClientError | None,
         now: float,
     ) -> None:
-        answers: dict[TopicPartition, ProducePartitionResponse] = {}
-        nodes: list[Broker] = []
-        if response is not None:
-            nodes = [Broker(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints]
-            for topic in response.topics:
-                for item in topic.partitions:
-                    answers[TopicPartition(topic.name or "", item.index)] = item
+        answers, nodes = answers_of(response)
         for attempt in attempts:
             partition, batch = attempt.partition, attempt.batch
             if attempt.is_stale:
@@ -529,7 +528,7 @@ class ProducerCore:
             # Nothing of ours stood before it, so the gap is final and neither it nor any
             # later batch was appended: all of them may be numbered anew (KIP-360).
             if partition.producer_epoch >= _EPOCH_MAX:
-                self._producer_id = -1
+                self._identity.forget()
                 partition.producer_id = -1
             else:
                 partition.producer_epoch += 1
@@ -576,7 +575,7 @@ class ProducerCore:
 
     def _overdue(self, batch: Batch) -> TimedOutError:
         timeout = self.options.delivery_timeout_ms
-        reason = batch.last_error or self._id_error or self._metadata.last_error
+        reason = batch.last_error or self._identity.error or self._metadata.last_error
         message = f"not acknowledged within {timeout:.0f} ms: {reason or 'no leader was reached'}"
         return TimedOutError(message, sent=batch.may_exist)
 
