@@ -15,6 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from attrs import frozen
+
 from jepsen_like.live.cluster import Cluster, Node
 
 _LIBRARIES: Final = (
@@ -26,6 +28,15 @@ CACHE_S: Final = 1
 """So long after a change of its file a clock may go on as before."""
 _PROBE: Final = "import time; print(time.time(), time.monotonic())"
 DAY_S: Final = 86_400.0
+
+
+@frozen
+class Jump:
+    """How far a node's clocks were off, in seconds, as a process of its environment saw them."""
+
+    node_id: int
+    wall_s: float
+    monotonic_s: float
 
 
 def library() -> Path | None:
@@ -83,7 +94,7 @@ def put_right(cluster: Cluster) -> None:
         node.environment = {}
 
 
-def measure(node: Node) -> tuple[float, float]:
+def measure(node: Node) -> Jump:
     """How far the wall and the monotonic clock are off for a process that starts like the node."""
     done = subprocess.run(
         [sys.executable, "-c", _PROBE],
@@ -93,4 +104,4 @@ def measure(node: Node) -> tuple[float, float]:
         env={**os.environ, **node.environment},
     )
     wall, monotonic = map(float, done.stdout.split())
-    return wall - time.time(), monotonic - time.monotonic()
+    return Jump(node.node_id, wall - time.time(), monotonic - time.monotonic())

@@ -19,7 +19,7 @@ from jepsen_like.live.run import Runner, Settings
 from jepsen_like.live.storage import LackError, mount_privately
 from jepsen_like.live.workloads.base import WORKLOADS
 
-ROUND_S: Final = 600.0
+ROUND_S: Final = 360.0
 RATE: Final = 500.0
 
 
@@ -58,6 +58,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     live.add_argument("--rate", type=float, default=RATE, help="records a second")
     live.add_argument("--round-minutes", type=float, default=ROUND_S / 60)
+    live.add_argument(
+        "--each", type=int, default=0, help="unknown if a nemesis struck less often than this"
+    )
     live.add_argument("--seed", type=int, help="chooses faults; what they meet is not repeatable")
     live.add_argument("--out", type=Path, help="folder for histories, logs and the report")
     live.set_defaults(action=run)
@@ -86,6 +89,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         seed=seed,
         links=arguments.links,
         out=folder,
+        each=arguments.each,
         must_not_lack=bool(os.environ.get("CI")),
     )
     if settings.links == "namespaces" and all(n.needs_proxy for n in settings.nemeses):
@@ -110,6 +114,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             for finding in judgement.findings:
                 say(f"round {round_.number}: {finding.name}: {finding.told}")
             rounds.append((round_, judgement))
+            RunReport(settings, rounds).write(folder)  # what there is, whatever ends the run
     except KeyboardInterrupt:
         say("interrupted: the round under way is not judged")
         is_whole = False

@@ -100,10 +100,12 @@ def _rows(counts: Counter[int], seconds: int) -> list[int]:
 
 def judge(round_: Round) -> Judgement:
     """Judge a round that has ended."""
-    history = round_.folder / "history.jsonl"
+    history = round_.folder / "history.jsonl.zst"
     found = Judgement(None)
     if round_.stuck:
         found.findings.append(Finding("no-recovery", round_.stuck))
+    if round_.broken:
+        found.findings.append(Finding("broken", round_.broken, is_anomaly=False))
     if history.exists():
         _judge_history(round_, history, found)
     _judge_load(round_, found)
@@ -152,7 +154,7 @@ def _judge_stalls(found: Sequence[Stall], round_: Round) -> Iterator[Finding]:
 
 def _judge_load(round_: Round, found: Judgement) -> None:
     told = round_.told
-    if round_.stuck:
+    if round_.stuck or round_.broken:
         return
     if round_.load_exit not in (0, UNFINISHED):
         log = (round_.folder / "load.log").read_text(errors="replace")[-2000:]

@@ -257,9 +257,11 @@ def clock_skew(stage: Stage) -> None:
         for node in nodes:
             offset_s = clocks.draw_offset(stage.rng)
             clocks.move(node, offset_s)
-            wall, monotonic = clocks.measure(node)
+            jump = clocks.measure(node)
+            stage.jumps.append(jump)
             stage.tell(
-                f"clocks of {node.node_id}: wall {wall:+.1f} s, monotonic {monotonic:+.1f} s"
+                f"clocks of {node.node_id}: wall {jump.wall_s:+.1f} s, "
+                f"monotonic {jump.monotonic_s:+.1f} s"
             )
         stage.hold(1.2, 2.5)
     # The library breaks Python's sleep, on which other faults rest: nobody keeps it.

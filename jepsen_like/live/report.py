@@ -7,16 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from attrs import asdict, define
 
+from jepsen_like.live.clocks import Jump
 from jepsen_like.live.judge import Judgement
 from jepsen_like.live.picture import picture
 from jepsen_like.live.progress import CLUSTER
 from jepsen_like.live.run import Fault, Round, Settings
 
 STALLS_SHOWN: Final = 6
+STILL_S: Final = 0.1
+"""A clock that is off by less may only have been read a little later."""
 _WORDS: Final = {0: "clean", 1: "anomaly", 2: "unknown"}
 
 
@@ -29,8 +33,10 @@ class RunReport:
 
     @property
     def exit_code(self) -> int:
-        """1 if any round has an anomaly, else 2 if any is unknown."""
+        """1 if any round has an anomaly, else 2 if any is unknown or too little was seen."""
         codes = {judgement.exit_code for _, judgement in self.rounds}
+        if self.too_rare or not self.rounds:
+            codes.add(2)
         return next((code for code in (1, 2) if code in codes), 0)
 
     @property
@@ -49,6 +55,22 @@ class RunReport:
         return max(
             (s.seconds for _, j in self.rounds for s in j.stalls if s.where == CLUSTER), default=0.0
         )
+
+    @property
+    def jumps(self) -> list[Jump]:
+        """What clocks did."""
+        return [jump for round_, _ in self.rounds for f in round_.faults for jump in f.clocks]
+
+    @property
+    def too_rare(self) -> dict[str, int]:
+        """Nemeses that struck less often than the run was to see them."""
+        wanted, faults = self.settings.each, self.faults
+        return {n.name: faults[n.name] for n in self.settings.nemeses if faults[n.name] < wanted}
+
+    def minutes(self, nodes: int) -> float:
+        """How long clusters of so many nodes were under faults."""
+        rounds = [round_ for round_, _ in self.rounds if round_.nodes == nodes]
+        return sum(max(0.0, round_.ended - round_.began) for round_ in rounds) / 60
 
     def summary(self) -> str:
         """One line."""
@@ -72,9 +94,37 @@ class RunReport:
         lines = [f"seed {self.settings.seed}, {self.settings.seconds:.0f} s"]
         for round_, judgement in self.rounds:
             lines += ["", *self._round_lines(round_, judgement)]
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        lines += ["", f"faults: {counts or 'none'}", self.summary(), ""]
+        lines += ["", *self._totals(), self.summary(), ""]
         return "\n".join(lines)
+
+    def _totals(self) -> list[str]:
+        """How often each nemesis struck and for how long, what clocks did, where time went."""
+        lines = ["nemesis             struck   broken, median and longest   until whole, the same"]
+        for name, count in sorted(self.faults.items()):
+            rows = [f for round_, _ in self.rounds for f in round_.faults if f.nemesis == name]
+            broken = sorted(max(0.0, f.healed - f.began) for f in rows)
+            mended = sorted(max(0.0, f.whole - f.began) for f in rows)
+            lines.append(
+                f"{name:<20}{count:6}   {median(broken):10.1f} s {broken[-1]:10.1f} s "
+                f"{median(mended):12.1f} s {mended[-1]:8.1f} s"
+            )
+        lines += [
+            f"{name}: struck {count} times, wanted are {self.settings.each}"
+            for name, count in self.too_rare.items()
+        ]
+        jumps = self.jumps
+        if jumps:
+            walls = [jump.wall_s for jump in jumps]
+            moved = sum(abs(wall) > STILL_S for wall in walls)
+            still = max(abs(jump.monotonic_s) for jump in jumps)
+            lines.append(
+                f"clocks: wall clocks of {len({jump.node_id for jump in jumps})} nodes moved "
+                f"{moved} times, from {min(walls):+.1f} s to {max(walls):+.1f} s; "
+                f"monotonic clocks at most {still:.1f} s"
+            )
+        spent = [f"{self.minutes(n):.1f} min with {n} nodes" for n in self.settings.nodes]
+        lines.append(f"under faults: {', '.join(spent)}")
+        return lines
 
     def _round_lines(self, round_: Round, judgement: Judgement) -> list[str]:
         lines = [
@@ -103,6 +153,8 @@ class RunReport:
             "acked_records": self.acked_records,
             "longest_stall_s": round(self.longest_stall_s, 3),
             "faults": dict(sorted(self.faults.items())),
+            "too_rare": self.too_rare,
+            "minutes_by_nodes": {n: round(self.minutes(n), 2) for n in self.settings.nodes},
             "rounds": [_round_json(*row) for row in self.rounds],
         }
 

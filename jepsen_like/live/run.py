@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
 
+from jepsen_like.live.clocks import Jump
 from jepsen_like.live.cluster import Cluster, StuckError
 from jepsen_like.live.links import Links, ProxyLinks
 from jepsen_like.live.namespaces import NamespaceLinks
@@ -61,6 +63,8 @@ class Settings:
     links: str = "mixed"
     must_not_lack: bool = False
     """A nemesis that this machine cannot do is a failure, not a skip."""
+    each: int = 0
+    """A run in which some nemesis struck less often says too little."""
 
 
 @define
@@ -70,6 +74,8 @@ class Fault:
     nemesis: str
     began: float
     detail: str = ""
+    clocks: list[Jump] = field(factory=list)
+    """What clocks did, as measured."""
     healed: float = 0.0
     """When all nodes were up and connected again."""
     whole: float = 0.0
@@ -91,6 +97,8 @@ class Round:
     lacks: dict[str, str] = field(factory=dict)
     """Nemeses that this machine cannot do, and why."""
     stuck: str = ""
+    broken: str = ""
+    """Why the round ended early by no fault of the cluster."""
     differences: list[str] = field(factory=list)
     """Replicas whose bytes are not the same at the end."""
     told: dict[str, Any] = field(factory=dict)
@@ -112,7 +120,7 @@ class LoadProcess:
             [
                 *prefix,
                 *(sys.executable, "-m", "jepsen_like.live.load"),
-                *(str(path), str(folder / "history.jsonl")),
+                *(str(path), str(folder / "history.jsonl.zst")),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -157,18 +165,24 @@ class LoadProcess:
 
 
 class Deck:
-    """Nemeses in random order, each as often as the others."""
+    """Nemeses in random order, each as often as the others over the whole run."""
 
     def __init__(self, nemeses: tuple[Nemesis, ...], rng: Random) -> None:
-        self._nemeses = nemeses
         self._rng = rng
-        self._left: list[Nemesis] = []
+        self._drawn = dict.fromkeys(nemeses, 0)
 
-    def draw(self) -> Nemesis:
-        """The next one."""
-        if not self._left:
-            self._left = self._rng.sample(self._nemeses, len(self._nemeses))
-        return self._left.pop()
+    def draw(self, is_fit: Callable[[Nemesis], bool] = lambda _nemesis: True) -> Nemesis | None:
+        """One of those that struck least so far and are fit; None when none is.
+
+        What a round cannot do (its links, this machine) has its turns in other rounds.
+        """
+        fit = [nemesis for nemesis in self._drawn if is_fit(nemesis)]
+        if not fit:
+            return None
+        least = min(self._drawn[nemesis] for nemesis in fit)
+        chosen = self._rng.choice([nemesis for nemesis in fit if self._drawn[nemesis] == least])
+        self._drawn[chosen] += 1
+        return chosen
 
 
 class Runner:
@@ -180,13 +194,16 @@ class Runner:
         self._rng = Random(settings.seed)
         self._deck = Deck(settings.nemeses, self._rng)
         self._ends_at = 0.0
+        self._spent_s: dict[int, float] = {}
+        """Time under faults, by the number of nodes."""
 
     def rounds(self) -> Iterator[Round]:
         """Run round after round until the time is over; each has ended when it is given out."""
         self._ends_at = time.monotonic() + self._settings.seconds
         number = 0
         while number == 0 or self._ends_at - time.monotonic() > self._settings.round_s / 3:
-            nodes = self._settings.nodes[number % len(self._settings.nodes)]
+            # Whichever kind of cluster had less of the time so far.
+            nodes = min(self._settings.nodes, key=lambda count: self._spent_s.get(count, 0.0))
             number += 1
             folder = self._settings.out / f"round-{number:02}-{nodes}-nodes"
             folder.mkdir(parents=True)
@@ -249,6 +266,10 @@ class Runner:
         except (StuckError, subprocess.TimeoutExpired) as error:
             round_.stuck = str(error)
             self._say(f"stuck: {error}")
+        except (LackError, OSError, subprocess.SubprocessError) as error:
+            # A tool or this machine failed us, not the cluster; the next round has its own.
+            round_.broken = f"{type(error).__name__}: {error}"
+            self._say(f"round {round_.number} ends early: {round_.broken}")
         finally:
             if load is not None:
                 load.close()
@@ -271,30 +292,39 @@ class Runner:
         stage.learn_members()
         until = min(round_.began + self._settings.round_s, self._ends_at)
         while time.monotonic() < until and load.is_running:
-            nemesis = self._deck.draw()
-            if nemesis.needs_proxy and not stage.links.can_spoil:
-                continue
-            if lack := nemesis.lack(stage):
-                if nemesis.name not in round_.lacks:
-                    self._say(f"{nemesis.name} is left out: {lack}")
-                round_.lacks[nemesis.name] = lack
-                if len(round_.lacks) == len(self._settings.nemeses):
-                    raise StuckError("this machine can do none of these faults")
-                continue
+            nemesis = self._deck.draw(partial(self._is_fit, round_, stage))
+            if nemesis is None:
+                raise StuckError("this machine can do none of these faults")
             stage.hold(*QUIET_S)
             fault = Fault(nemesis.name, time.monotonic() - round_.began)
             round_.faults.append(fault)
             stage.details.clear()
+            stage.jumps.clear()
             try:
                 nemesis.strike(stage)
             finally:
                 fault.detail = "; ".join(stage.details)
+                fault.clocks = list(stage.jumps)
             stage.restore()
             fault.healed = time.monotonic() - round_.began
             stage.wait_whole()
             fault.whole = time.monotonic() - round_.began
             self._say(self._line(round_, fault, load))
         stage.hold(*QUIET_S)
+        nodes, seconds = round_.nodes, time.monotonic() - round_.began
+        self._spent_s[nodes] = self._spent_s.get(nodes, 0.0) + seconds
+
+    def _is_fit(self, round_: Round, stage: Stage, nemesis: Nemesis) -> bool:
+        """True when a nemesis can strike here; what it lacks is told once a round."""
+        if nemesis.needs_proxy and not stage.links.can_spoil:
+            return False
+        if nemesis.name in round_.lacks:
+            return False
+        lack = nemesis.lack(stage)
+        if lack:
+            self._say(f"{nemesis.name} is left out: {lack}")
+            round_.lacks[nemesis.name] = lack
+        return not lack
 
     def _line(self, round_: Round, fault: Fault, load: LoadProcess) -> str:
         left = max(0.0, self._ends_at - time.monotonic())

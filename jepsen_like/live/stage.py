@@ -65,6 +65,8 @@ class Stage:
     timeline: list[Standing] = field(factory=list)
     details: list[str] = field(factory=list)
     """What the fault under way is, in words."""
+    jumps: list[clocks.Jump] = field(factory=list)
+    """What it did to clocks."""
 
     @property
     def links(self) -> Links:

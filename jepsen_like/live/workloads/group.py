@@ -75,7 +75,11 @@ def commit(
     offsets: dict[str, int],
     generation: int,
 ) -> bool:
-    """Commit offsets; True when they certainly are."""
+    """Commit offsets; True when they certainly are.
+
+    The client's own thread asks with the generation that it is in when the request leaves, which
+    may be another than the one that was read before: then nobody can say for which it was accepted.
+    """
     recorder = around.recorder
     invoked = recorder.invoke(
         process, "commit", group=group, offsets=offsets, generation=generation
@@ -91,6 +95,11 @@ def commit(
     errors = {str(partition.error) for partition in told or () if partition.error is not None}
     if errors:
         recorder.info(invoked, group=group, error="; ".join(sorted(errors)))
+        return False
+    if generation >= 0 and (now := generation_of(consumer)) != generation:
+        recorder.info(
+            invoked, group=group, error=f"from generation {generation} to {now} meanwhile"
+        )
         return False
     recorder.ok(invoked, group=group)
     return True

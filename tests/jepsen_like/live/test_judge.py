@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 
 from jepsen_like.history_events import HistoryFile, Recorder
+from jepsen_like.live.clocks import Jump
 from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.judge import Judgement, judge
 from jepsen_like.live.nemeses import NEMESES
@@ -38,7 +39,7 @@ class Clock:
 def write_history(folder: Path, *, lost: bool = False, pause_s: float = 0.1) -> None:
     """Ten appends, a pause after the fifth, and a poll of all or all but one."""
     clock = Clock()
-    with HistoryFile(folder / "history.jsonl") as file:
+    with HistoryFile(folder / "history.jsonl.zst") as file:
         recorder = Recorder(file, clock)
         for value in range(10):
             clock.seconds += pause_s if value == 5 else 0.1
@@ -137,7 +138,7 @@ def test_errors_of_nodes(round_: Round) -> None:
 def test_a_report_of_two_rounds(round_: Round, tmp_path: Path) -> None:
     write_history(round_.folder)
     clean = evolve(round_, ended=102.0)
-    clean.faults.append(Fault("pause", 0.2, "SIGSTOP of <2>", 0.6, 0.9))
+    clean.faults.append(Fault("pause", 0.2, "SIGSTOP of <2>", [], 0.6, 0.9))
     stuck = evolve(clean, number=2, stuck="never whole")
     settings = Settings(60, (3,), 60, (NEMESES["pause"],), ("append",), 100.0, seed=7, out=tmp_path)
     report = RunReport(settings, [(clean, judge(clean)), (stuck, judge(stuck))])
@@ -154,6 +155,29 @@ def test_a_report_of_two_rounds(round_: Round, tmp_path: Path) -> None:
     assert report.summary().startswith("anomaly: 2 rounds, 20 records")
 
 
+def test_a_report_tells_of_rare_nemeses_and_of_clocks(round_: Round, tmp_path: Path) -> None:
+    write_history(round_.folder)
+    clean = evolve(round_, ended=102.0)
+    jumps = [Jump(1, 1_728_000.0, 0.0), Jump(2, 0.01, 0.0)]
+    clean.faults.append(Fault("clock-skew", 0.2, "two clocks", jumps, 0.6, 0.9))
+    chosen = (NEMESES["clock-skew"], NEMESES["wipe"])
+    settings = Settings(60, (3,), 60, chosen, ("append",), 100.0, seed=7, out=tmp_path, each=1)
+    report = RunReport(settings, [(clean, judge(clean))])
+    assert report.too_rare == {"wipe": 0}
+    assert report.exit_code == 2, "a run that did not see what it was to see"
+    text = report.to_text()
+    assert "clock-skew               1          0.4 s" in text
+    assert "wipe: struck 0 times, wanted are 1" in text
+    assert "of 2 nodes moved 1 times, from +0.0 s to +1728000.0 s" in text
+    assert RunReport(evolve(settings, each=0), report.rounds).exit_code == 0
+
+
+def test_a_round_that_a_tool_ended_is_unknown(round_: Round) -> None:
+    found = judge(evolve(round_, broken="LackError: umount: busy", load_exit=-9))
+    assert names(found) == {"broken"}
+    assert found.exit_code == 2
+
+
 def test_the_command_line_needs_no_kafka_client() -> None:
     """Only the load does, in its own process: simulations run where none is installed."""
     code = "import sys, jepsen_like.__main__; sys.exit('confluent_kafka' in sys.modules)"
@@ -163,9 +187,22 @@ def test_the_command_line_needs_no_kafka_client() -> None:
 def test_a_deck_gives_each_its_turn() -> None:
     chosen = tuple(NEMESES.values())
     deck = Deck(chosen, Random(3))
-    drawn = [deck.draw().name for _ in range(3 * len(chosen))]
+    nemeses = [deck.draw() for _ in range(3 * len(chosen))]
+    drawn = [nemesis.name for nemesis in nemeses if nemesis is not None]
     assert all(drawn.count(name) == 3 for name in NEMESES)
     assert drawn[: len(chosen)] != list(NEMESES)
+
+
+def test_what_a_round_cannot_do_has_its_turns_in_others() -> None:
+    chosen = tuple(NEMESES.values())
+    deck = Deck(chosen, Random(3))
+    for _ in range(30):
+        drawn = deck.draw(lambda nemesis: not nemesis.needs_proxy)
+        assert drawn is not None
+        assert not drawn.needs_proxy
+    rare = [deck.draw() for _ in range(2)]
+    assert {nemesis.name for nemesis in rare if nemesis} == {"slow-links", "reset-connections"}
+    assert deck.draw(lambda _nemesis: False) is None
 
 
 def test_damage_changes_one_folder_and_says_where(tmp_path: Path) -> None:

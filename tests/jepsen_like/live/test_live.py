@@ -48,7 +48,7 @@ def test_kills_and_pauses_behind_the_proxy(tmp_path: Path) -> None:
     assert set(report["faults"]) <= {"kill-one", "pause"}
     assert round_["faults"]
     assert 500 < sum(round_["acked_by_second"]) <= report["acked_records"]
-    history = tmp_path / "out" / "round-01-3-nodes" / "history.jsonl"
+    history = tmp_path / "out" / "round-01-3-nodes" / "history.jsonl.zst"
     assert history.stat().st_size > 0
     assert not list(history.parent.glob("disk-*")), "a clean round leaves no data"
 
