@@ -88,8 +88,9 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        self._engine.check()
-        record = self._core.next_record(self._engine.now())
+        engine, core = self._engine, self._core
+        engine.check()
+        record = core.next_record(engine.now() if core.group is not None else 0.0)
         if record is not None:
             return record
         while True:

@@ -7,7 +7,6 @@ wait for facts: `changed` wakes them after anything happened. A fork is detected
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
+from raftmq_client.forks import Lineage
 
 _T = TypeVar("_T")
 
@@ -68,7 +68,7 @@ class Engine:
         self.after_turn: Callable[[], None] | None = None
         """Called after the cores have worked; an exception in it ends the engine."""
         self.after_crash: Callable[[], None] | None = None
-        self._process_id = os.getpid()
+        self._forks = Lineage.number
         self._backend: Backend | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._channels: dict[int, _Channel] = {}
@@ -146,7 +146,7 @@ class Engine:
             ForkedError: this process is a fork of the one that made the client.
             UsageError: the client is not open.
         """
-        if self._process_id != os.getpid():
+        if self._forks != Lineage.number:
             raise ForkedError("a client cannot be used after fork(); make a new one in the child")
         if self.crash is not None:
             raise UsageError(f"the client's task died: {self.crash!r}") from self.crash

@@ -73,7 +73,8 @@ class Consumer:
         while True:
             with self._engine.lock:
                 self._engine.check()
-                record = self._core.next_record(now_ms())
+                now = now_ms() if self._core.group is not None else 0.0
+                record = self._core.next_record(now)
             if record is None:
                 records = self.poll(1.0)
                 if not records:

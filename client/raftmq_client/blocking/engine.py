@@ -23,6 +23,7 @@ from raftmq_client.core.call import Call
 from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
+from raftmq_client.forks import Lineage
 
 _T = TypeVar("_T")
 _SEND_PIECES_MAX: Final = 64
@@ -70,7 +71,7 @@ class Engine:
         self.crash: BaseException | None = None
         self.after_turn: Callable[[], None] | None = None
         """Called by the background thread without the lock, after the cores have worked."""
-        self._process_id = os.getpid()
+        self._forks = Lineage.number
         self._selector = selectors.DefaultSelector()
         self._wake_receive, self._wake_send = socket.socketpair()
         self._wake_receive.setblocking(False)
@@ -89,7 +90,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the thread and close every socket; unfinished calls fail."""
-        if self._process_id != os.getpid():
+        if self._forks != Lineage.number:
             return
         with self.lock:
             if self._is_closed:
@@ -114,7 +115,7 @@ class Engine:
             ForkedError: this process is a fork of the one that made the client.
             UsageError: the client is closed.
         """
-        if self._process_id != os.getpid():
+        if self._forks != Lineage.number:
             raise ForkedError("a client cannot be used after fork(); make a new one in the child")
         if self.crash is not None:
             raise UsageError(f"the client's thread died: {self.crash!r}") from self.crash
