@@ -6,6 +6,7 @@
     python -m jepsen_like replicas --seeds N [--seed FIRST]           partitions without nodes
     python -m jepsen_like live --minutes M                            real nodes and clients
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
+    python -m jepsen_like table [--write FILE]                        promises, rules and bugs
 
 `sim` and `soak` exit 0 when all runs are clean, 1 on an anomaly, 2 when too many verdicts are
 unknown; their last line is a summary, and each run that failed leaves a folder `out/SEED`.
@@ -29,6 +30,7 @@ from jepsen_like.cluster.run import ClusterResult
 from jepsen_like.planted import BUGS
 from jepsen_like.pool import hunt_bugs, run_cluster_seeds, run_seeds
 from jepsen_like.sim import Result, Verdict
+from jepsen_like.table import table, write_table
 
 TRACE_LINES_SHOWN = 60
 UNKNOWN_SHARE_MAX = 0.01
@@ -98,27 +100,42 @@ def _sim(arguments: argparse.Namespace, out: TextIO) -> int:
 
 def _soak(arguments: argparse.Namespace, out: TextIO) -> int:
     began = time.monotonic()
-    end = began + 60 * arguments.minutes
+    end = began + 60 * arguments.minutes if arguments.minutes else None
     results: list[ClusterResult] = []
-    seed = arguments.seed if arguments.seed is not None else int(time.time())
+    first = seed = arguments.seed if arguments.seed is not None else int(time.time())
     with _quiet_pipe():
-        while time.monotonic() < end:
-            for result in run_cluster_seeds(seed, SOAK_BATCH, arguments.jobs):
-                results.append(result)
-                if result.verdict is not Verdict.CLEAN:
-                    print(f"\n{describe_run(result)}", file=out)
-                    explain_run(result, arguments, out)
-                _show_progress(began, end, len(results), out)
-            seed += SOAK_BATCH
-        print(f"\nseeds up to {seed - 1}", file=out)
+        try:
+            while end is None or time.monotonic() < end:
+                for result in run_cluster_seeds(seed, SOAK_BATCH, arguments.jobs):
+                    if result.verdict is not Verdict.CLEAN:
+                        print(f"\n{describe_run(result)}", file=out)
+                        explain_run(result, arguments, out)
+                        result.history, result.trace = [], ()  # it is in its folder
+                    results.append(result)
+                    _show_progress(began, end, results, out)
+                seed += SOAK_BATCH
+        except KeyboardInterrupt:
+            print("\nended by hand", end="", file=out)
+        took_s = time.monotonic() - began
+        print(f"\nseeds from {first} on, {took_s / 60:.1f} minutes", file=out)
+        if not results:
+            print("no run came to its end", file=out)
+            return int(Verdict.UNKNOWN)
         print(summarise_runs(results), file=out)
     return exit_code(results)
 
 
-def _show_progress(began: float, end: float, runs: int, out: TextIO) -> None:
-    share = min(1.0, (time.monotonic() - began) / max(1e-9, end - began))
-    bar = "#" * int(40 * share)
-    print(f"\r[{bar:<40}] {share:4.0%} {runs} runs", end="", file=out, flush=True)
+def _show_progress(
+    began: float, end: float | None, results: Sequence[ClusterResult], out: TextIO
+) -> None:
+    spent_s = time.monotonic() - began
+    bad = sum(result.verdict is Verdict.ANOMALY for result in results)
+    idle = sum(result.verdict is Verdict.UNKNOWN for result in results)
+    told = f"{len(results)} runs, {bad} anomalies, {idle} unknown, {spent_s / 60:.1f} min"
+    if end is not None:
+        share = min(1.0, spent_s / max(1e-9, end - began))
+        told = f"[{'#' * int(40 * share):<40}] {share:4.0%} {told}"
+    print(f"\r{told}", end="", file=out, flush=True)
 
 
 def _replay(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -189,13 +206,24 @@ def _replicas(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _planted(arguments: argparse.Namespace, out: TextIO) -> int:
-    names = [arguments.bug] if arguments.bug else [*BUGS, *CLUSTER_BUGS]
+    names = arguments.bug or [*CLUSTER_BUGS, *BUGS]
     caught = 0
-    for catch in hunt_bugs(names, arguments.seed, arguments.seeds, arguments.jobs):
-        caught += catch.is_caught
-        print(catch, file=out, flush=True)
-    print(f"caught {caught} of {len(names)}", file=out)
+    with _quiet_pipe():
+        catches = hunt_bugs(names, arguments.seed, arguments.seeds, arguments.jobs)
+        for number, catch in enumerate(catches, 1):
+            caught += catch.is_caught
+            print(f"[{number:{len(str(len(names)))}}/{len(names)}] {catch}", file=out, flush=True)
+        print(f"caught {caught} of {len(names)}", file=out)
     return 0 if caught == len(names) else 1
+
+
+def _table(arguments: argparse.Namespace, out: TextIO) -> int:
+    if arguments.write is None:
+        print(table(), file=out)
+    else:
+        is_changed = write_table(arguments.write)
+        print(f"{arguments.write} {'written' if is_changed else 'is up to date'}", file=out)
+    return 0
 
 
 @contextmanager
@@ -237,7 +265,9 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     again.add_argument("folder")
     again.set_defaults(action=_replay)
     soak = commands.add_parser("soak", help="run fresh seeds for so long")
-    soak.add_argument("--minutes", type=float, default=10.0)
+    soak.add_argument(
+        "--minutes", type=float, default=10.0, help="0: until it is interrupted (Ctrl-C)"
+    )
     _seeds(soak, 0, None)
     _folders(soak)
     soak.set_defaults(action=_soak)
@@ -246,8 +276,11 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     replicas.set_defaults(action=_replicas)
     planted = commands.add_parser("planted", help="see that planted bugs are caught")
     _seeds(planted, 200)
-    planted.add_argument("--bug", choices=[*BUGS, *CLUSTER_BUGS])
+    planted.add_argument("--bug", choices=[*BUGS, *CLUSTER_BUGS], action="append")
     planted.set_defaults(action=_planted)
+    promises = commands.add_parser("table", help="promises and rules, and what watches over them")
+    promises.add_argument("--write", type=Path, help="the document to bring up to date")
+    promises.set_defaults(action=_table)
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] == ["live"] or "--help" in given[:1] or "-h" in given[:1]:
         # It takes clients and tools that the simulation does without.

@@ -73,6 +73,10 @@ class Invariants:
         self.groups: dict[RaftGroupId, GroupTruth] = {}
         self.leader_changes = 0
 
+    def breach(self, name: str, detail: str) -> None:
+        """Something else that must hold does not."""
+        raise InvariantViolation(name, detail)
+
     def truth(self, group: RaftGroupId) -> GroupTruth:
         """What is known of a group."""
         found = self.groups.get(group)
@@ -86,7 +90,7 @@ class Invariants:
         other = truth.leaders.setdefault(term, replica)
         if other != replica:
             is_metadata = group == METADATA_GROUP
-            raise InvariantViolation(
+            self.breach(
                 "OneControllerPerEpoch" if is_metadata else "SingleLeaderPerTerm",
                 f"{group}: {other} and {replica} both lead term {term}",
             )
@@ -107,7 +111,7 @@ class Invariants:
         ends = [end for earlier, end in truth.commit_end_by_term.items() if earlier < term]
         end = max(ends, default=0)
         if digest_at(end) != truth.committed[end]:
-            raise InvariantViolation(
+            self.breach(
                 "LeaderCompleteness",
                 f"{group}: leader {replica} of term {term} lacks what is committed at {end}",
             )
@@ -118,9 +122,7 @@ class Invariants:
         """A replica's log now has an entry of `term` that ends at `end`."""
         known = self.truth(group).seen.setdefault((end, term), digest)
         if known != digest:
-            raise InvariantViolation(
-                "LogMatching", f"{group}: {replica} differs before {end} of term {term}"
-            )
+            self.breach("LogMatching", f"{group}: {replica} differs before {end} of term {term}")
 
     def committed(
         self,
@@ -135,18 +137,19 @@ class Invariants:
         truth = self.truth(group)
         known = truth.committed.get(end)
         if known is not None and digest is not None and known != digest:
-            raise InvariantViolation(
+            self.breach(
                 "MonotonicHighWatermark", f"{group}: {replica} committed other entries at {end}"
             )
         if end <= truth.commit_end:
             return
         if digest is None:
-            raise InvariantViolation(
+            self.breach(
                 "MonotonicHighWatermark", f"{group}: {replica} committed {end} and lacks it"
             )
+            return
         durable = [v for v in voters if self._is_durable(truth, v, end, digest)]
         if len(durable) < len(voters) // 2 + 1:
-            raise InvariantViolation(
+            self.breach(
                 "CommittedIsDurableAtMajority",
                 f"{group}: {end} is committed and flushed only at {[str(v) for v in durable]}",
             )
@@ -158,7 +161,7 @@ class Invariants:
         committed = self.truth(group).committed
         for end, digest in ends:
             if committed.setdefault(end, digest) != digest:
-                raise InvariantViolation(
+                self.breach(
                     "MonotonicHighWatermark", f"{group}: committed entries changed at {end}"
                 )
 
@@ -166,16 +169,14 @@ class Invariants:
         """A replica's log begins at `end` with this state."""
         known = self.truth(group).committed.get(end)
         if known is None or known != digest:
-            raise InvariantViolation(
-                "LogMatching", f"{group}: {replica} begins at {end} with another state"
-            )
+            self.breach("LogMatching", f"{group}: {replica} begins at {end} with another state")
 
     def leader_commits(
         self, group: RaftGroupId, replica: ReplicaId, end: int, term_start: int
     ) -> None:
         """A leader whose election entry lies at `term_start` commits `end`."""
         if end <= term_start:
-            raise InvariantViolation(
+            self.breach(
                 "LeaderCommitsOwnTerm",
                 f"{group}: {replica} commits {end}, its term begins at {term_start}",
             )
@@ -190,11 +191,9 @@ class Invariants:
     ) -> None:
         """A replica came back from a crash that took nothing but power."""
         if before != after:
-            raise InvariantViolation(
-                "CrashKeepsIdentity", f"{group}: {before} came back as {after}"
-            )
+            self.breach("CrashKeepsIdentity", f"{group}: {before} came back as {after}")
         if log_end < flushed_end:
-            raise InvariantViolation(
+            self.breach(
                 "FlushedSurvives",
                 f"{group}: {after} had flushed up to {flushed_end}, now its log ends at {log_end}",
             )
@@ -202,7 +201,7 @@ class Invariants:
     def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:
         """A read barrier begun when `acked_end` was acknowledged lets readers see up to `index`."""
         if index < acked_end:
-            raise InvariantViolation(
+            self.breach(
                 "LinearizableBarrier", f"{group}: a read at {index} misses up to {acked_end}"
             )
 
@@ -212,3 +211,10 @@ class Invariants:
             return False
         held = view.digest_at(end)
         return held is None or held == digest  # None: below its log start, so committed before
+
+
+class BlindInvariants(Invariants):
+    """Follows the run and passes every breach over: what clients see has to tell."""
+
+    def breach(self, name: str, detail: str) -> None:
+        """Not seen."""

@@ -7,9 +7,10 @@ faults or the invariants of the simulation are too weak.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from unittest.mock import patch
 
 import attrs
@@ -20,11 +21,13 @@ from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster import recovery as cluster_recovery
 from raftmq.cluster.journal_place import JournalPlace
 from raftmq.cluster.outbox import Outbox
+from raftmq.log.bare_entries import BareEntries
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStartFile
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft import election, follower, leader
 from raftmq.raft.core import RaftCore
+from raftmq.raft.leader import Leadership
 from raftmq.raft.messages import Message
 from raftmq.records import BatchHeader
 from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
@@ -34,37 +37,107 @@ Plant = Callable[[], AbstractContextManager[None]]
 
 @frozen
 class Bug:
-    """A planted bug and where to look for it."""
+    """A planted bug, where to look for it, and what it is that it breaks.
+
+    Attributes:
+        promise: of mission.md, by number.
+        rules: of hazards.md, by number.
+        caught_by: invariants and checkers that count as having caught it.
+    """
 
     plant: Plant
     options: Callable[[int], SimOptions]
+    promise: int
+    rules: tuple[int, ...]
+    caught_by: tuple[str, ...]
 
 
 @frozen
 class Catch:
-    """What came of a hunt."""
+    """What came of a hunt.
+
+    Attributes:
+        found: what caught it.
+        others: anomalies that do not count, with their seeds.
+        clean_verdict: of the same seed without the bug.
+    """
 
     name: str
     seeds: int
-    is_caught: bool
+    seconds: float
     found: str = ""
+    others: tuple[str, ...] = ()
+    clean_verdict: str = ""
+
+    @property
+    def is_caught(self) -> bool:
+        """True when it was found, and the same seed has no anomaly without it."""
+        return bool(self.found) and self.clean_verdict != Verdict.ANOMALY.name
 
     def __str__(self) -> str:
-        if self.is_caught:
-            return f"{self.name}: caught at seed {self.seeds} by {self.found}"
-        return f"{self.name}: ESCAPED {self.seeds} seeds"
+        told = f"{self.name}: "
+        if self.found:
+            told += f"caught at seed {self.seeds} by {self.found}"
+        else:
+            told += f"ESCAPED {self.seeds} seeds"
+        told += f" ({self.seconds:.1f} s)"
+        if self.found and not self.is_caught:
+            told += f"; NOT CLEAN without it: {self.clean_verdict}"
+        if self.others:
+            told += f"; before that: {', '.join(self.others)}"
+        return told
+
+
+SECONDS_MAX: Final = 60.0
+"""Of a core: no bug may take longer to catch."""
+
+
+class Finding(Protocol):
+    """What is asked of a run."""
+
+    verdict: Verdict
+    name: str
+
+
+def hunt_with(
+    name: str,
+    plant: Plant,
+    caught_by: Sequence[str],
+    run: Callable[[int], Finding],
+    seeds: range,
+    seconds_max: float = SECONDS_MAX,
+    clock: Callable[[], float] = time.process_time,
+) -> Catch:
+    """Run seeds with a bug planted until it is caught by one of those that must catch it, or has
+    escaped for so many seconds of a core."""
+    began = clock()
+    others: list[str] = []
+    for tried, seed in enumerate(seeds):
+        if clock() - began > seconds_max:
+            return Catch(name, tried, clock() - began, "", tuple(others))
+        with plant():
+            result = run(seed)
+        if result.verdict is not Verdict.ANOMALY:
+            continue
+        if result.name in caught_by:
+            seconds = clock() - began
+            clean = run(seed)
+            found = result.name
+            return Catch(name, seed, seconds, found, tuple(others), clean.verdict.name)
+        others.append(f"{result.name} at {seed}")
+    return Catch(name, len(seeds), clock() - began, "", tuple(others))
 
 
 def hunt(name: str, first: int = 1, seeds: int = 200) -> Catch:
-    """Run seeds with the bug planted until one is caught."""
+    """Look for one of these bugs."""
     bug = BUGS[name]
-    for number in range(seeds):
-        seed = first + number
-        with bug.plant():
-            result = run_seed(seed, bug.options(seed))
-        if result.verdict is Verdict.ANOMALY:
-            return Catch(name, number + 1, True, result.name)
-    return Catch(name, seeds, False)
+    return hunt_with(
+        name,
+        bug.plant,
+        bug.caught_by,
+        lambda seed: run_seed(seed, bug.options(seed)),
+        range(first, first + seeds),
+    )
 
 
 # ---- options that stress ----
@@ -282,25 +355,116 @@ def _never_lost(*_arguments: object, **_named: object) -> bool:
     return False
 
 
+def _commit_by_those_in_sync(self: Leadership) -> None:
+    """Commit what all have who were heard of lately: nobody else counts as a voter."""
+    core = self._core
+    since = core.now - 2 * core.config.heartbeat_ticks
+    ends = [p.match_end for p in self._voting if p.last_heard_tick > since]
+    end = min([*ends, core.flushed_end])
+    if leader.may_commit(end, core.commit_end, self.term_start):
+        core.set_commit_end(end)
+
+
+_MAJORITY = "CommittedIsDurableAtMajority"
+_WATERMARK = "MonotonicHighWatermark"
+_ASSERTION = "AssertionError"
+"""The product's own: a replica stops rather than go on with what cannot be."""
+
 BUGS: Final[dict[str, Bug]] = {
-    "minority-commit": Bug(_patching(leader, "quorum_end", _best_of), _partitions),
-    "vote-forgotten": Bug(_patching(HardStateJournal, "put", _put_without_vote), _split_votes),
-    "ack-before-fsync": Bug(_patching(Outbox, "release", _release_unflushed), _crashes),
-    "vote-before-fsync": Bug(_patching(Outbox, "release", _release_before_journal), _split_votes),
-    "leader-counts-unflushed": Bug(_patching(RaftCore, "advance", _advance_to_log_end), _crashes),
+    "minority-commit": Bug(
+        _patching(leader, "quorum_end", _best_of), _partitions, 1, (9,), (_MAJORITY,)
+    ),
+    "commit-by-those-in-sync": Bug(
+        _patching(Leadership, "commit_if_possible", _commit_by_those_in_sync),
+        _partitions,
+        1,
+        (13,),
+        (_MAJORITY, "LeaderCompleteness", "MonotonicHighWatermark"),
+    ),
+    "vote-forgotten": Bug(
+        _patching(HardStateJournal, "put", _put_without_vote),
+        _split_votes,
+        2,
+        (10,),
+        ("SingleLeaderPerTerm", "LogMatching"),
+    ),
+    "ack-before-fsync": Bug(
+        _patching(Outbox, "release", _release_unflushed), _crashes, 1, (10,), (_MAJORITY,)
+    ),
+    "vote-before-fsync": Bug(
+        _patching(Outbox, "release", _release_before_journal),
+        _split_votes,
+        2,
+        (10,),
+        ("SingleLeaderPerTerm", "LogMatching", "Liveness"),
+    ),
+    "leader-counts-unflushed": Bug(
+        _patching(RaftCore, "advance", _advance_to_log_end), _crashes, 1, (9,), (_MAJORITY,)
+    ),
     "old-term-committed-by-count": Bug(
-        _patching(leader, "may_commit", _commit_anything_new), _partitions
+        _patching(leader, "may_commit", _commit_anything_new),
+        _partitions,
+        2,
+        (11,),
+        ("LeaderCommitsOwnTerm", "MonotonicHighWatermark"),
     ),
-    "agreeing-suffix-truncated": Bug(_patching(follower, "_merge", _merge_and_cut), _partitions),
-    "up-to-date-check-skipped": Bug(_patching(election, "is_up_to_date", _always), _partitions),
-    "commit-of-what-may-differ": Bug(_patching(follower, "_commit", _commit_uncapped), _partitions),
-    "log-start-in-place": Bug(_patching(LogStartFile, "replace", _replace_in_place), _log_starts),
-    "torn-tail-cut": Bug(_patching(ReplicatedLog, "open", classmethod(_open_without_claim)), _rot),
+    "agreeing-suffix-truncated": Bug(
+        _patching(follower, "_merge", _merge_and_cut), _partitions, 2, (), (_ASSERTION, _WATERMARK)
+    ),
+    "up-to-date-check-skipped": Bug(
+        _patching(election, "is_up_to_date", _always), _partitions, 2, (), ("LeaderCompleteness",)
+    ),
+    "commit-of-what-may-differ": Bug(
+        _patching(follower, "_commit", _commit_uncapped),
+        _partitions,
+        2,
+        (),
+        (_ASSERTION, _WATERMARK, _MAJORITY),
+    ),
+    "log-start-in-place": Bug(
+        _patching(LogStartFile, "replace", _replace_in_place),
+        _log_starts,
+        2,
+        (3,),
+        ("CrashKeepsIdentity", "FlushedSurvives"),
+    ),
+    "torn-tail-cut": Bug(
+        _patching(ReplicatedLog, "open", classmethod(_open_without_claim)),
+        _rot,
+        4,
+        (1,),
+        ("FlushedSurvives",),
+    ),
     "bare-entry-not-flushed-first": Bug(
-        _patching(ReplicatedLog, "append_batch", _append_unstaged), _slow_flushes
+        _patching(ReplicatedLog, "append_batch", _append_unstaged),
+        _slow_flushes,
+        3,
+        (2,),
+        ("LogMatching",),
     ),
-    "read-without-quorum": Bug(_patching(RaftCore, "read_confirmed", _always), _deposed),
-    "claim-not-lowered": Bug(_patching(JournalPlace, "lower_claim", _nothing), _truncations),
-    "wiped-keeps-vote": Bug(_patching(cluster_recovery, "is_forgotten", _never_lost), _wipes),
+    "bare-entries-outlive-truncation": Bug(
+        _patching(BareEntries, "truncate", _nothing),
+        _truncations,
+        3,
+        (2,),
+        (_ASSERTION, "LogMatching"),
+    ),
+    "read-without-quorum": Bug(
+        _patching(RaftCore, "read_confirmed", _always), _deposed, 6, (18,), ("LinearizableBarrier",)
+    ),
+    "claim-not-lowered": Bug(
+        _patching(JournalPlace, "lower_claim", _nothing),
+        _truncations,
+        10,
+        (1,),
+        ("Liveness", "StopIteration"),
+    ),
+    "wiped-keeps-vote": Bug(
+        _patching(cluster_recovery, "is_forgotten", _never_lost),
+        _wipes,
+        5,
+        (6,),
+        ("LeaderCompleteness", _MAJORITY),
+    ),
 }
 """By name. Each must be caught within 200 seeds."""

@@ -40,13 +40,13 @@ def _run_cluster_seed(seed: int) -> ClusterResult:
 
 
 def hunt_bugs(names: Sequence[str], first: int, seeds: int, jobs: int) -> Iterator[Catch]:
-    """Look for each planted bug in up to `seeds` seeds."""
+    """Look for each planted bug in up to `seeds` seeds; results come as they are found."""
     tasks = [(name, first, seeds) for name in names]
     if jobs <= 1:
         yield from map(_hunt, tasks)
         return
     with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_hunt, tasks, chunksize=1)
+        yield from pool.imap_unordered(_hunt, tasks, chunksize=1)
 
 
 def _hunt(task: tuple[str, int, int]) -> Catch:

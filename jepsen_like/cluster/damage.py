@@ -11,10 +11,20 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from jepsen_like.cluster.kafka import ClientEnd
+from jepsen_like.cluster.kafka import VERSIONS, ClientEnd
+from jepsen_like.invariants import InvariantViolation
+from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
-from raftmq.records import HEADER_SIZE, parse_header
-from raftmq.types import NodeId, RaftGroupId
+from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
+from raftmq.protocol.produce import (
+    ProducePartition,
+    ProduceRequest,
+    ProduceTopic,
+    decode_produce_response,
+    encode_produce_request,
+)
+from raftmq.records import HEADER_SIZE, NewRecord, build_batch, parse_header
+from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode
@@ -60,12 +70,18 @@ class Damage:
             node.disk.remove(path)
         node.disk.sync_directory(folder)
 
+    def _groups(self) -> list[RaftGroupId]:
+        """Whose bytes may go bad."""
+        groups = self._world.watch.groups()
+        spared = (METADATA_GROUP,) if self._world.options.spares_metadata else ()
+        return [group for group in groups if group not in spared]
+
     def _folder(self, node: ClusterNode, group: RaftGroupId) -> str | None:
         return self._world.watch.folder_of(node.node_id, group)
 
     def rot(self, node: ClusterNode, random: Random) -> None:
         """Flip a bit in a batch that the journal knows to be flushed, preferably a late one."""
-        groups = self._world.watch.groups()
+        groups = self._groups()
         if not groups:
             return
         group = random.choice(groups)
@@ -75,7 +91,7 @@ class Damage:
     def rot_everywhere(self, random: Random) -> None:
         """All nodes lose power; each one's copy of a partition is damaged in another third."""
         world = self._world
-        groups = [group for group in world.watch.groups() if group not in self._rotten]
+        groups = [group for group in self._groups() if group not in self._rotten]
         if not groups:
             return
         group = random.choice(groups)
@@ -130,7 +146,10 @@ class Damage:
         if not end.is_open:
             return
         self._world.counts.malformed += 1
-        kind = random.randrange(4)
+        kind = random.randrange(5)
+        if kind == 4:
+            self._wrong_sum(end, random)
+            return
         body = random.randbytes(random.randrange(8, 200))
         if kind == 0:
             data = body
@@ -145,3 +164,29 @@ class Damage:
         answer: Promise[memoryview] = Promise()
         end.send(data, 1, answer)
         self._world.schedule(1_000.0, end.close)
+
+    def _wrong_sum(self, end: ClientEnd, random: Random) -> None:
+        """A batch whose bytes changed on the way; whoever leads must refuse it."""
+        topic, index = random.choice(self._world.partitions)
+        value = b"%d." % self._world.next_value()
+        data = bytearray(build_batch([NewRecord(None, value)], timestamp=1_700_000_000_000))
+        data[-2] ^= 1 << random.randrange(8)
+        part = ProducePartition(index, memoryview(data))
+        request = ProduceRequest(None, -1, 1_000, [ProduceTopic(topic, None, [part])])
+        body = b"".join(map(bytes, encode_produce_request(VERSIONS[ApiKey.PRODUCE], request)))
+        head = encode_request_header(ApiKey.PRODUCE, VERSIONS[ApiKey.PRODUCE], 1, "rubbish")
+        answer: Promise[memoryview] = Promise()
+
+        def judge(done: Promise[memoryview]) -> None:
+            if done.error is not None:
+                return
+            version, frame = VERSIONS[ApiKey.PRODUCE], done.result()
+            _, position = decode_response_header(ApiKey.PRODUCE, version, frame)
+            told = decode_produce_response(version, frame[position:]).topics[0].partitions[0]
+            if told.error_code == ErrorCode.NONE:
+                where = f"{topic}-{index} at {told.base_offset}"
+                raise InvariantViolation("BadInputIsRefused", f"{where}: a batch of a wrong sum")
+
+        answer.when_done(judge)
+        end.send((len(head) + len(body)).to_bytes(4) + head + body, 1, answer)
+        self._world.schedule(3_000.0, end.close)

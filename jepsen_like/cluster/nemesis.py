@@ -21,6 +21,8 @@ from raftmq.errors import KafkaError
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 CALM_MS = 3_000.0
+OUT_OF_TOUCH_MS = 13_500.0
+"""Ten seconds until a broker calls itself isolated, and some for asking and handing over."""
 LONGEST = 4
 """A safety phase goes on for so many times its length at most, where too little happened in it."""
 
@@ -84,6 +86,7 @@ class Nemesis:
             "delete-records": self._delete_records,
             "clients-cut": self._clients_cut,
             "malformed": self._malformed,
+            "cut-controller": self._cut_controller,
             "shutdown": lambda: self._any_node().shut_down(),
         }
 
@@ -172,6 +175,28 @@ class Nemesis:
         self._for_a_while([(me, o) for o in others] + [(o, me) for o in others])
         if self._random.random() < 0.5:
             self._cut_clients(node)
+
+    def _cut_controller(self) -> None:
+        """A broker and the controller do not hear each other, and everybody else hears both: what
+        the broker leads it has to hand over, for its metadata grows old."""
+        world, controller = self._world, self._controller()
+        others = [node for node in world.present if node is not controller]
+        watch = world.watch
+        leading = [n for n in others if any(n in watch.leaders(g) for g in watch.groups())]
+        lonely = self._random.choice(leading or others)
+        me, its = int(lonely.node_id), int(controller.node_id)
+        world.note("cut off", me, its)
+        self._for_a_while([(me, its), (its, me)], OUT_OF_TOUCH_MS)
+
+        def judge() -> None:
+            if self._is_stopped or controller not in watch.leaders(METADATA_GROUP):
+                return
+            led = [str(g) for g in watch.groups() if lonely in watch.leaders(g)[:1]]
+            if led:
+                told = f"node {me} saw no controller for {OUT_OF_TOUCH_MS:.0f} ms and leads {led}"
+                watch.invariants.breach("IsolatedHandsOver", told)
+
+        world.schedule(OUT_OF_TOUCH_MS - 1.0, judge)
 
     def _one_way(self) -> None:
         node = self._any_node()

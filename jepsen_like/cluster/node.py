@@ -21,8 +21,10 @@ from raftmq.adapters.peer_links import PeerIdentity
 from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.metadata_engine import DrivenEngine, EngineConfig
 from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
+from raftmq.errors import RemoteProtocolError
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.node.composition import NodeCore
@@ -447,6 +449,12 @@ class ClusterNode:
         if self.core is None:
             return
         failures = [r.failure for r in self.core.plane.multiraft.replicas.values() if r.failure]
+        faults = self.world.counts.faults
+        if failures and "full-disk" in faults and "failed-sync" not in faults:
+            # A bare entry beyond its reserve is the only thing that a full disk may stop.
+            broken = [why for why in failures if not why.startswith(DISK_FULL)]
+            if broken:
+                self.world.watch.invariants.breach("FullDiskIsSurvived", broken[0])
         if failures:
             self.kill(f"a replica failed: {failures[0]}")
             self._restart_later()
@@ -508,7 +516,11 @@ class ClusterNode:
 
         def take() -> None:
             assert self.core is not None
-            self.core.plane.frame_received(identity, kind, memoryview(data))
+            try:
+                self.core.plane.frame_received(identity, kind, memoryview(data))
+            except RemoteProtocolError as error:
+                # A process hangs up; nothing here spoils what travels between nodes.
+                self.world.watch.invariants.breach("PeersAreSound", str(error))
 
         self.later(0.0, take)
 

@@ -44,6 +44,7 @@ FAULTS = (
     "clients-cut",
     "malformed",
     "shutdown",
+    "cut-controller",
 )
 
 
@@ -87,6 +88,16 @@ class ClusterOptions:
     weights: tuple[tuple[str, float], ...] = ()
     clock_skew_ms: float = 0.0
     pauses_links: bool = True
+    rest: float = 0.0
+    """How often a producer rests after a batch, for long enough that its log may come to rest."""
+    has_floors: bool = True
+    """False where the fault that is wanted leaves too little time for what a run needs else."""
+    keeps_leaders: bool = False
+    """Nothing that strikes here is a reason for a new leader."""
+    spares_metadata: bool = False
+    """Bytes go bad in partitions alone."""
+    is_black_box: bool = False
+    """Judged by what clients were told alone: no invariant looks inside."""
 
     def with_weights(self, **weights: float) -> ClusterOptions:
         """Other odds of faults; a fault that is not named does not happen."""
@@ -135,7 +146,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     random = Random(f"cluster options {seed}")
     weights = dict(DEFAULT_WEIGHTS)
     # Some runs lack some faults altogether, so that others come in bursts (swarm testing).
-    for fault in FAULTS:
+    for fault in DEFAULT_WEIGHTS:
         if random.random() < 0.25:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
 from raftmq.server.elections import Hold
 from raftmq.server.limits import FRAME_HEAD, Limits, check_frame
@@ -74,6 +75,11 @@ class SimConnection:
         except RemoteProtocolError as error:
             self._port.world.note("protocol error", self._port.node.node_id, error)
             self.close()
+        except Exception as error:
+            if isinstance(error, InvariantViolation):
+                raise
+            # In a process it would end the task of the port, and the node with it.
+            raise InvariantViolation("BadInputIsContained", repr(error)) from error
 
     def _begin_each(self, data: bytes) -> None:
         position = 0

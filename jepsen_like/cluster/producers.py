@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX: Final = 5
 GIVE_UP_MS: Final = 3_000.0
+REST_MS: Final = (300.0, 1_500.0)
 VERSION: Final = 9
 _FORGOTTEN = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER})
 _REFUSED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH})
@@ -50,6 +51,8 @@ class Batch:
     tries: int = 0
     is_in_flight: bool = False
     is_done: bool = False
+    is_next: bool = False
+    """All before it were acknowledged when it was sent."""
     error: int = 0
 
 
@@ -92,7 +95,10 @@ class Producer:
             if self._is_idempotent and pipe.producer_id < 0 and not await self._init(pipe):
                 await kafka.pause()
                 continue
-            pipe.batches = [batch for batch in pipe.batches if not batch.is_done]
+            # From the oldest unanswered one on, so that those after it are never more than brokers
+            # remember of a producer: each may have gone to another node, and be answered first.
+            while pipe.batches and pipe.batches[0].is_done:
+                del pipe.batches[0]
             if pipe.must_drain:
                 if pipe.in_flight:
                     await self._wait()
@@ -103,11 +109,14 @@ class Producer:
                 await kafka.refresh([self._topic])
                 await kafka.pause()
                 for batch in list(pipe.batches):
-                    await self._send(pipe, batch)
+                    if not batch.is_done:
+                        await self._send(pipe, batch)
                 continue
             if len(pipe.batches) < IN_FLIGHT_MAX and not world.is_quiet:
                 await self._send(pipe, self._make(pipe))
                 await kafka.sleep(kafka.random.uniform(low, high))
+                if world.options.rest and kafka.random.random() < world.options.rest:
+                    await kafka.sleep(kafka.random.uniform(*REST_MS))
             elif pipe.in_flight:
                 await self._wait()
         kafka.hang_up()
@@ -157,6 +166,7 @@ class Producer:
             pipe.must_drain = True
             return
         batch.is_in_flight = True
+        batch.is_next = all(b.is_done for b in pipe.batches[: pipe.batches.index(batch)])
         batch.tries += 1
         batch.error = 0
         body = b"".join(map(bytes, self._request(pipe, batch)))
@@ -212,8 +222,7 @@ class Producer:
         batch.error = code
         pipe.must_drain = True
         self._let_go(batch)
-        is_first = pipe.batches[0] is batch
-        if code in _REFUSED or (code in _FORGOTTEN and is_first):
+        if code in _REFUSED or (code in _FORGOTTEN and batch.is_next):
             raise InvariantViolation(
                 "SequenceAccepted",
                 f"{self._name}: the next batch in sequence ({batch.sequence}) of producer "

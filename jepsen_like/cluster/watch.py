@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
+from jepsen_like.cluster.commands_watch import CommandsWatch
+from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.cluster.log_start_moves import decode_wish
 from raftmq.cluster.replica import Replica
 from raftmq.log.log_start import LogStart
@@ -48,7 +49,8 @@ class Watch:
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
-        self.invariants = Invariants()
+        self.invariants = BlindInvariants() if world.options.is_black_box else Invariants()
+        self.commands = CommandsWatch(self.invariants)
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
         self._is_missing = False
@@ -80,6 +82,7 @@ class Watch:
                     self._world.names[replica.group] = name
             register(replica)
 
+        self.commands.attach(core.machine)
         multiraft.register = watched  # type: ignore[method-assign]  # it tells before it does
         unregister = multiraft.unregister
 
@@ -261,11 +264,11 @@ class Watcher:
             return
         known = self._invariants.truth(self.group).committed.get(index)
         if known is None:
-            raise InvariantViolation(
+            self._invariants.breach(
                 "LogMatching",
                 f"{self.group}: {self.replica.self_id} begins at {index}, where nobody committed",
             )
-        self._digests = [known]
+        self._digests = [known or GENESIS]
 
     def _read_log(self) -> None:
         """Compute the chain from the log; blind while a part of it is damaged."""
@@ -323,7 +326,7 @@ class Watcher:
         self.durable_end = min(self.durable_end, end)
         self._world.counts.truncations += 1
         if end < self.commit_end:
-            raise InvariantViolation(
+            self._invariants.breach(
                 "MonotonicHighWatermark", f"{self.group}: truncated to {end} below the watermark"
             )
         while self._ends[-1] > end:
@@ -343,7 +346,7 @@ class Watcher:
     def _judge_commit(self, commit_end: int) -> None:
         replica, invariants, group = self.replica, self._invariants, self.group
         if commit_end < self.commit_end:
-            raise InvariantViolation(
+            invariants.breach(
                 "MonotonicHighWatermark", f"{group}: {replica.self_id} fell to {commit_end}"
             )
         before, self.commit_end = self.commit_end, commit_end
@@ -370,6 +373,10 @@ class Watcher:
         if is_leader and not self._was_leader:
             world.counts.leader_changes += 1
             world.counts.controllers += self.group == METADATA_GROUP
+            if world.keeps_leader(self.group):
+                self._invariants.breach(
+                    "LeadersAreKept", f"{self.group}: {replica.self_id} took over, for no reason"
+                )
             self._invariants.leads(self.group, replica.self_id, soft.term)
             self._invariants.holds_committed(self.group, replica.self_id, soft.term, self.digest_at)
         self._was_leader = is_leader

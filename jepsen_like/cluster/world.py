@@ -21,7 +21,7 @@ from jepsen_like.cluster.wires import Wires
 from jepsen_like.history_events import Event, Recorder
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import VirtualTime
-from raftmq.types import NodeId, RaftGroupId
+from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 
 @define
@@ -78,6 +78,8 @@ class ClusterWorld(VirtualTime):
         self.members: list[Member] = []
         self.is_written = False
         """True once no producer has anything under way."""
+        self.is_under_faults = False
+        """From the first fault on until all have ended."""
         self.is_healed = False
         self.cut_off: dict[int, bool] = {}
         """Nodes that clients cannot reach."""
@@ -116,6 +118,13 @@ class ClusterWorld(VirtualTime):
         group = next((g for g, known in self.names.items() if known == name), None)
         leaders = self.watch.leaders(group) if group is not None else []
         return bool(leaders) and leaders[0].node_id == node_id
+
+    def keeps_leader(self, group: RaftGroupId) -> bool:
+        """True while no fault is a reason for a new leader of this group."""
+        if not (self.options.keeps_leaders and self.is_under_faults):
+            return False
+        own = [f"{topic}-{index}" for topic, index in self.partitions]
+        return group == METADATA_GROUP or self.names.get(group) in own
 
     def loses_client_frame(self) -> bool:
         """True when a client's connection breaks now."""
@@ -159,6 +168,7 @@ class ClusterWorld(VirtualTime):
         self.note("heal")
         self.recorder.note(-1, "heal")
         self.is_healed = True
+        self.is_under_faults = False
         self.wires.is_faulty = self.wires.is_stormy = False
         self.wires.mend_all()
         self.cut_off.clear()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
+from attrs import define
+
+from jepsen_like.cluster.commands_watch import CommandsWatch
 from jepsen_like.cluster.planted import CLUSTER_BUGS, hunt_in_cluster
-from jepsen_like.planted import BUGS, hunt
+from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolation
+from jepsen_like.planted import BUGS, hunt, hunt_with
 from jepsen_like.sim import Verdict, run_seed
+from raftmq.cluster.apply import STALE_SEQUENCE
+from raftmq.cluster.commands import Envelope, NoOperation
+from raftmq.cluster.group_commands import GroupDone
+from raftmq.types import NodeId, Offset
 
 
 @pytest.mark.slow
@@ -35,8 +45,10 @@ def test_a_bug_planted_above_the_groups_is_caught(name: str) -> None:
     "name",
     [
         "acked-before-commit",
-        "sequence-unchecked",
+        "heartbeats-behind-the-disk",
         "read-above-watermark",
+        "rubbish-ends-the-node",
+        "sequence-unchecked",
         "snapshot-without-groups",
     ],
 )
@@ -44,3 +56,83 @@ def test_a_bug_planted_above_the_groups_is_caught_soon(name: str) -> None:
     """Those that a seed or two find; all of them are for the soak."""
     catch = hunt_in_cluster(name, seeds=5)
     assert catch.is_caught, str(catch)
+
+
+# ---- the hunt itself ----
+
+
+@define
+class Run:
+    """What a hunt is told of a run."""
+
+    verdict: Verdict
+    name: str
+
+
+class Product:
+    """Has a bug while one is planted, and perhaps another all the time."""
+
+    def __init__(self, *, is_always_bad: bool = False) -> None:
+        self.is_planted = False
+        self.is_always_bad = is_always_bad
+
+    @contextmanager
+    def plant(self) -> Iterator[None]:
+        self.is_planted = True
+        yield
+        self.is_planted = False
+
+    def run(self, seed: int) -> Run:
+        if self.is_planted and seed == 2:
+            return Run(Verdict.ANOMALY, "SomethingElse")
+        if (self.is_planted or self.is_always_bad) and seed >= 3:
+            return Run(Verdict.ANOMALY, "Named")
+        return Run(Verdict.CLEAN, "")
+
+
+def test_only_what_is_named_counts_as_caught() -> None:
+    product = Product()
+    catch = hunt_with("bug", product.plant, ("Named",), product.run, range(1, 9))
+    assert (catch.is_caught, catch.seeds, catch.found) == (True, 3, "Named")
+    assert catch.others == ("SomethingElse at 2",)
+    assert "caught at seed 3 by Named" in str(catch)
+    assert not hunt_with("bug", product.plant, ("Other",), product.run, range(1, 9)).is_caught
+
+
+def test_a_seed_that_is_not_clean_without_the_bug_shows_nothing() -> None:
+    product = Product(is_always_bad=True)
+    catch = hunt_with("bug", product.plant, ("Named",), product.run, range(1, 9))
+    assert not catch.is_caught
+    assert "NOT CLEAN without it" in str(catch)
+
+
+def test_a_hunt_ends_in_time() -> None:
+    product, seconds = Product(), iter(range(0, 1000, 25))
+    catch = hunt_with(
+        "bug", product.plant, ("None",), product.run, range(1, 99), clock=lambda: next(seconds)
+    )
+    assert not catch.is_caught
+    assert catch.seeds == 2
+    assert "ESCAPED 2 seeds" in str(catch)
+
+
+# ---- invariants of commands ----
+
+
+def _envelope(sequence: int) -> Envelope:
+    return Envelope(
+        version=1, node_id=NodeId(1), incarnation=7, sequence=sequence, command=NoOperation()
+    )
+
+
+def test_a_command_takes_effect_once() -> None:
+    watch = CommandsWatch(Invariants())
+    watch.applied(_envelope(1), GroupDone(), Offset(5))
+    watch.applied(_envelope(1), GroupDone(), Offset(5))  # another node applies the same
+    watch.applied(_envelope(1), STALE_SEQUENCE, Offset(6))
+    watch.applied(_envelope(2), GroupDone(), Offset(7))
+    with pytest.raises(InvariantViolation, match="CommandsApplyOnce"):
+        watch.applied(_envelope(1), GroupDone(), Offset(8))
+    blind = CommandsWatch(BlindInvariants())
+    blind.applied(_envelope(1), GroupDone(), Offset(5))
+    blind.applied(_envelope(1), GroupDone(), Offset(8))

@@ -1,0 +1,48 @@
+"""A bug to be planted in the product's own modules, and how patches become a plant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from unittest.mock import patch
+
+from attrs import frozen
+
+from jepsen_like.cluster.stress import Stress
+
+Plant = Callable[[], AbstractContextManager[None]]
+
+
+@frozen
+class ClusterBug:
+    """A planted bug, where to look for it, and what it is that it breaks.
+
+    Attributes:
+        promise: of mission.md, by number.
+        rules: of hazards.md, by number.
+        caught_by: invariants and checkers that count as having caught it.
+    """
+
+    plant: Plant
+    options: Stress
+    promise: int
+    rules: tuple[int, ...]
+    caught_by: tuple[str, ...]
+
+
+def patching(*targets: tuple[object, str, object]) -> Plant:
+    """Replace these attributes while the bug is planted."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        with ExitStack() as patches:
+            for target in targets:
+                patches.enter_context(patch.object(*target))
+            yield
+
+    return plant
+
+
+def nothing(*_arguments: object, **_named: object) -> None:
+    """In place of what is forgotten."""
+    return

@@ -1,0 +1,87 @@
+"""The watch over the metadata group's commands: what must hold of each one that takes effect.
+
+    CommandsApplyOnce      a command takes effect once, though its submitter may send it again
+    CoordinatorIsFenced    a group changes only by commands of the coordinator that has claimed it
+
+One for a run: it sees the commands as every node applies them. Observes only.
+"""
+
+from __future__ import annotations
+
+from jepsen_like.invariants import Invariants
+from raftmq.cluster.commands import Envelope, Rejection, Result
+from raftmq.cluster.group_commands import CommitMany, CommitOffsets, CommitsDone, Generation
+from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.errors import ErrorCode
+from raftmq.raft.ready import SoftState
+from raftmq.types import Offset, RaftIndex
+
+
+class CommandsWatch:
+    """What took effect so far, by submitter and sequence."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        self._invariants = invariants
+        self._applied: dict[tuple[int, int, int], Offset] = {}
+
+    def attach(self, machine: MetadataMachine) -> None:
+        """Be told what one node applies."""
+        machine.add_listener(_Listener(self, machine))
+
+    def applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
+        """A command was applied by some node."""
+        if isinstance(result, Rejection):
+            return
+        key = (int(envelope.node_id), envelope.incarnation, envelope.sequence)
+        first = self._applied.setdefault(key, offset)
+        if first != offset:
+            name = type(envelope.command).__name__
+            self._invariants.breach(
+                "CommandsApplyOnce",
+                f"{name} {key} took effect at {first} and again at {offset}",
+            )
+
+    def changed_group(
+        self, image: MetadataImage, command: Generation | CommitOffsets, offset: Offset
+    ) -> None:
+        """A coordinator's command changed its group; `image` is what came of it."""
+        group = image.groups.get(command.group)
+        if group is not None and group.coordinator_epoch != command.coordinator_epoch:
+            self._invariants.breach(
+                "CoordinatorIsFenced",
+                f"{type(command).__name__} at {offset} of coordinator epoch "
+                f"{command.coordinator_epoch} changed {command.group}, whose coordinator is "
+                f"{group.coordinator} of epoch {group.coordinator_epoch}",
+            )
+
+
+class _Listener:
+    """One node's machine, as it applies."""
+
+    def __init__(self, watch: CommandsWatch, machine: MetadataMachine) -> None:
+        self._watch = watch
+        self._machine = machine
+
+    def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
+        """Judge one command."""
+        watch, image, command = self._watch, self._machine.image, envelope.command
+        watch.applied(envelope, result, offset)
+        if isinstance(result, CommitsDone) and isinstance(command, CommitMany):
+            for commit, code in zip(command.commits, result.codes, strict=True):
+                if code == ErrorCode.NONE:
+                    watch.changed_group(image, commit, offset)
+        elif isinstance(command, Generation | CommitOffsets) and not isinstance(result, Rejection):
+            watch.changed_group(image, command, offset)
+
+    def state_restored(self, image: MetadataImage) -> None:
+        """A snapshot: nothing is applied twice by it."""
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """Seen command by command."""
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Seen command by command."""
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Replicas are watched elsewhere."""

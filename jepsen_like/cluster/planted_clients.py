@@ -1,0 +1,272 @@
+"""Bugs planted in what clients are told: acknowledgements, producers, groups, metadata.
+
+Each patches the product's own modules and undoes it, with the options that stress what it breaks,
+what it breaks, and what it must be caught by.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from unittest.mock import patch
+
+import attrs
+import msgspec
+from immutables import Map
+
+from jepsen_like.cluster import stress
+from jepsen_like.cluster.bug import ClusterBug, nothing, patching
+from raftmq.cluster import apply as metadata_apply
+from raftmq.cluster import group_image, metadata_machine
+from raftmq.cluster.commands import AllocateProducerIds, ProducerIds
+from raftmq.cluster.group_commands import Claimed, ClaimGroup, CommitMany
+from raftmq.cluster.metadata_snapshot import SnapshotEncoder
+from raftmq.cluster.parked_produces import AppendResult
+from raftmq.cluster.partition import Partition
+from raftmq.cluster.partition_producers import PartitionProducers
+from raftmq.cluster.partition_results import DeleteResult
+from raftmq.cluster.producer_state import ACCEPT, ProducerStateTable
+from raftmq.cluster.raft_engine import RaftMetadataEngine
+from raftmq.cluster.retention import Retention
+from raftmq.errors import ErrorCode
+from raftmq.groups.group import Group
+from raftmq.promise import Promise
+from raftmq.types import Offset
+
+
+def _no_error(*_arguments: object, **_named: object) -> ErrorCode:
+    return ErrorCode.NONE
+
+
+def _at_once(_self: Partition, result: AppendResult, *_rest: object) -> AppendResult:
+    return result
+
+
+_acknowledge_duplicate = Partition._acknowledge_duplicate
+
+
+def _duplicate_at_once(self: Partition, duplicate: Any, _acks: int, timeout_ms: int) -> Any:
+    return _acknowledge_duplicate(self, duplicate, 1, timeout_ms)
+
+
+def _accept(_self: ProducerStateTable, _header: object) -> Any:
+    return ACCEPT
+
+
+def _log_end(self: Partition) -> Offset:
+    return self.replica.log_end_offset
+
+
+def _kept(_engine: object, timeout_ms: float | None = None) -> Promise[None]:
+    return Promise.resolved(None)
+
+
+_claim = group_image._claim
+
+
+def _claim_anew(image: Any, command: Any, live_epoch: Any) -> Any:
+    """A new coordinator begins with nothing but the name."""
+    after, result = _claim(image, command, live_epoch)
+    group = after.get(command.group)
+    if isinstance(result, Claimed) and group is not None:
+        after = after._with(attrs.evolve(group, generation=0, members=()))
+    return after, result
+
+
+def _claim_without_offsets(image: Any, command: Any, live_epoch: Any) -> Any:
+    after, result = _claim(image, command, live_epoch)
+    group = after.get(command.group)
+    if isinstance(result, Claimed) and group is not None:
+        after = after._with(attrs.evolve(group, offsets=Map()))
+    return after, result
+
+
+def _same_ids(image: Any, envelope: Any, _offset: Any) -> Any:
+    start = image.next_producer_id
+    return image, ProducerIds(start, start + envelope.command.count)
+
+
+def _own_time(self: Retention) -> int | None:
+    return self._clock.wall_ms() if self._replica.is_writable else None
+
+
+_delete_records = Partition.delete_records
+
+
+def _deleted_at_once(self: Partition, offset: int, timeout_ms: int) -> Any:
+    result = _delete_records(self, offset, timeout_ms)
+    return DeleteResult(0, Offset(offset)) if isinstance(result, Promise) else result  # type: ignore[arg-type]
+
+
+_encode_snapshot = SnapshotEncoder.encode
+
+
+def _without_groups(self: SnapshotEncoder, image: Any) -> bytes:
+    empty = attrs.evolve(image, groups=attrs.evolve(image.groups, groups=Map()))
+    return _encode_snapshot(self, empty)
+
+
+def _no_state(_self: Partition, _offset: Offset, _index: object) -> bytes:
+    return ProducerStateTable().encode()
+
+
+_apply = metadata_apply.apply
+
+
+def _apply_twice(image: Any, envelope: Any, offset: Any) -> Any:
+    after, result = _apply(image, envelope, offset)
+    if result is metadata_apply.STALE_SEQUENCE:
+        forgotten = attrs.evolve(image, submitters=Map())
+        return _apply(forgotten, envelope, offset)
+    return after, result
+
+
+_apply_group = group_image.apply_group
+
+
+def _as_present(image: Any, command: Any) -> Any:
+    """A command as if it were the present coordinator's."""
+    group = image.get(command.group)
+    if group is None or not hasattr(command, "coordinator_epoch"):
+        return command
+    return msgspec.structs.replace(command, coordinator_epoch=group.coordinator_epoch)
+
+
+def _apply_any_coordinator(image: Any, command: Any, live_epoch: Any) -> Any:
+    """Whoever was a coordinator once may still change the group."""
+    if isinstance(command, ClaimGroup):
+        return _apply_group(image, command, live_epoch)
+    if isinstance(command, CommitMany):
+        commits = tuple(_as_present(image, commit) for commit in command.commits)
+        command = msgspec.structs.replace(command, commits=commits)
+    return _apply_group(image, _as_present(image, command), live_epoch)
+
+
+def _log_end_of_follower(self: Partition) -> Offset:
+    replica = self.replica
+    return replica.high_watermark if replica.is_leader else replica.log_end_offset
+
+
+_REFUSED = "SequenceAccepted"
+
+CLIENT_BUGS: Final[dict[str, ClusterBug]] = {
+    "acked-before-commit": ClusterBug(
+        patching((Partition, "_acknowledge", _at_once)),
+        stress.leaders,
+        1,
+        (12,),
+        ("lost-write", "inconsistent-offsets", "divergence", "unseen", _REFUSED),
+    ),
+    "duplicate-acked-before-commit": ClusterBug(
+        patching((Partition, "_acknowledge_duplicate", _duplicate_at_once)),
+        stress.leaders,
+        7,
+        (14,),
+        ("lost-write", "inconsistent-offsets", "divergence", "unseen", _REFUSED),
+    ),
+    "sequence-unchecked": ClusterBug(
+        patching((ProducerStateTable, "check", _accept)),
+        stress.leaders,
+        7,
+        (),
+        ("duplicate", "nonmonotonic-send"),
+    ),
+    "producers-not-rolled-back": ClusterBug(
+        patching((PartitionProducers, "truncated", nothing)),
+        stress.leaders,
+        7,
+        (14,),
+        ("AssertionError", _REFUSED),
+    ),
+    "producers-lost-at-log-start": ClusterBug(
+        patching((Partition, "state_at", _no_state)),
+        stress.deletions_at_rest,
+        7,
+        (3, 14),
+        (_REFUSED, "duplicate"),
+    ),
+    "producer-ids-twice": ClusterBug(
+        lambda: patch.dict(metadata_apply._HANDLERS, {AllocateProducerIds: _same_ids}),
+        stress.leaders,
+        7,
+        (),
+        (_REFUSED, "lost-write"),
+    ),
+    "read-above-watermark": ClusterBug(
+        patching((Partition, "readable_end", property(_log_end))),
+        stress.leaders,
+        2,
+        (11,),
+        ("out-of-range", "divergence", "inconsistent-offsets"),
+    ),
+    "follower-serves-its-log-end": ClusterBug(
+        patching((Partition, "readable_end", property(_log_end_of_follower))),
+        stress.leaders,
+        2,
+        (16,),
+        ("divergence", "inconsistent-offsets", "phantom", "out-of-range"),
+    ),
+    "deleted-before-commit": ClusterBug(
+        patching((Partition, "delete_records", _deleted_at_once)),
+        stress.deletions,
+        2,
+        (3,),
+        ("out-of-range",),
+    ),
+    "retention-by-own-clock": ClusterBug(
+        patching((Retention, "now_ms", _own_time)),
+        stress.clocks,
+        6,
+        (3,),
+        ("RetentionByAgreedTime",),
+    ),
+    "zombie-commits": ClusterBug(
+        patching((group_image, "check_commit", nothing), (Group, "check_commit", _no_error)),
+        stress.coordinators,
+        9,
+        (20,),
+        ("zombie-commit", "commit-regression"),
+    ),
+    "committed-without-barrier": ClusterBug(
+        patching((RaftMetadataEngine, "read_barrier", _kept)),
+        stress.coordinators,
+        9,
+        (18,),
+        ("linear-committed", "lost-commit"),
+    ),
+    "claim-forgets-generation": ClusterBug(
+        patching((group_image, "_claim", _claim_anew)),
+        stress.coordinators,
+        9,
+        (20,),
+        ("double-assignment", "generation-back", "zombie-commit"),
+    ),
+    "claim-forgets-offsets": ClusterBug(
+        patching((group_image, "_claim", _claim_without_offsets)),
+        stress.coordinators,
+        9,
+        (20,),
+        ("lost-commit", "linear-committed", "consume-skip"),
+    ),
+    "coordinator-unfenced": ClusterBug(
+        patching((metadata_apply, "apply_group", _apply_any_coordinator)),
+        stress.sleepers,
+        9,
+        (20,),
+        ("CoordinatorIsFenced",),
+    ),
+    "command-applied-twice": ClusterBug(
+        patching((metadata_machine, "apply", _apply_twice)),
+        stress.coordinators,
+        9,
+        (17,),
+        ("CommandsApplyOnce",),
+    ),
+    "snapshot-without-groups": ClusterBug(
+        patching((SnapshotEncoder, "encode", _without_groups)),
+        stress.snapshots,
+        9,
+        (22,),
+        ("lost-commit", "linear-committed", "Convergence"),
+    ),
+}
+"""By name. Each must be caught within 200 seeds."""

@@ -1,0 +1,190 @@
+"""Bugs planted in what nodes do with disks, damage, peers and bad input.
+
+Each patches the product's own modules and undoes it, with the options that stress what it breaks,
+what it breaks, and what it must be caught by.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from attrs import evolve
+
+from jepsen_like.cluster import stress
+from jepsen_like.cluster.bug import ClusterBug, nothing, patching
+from raftmq import records
+from raftmq.adapters.data_folder import DataFolder
+from raftmq.cluster import partition
+from raftmq.cluster.broker_lifecycle import BrokerLifecycle
+from raftmq.cluster.isolation import Isolation
+from raftmq.cluster.readmission import Readmission
+from raftmq.cluster.repair import Repairer
+from raftmq.cluster.replica import Replica
+from raftmq.errors import CorruptBatchError, RemoteProtocolError
+from raftmq.log import batch_reader
+from raftmq.log.bare_entries import BareEntries
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.segment import Segment
+from raftmq.node.partitions import Partitions
+from raftmq.ports import DiskError, DiskFullError
+from raftmq.raft.messages import Heartbeat
+from raftmq.server.dispatch import Dispatcher
+from raftmq.types import NodeId
+
+_unlocked = DataFolder.unlocked.__func__  # type: ignore[attr-defined]  # a classmethod's function
+
+
+def _same_storage(cls: type[DataFolder], /, disk: Any, root: str, **named: Any) -> DataFolder:
+    node_id: NodeId = named["node_id"]
+    folder: DataFolder = _unlocked(cls, disk, root, **{**named, "draw": 1_000 + node_id})
+    return folder
+
+
+_check_batch_at = records.check_batch_at
+
+
+def _check_all_but_the_sum(view: memoryview, position: int) -> Any:
+    try:
+        return _check_batch_at(view, position)
+    except CorruptBatchError as error:
+        if "CRC" not in error.message:
+            raise
+        return records.parse_header(view, position)
+
+
+_append_batch = ReplicatedLog.append_batch
+
+
+def _append_or_fail(self: ReplicatedLog, *arguments: Any, **named: Any) -> None:
+    """A full disk is taken for a broken one."""
+    try:
+        _append_batch(self, *arguments, **named)
+    except DiskFullError as error:
+        raise DiskError(str(error)) from error
+
+
+_append = Replica.append
+
+
+_perform = Replica._perform
+
+
+def _perform_and_hold_heartbeats(self: Replica, ready: Any) -> None:
+    """Heartbeats leave with what has to be flushed first."""
+    beats = tuple(m for m in ready.send_now if isinstance(m, Heartbeat))
+    if beats and self.log.flushed_end < self.log.end_index:
+        rest = tuple(m for m in ready.send_now if not isinstance(m, Heartbeat))
+        ready = evolve(ready, send_now=rest, send_after_flush=(*ready.send_after_flush, *beats))
+    _perform(self, ready)
+
+
+def _remove_stranger(self: Partitions, action: Any) -> None:
+    """What the image does not account for is deleted."""
+    for name, topic_id, index in self._folders():
+        if (topic_id, index) == (action.topic_id, action.partition):
+            self._remove_folder(f"{self._root}/{name}/partition-{index}")
+
+
+def _at_once(self: BrokerLifecycle) -> bool:
+    """An image counts as current before anything says so."""
+    return True
+
+
+_begin = Dispatcher.begin
+
+
+def _begin_unguarded(self: Dispatcher, *arguments: Any) -> None:
+    """What a decoder says of rubbish is nobody's business."""
+    try:
+        _begin(self, *arguments)
+    except RemoteProtocolError as error:
+        raise ValueError(str(error)) from error
+
+
+def _parsed_batches(data: Any) -> list[Any]:
+    """Headers of produced batches, their bytes unchecked."""
+    return [header for header, _ in records.split_batches(data)]
+
+
+NODE_BUGS: Final[dict[str, ClusterBug]] = {
+    "wiped-keeps-storage": ClusterBug(
+        patching((DataFolder, "unlocked", classmethod(_same_storage))),
+        stress.wipes,
+        5,
+        (6,),
+        ("LeaderCompleteness", "CommittedIsDurableAtMajority", "MonotonicHighWatermark"),
+    ),
+    "wiped-never-readmitted": ClusterBug(
+        patching((Readmission, "step", nothing)), stress.wipes, 10, (6,), ("Liveness",)
+    ),
+    "damage-served": ClusterBug(
+        patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),
+        stress.rot,
+        4,
+        (5,),
+        ("LogMatching",),
+    ),
+    "damage-served-to-clients": ClusterBug(
+        patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),
+        stress.rot_as_clients_see_it,
+        4,
+        (5,),
+        ("DamageIsNeverServed", "divergence", "phantom"),
+    ),
+    "damage-never-repaired": ClusterBug(
+        patching((Repairer, "_ask", nothing)), stress.rot, 4, (), ("Liveness",)
+    ),
+    "failed-sync-believed": ClusterBug(
+        patching((Segment, "write_again", nothing), (BareEntries, "write_again", nothing)),
+        stress.power,
+        1,
+        (8,),
+        ("FlushedSurvives", "CrashKeepsIdentity"),
+    ),
+    "full-disk-is-the-end": ClusterBug(
+        patching((ReplicatedLog, "append_batch", _append_or_fail)),
+        stress.full_disks,
+        10,
+        (8,),
+        ("FullDiskIsSurvived",),
+    ),
+    "isolated-leads-on": ClusterBug(
+        patching((Isolation, "tick", nothing)),
+        stress.out_of_touch,
+        10,
+        (19,),
+        ("IsolatedHandsOver",),
+    ),
+    "unknown-folder-deleted": ClusterBug(
+        patching(
+            (Partitions, "_quarantine", _remove_stranger),
+            (BrokerLifecycle, "is_current", property(_at_once)),
+        ),
+        stress.restarts,
+        2,
+        (7,),
+        ("FlushedSurvives", "CrashKeepsIdentity", "Liveness"),
+    ),
+    "heartbeats-behind-the-disk": ClusterBug(
+        patching((Replica, "_perform", _perform_and_hold_heartbeats)),
+        stress.slow_disks,
+        10,
+        (15,),
+        ("LeadersAreKept",),
+    ),
+    "rubbish-ends-the-node": ClusterBug(
+        patching((Dispatcher, "begin", _begin_unguarded)),
+        stress.rubbish,
+        11,
+        (),
+        ("BadInputIsContained",),
+    ),
+    "wrong-sum-accepted": ClusterBug(
+        patching((partition, "check_batches", _parsed_batches)),
+        stress.rubbish,
+        11,
+        (5,),
+        ("BadInputIsRefused", "DamageIsNeverServed", "PeersAreSound"),
+    ),
+}
+"""By name. Each must be caught within 200 seeds."""

@@ -1,0 +1,164 @@
+"""Options that stress one thing, so that a planted bug is met soon; the seed draws all the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
+
+Stress = Callable[[int], ClusterOptions]
+
+
+def drawn(seed: int, **changes: Any) -> ClusterOptions:
+    """Three nodes with little on them."""
+    options = draw_cluster_options(seed)
+    small: dict[str, Any] = {
+        "nodes": 3,
+        "partitions": 1,
+        "safety_ms": 4_000,
+        "retention_bytes": -1,
+    }
+    return attrs.evolve(options, **{**small, **changes})
+
+
+def leaders(seed: int) -> ClusterOptions:
+    """Leaders die or are cut off again and again, and producers send again."""
+    return drawn(
+        seed,
+        client_drop=0.02,
+        fault_every_ms=(80.0, 350.0),
+        fault_lasts_ms=(60.0, 500.0),
+    ).with_weights(isolate_leader=4, crash_leader=3, transfer=2, one_way=1, kill=1)
+
+
+def power(seed: int) -> ClusterOptions:
+    """Power loss and failing syncs, short outages."""
+    return drawn(
+        seed,
+        fsync_ms=(1.0, 10.0),
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(20.0, 200.0),
+    ).with_weights(crash=3, crash_leader=2, crash_all=2, failed_sync=4, kill=1)
+
+
+def restarts(seed: int) -> ClusterOptions:
+    """Processes end, one or all of them, and come back to what their disks hold."""
+    return drawn(seed, fault_every_ms=(150.0, 500.0), fault_lasts_ms=(20.0, 200.0)).with_weights(
+        kill=3, crash_all=1, shutdown=2
+    )
+
+
+def coordinators(seed: int) -> ClusterOptions:
+    """The metadata group and the coordinators change, members come late."""
+    return drawn(
+        seed,
+        client_drop=0.02,
+        straggler=0.03,
+        session_ms=700,
+        fault_every_ms=(80.0, 400.0),
+        fault_lasts_ms=(100.0, 900.0),
+    ).with_weights(isolate_controller=4, isolate=2, clients_cut=3, pause=3, transfer=1, kill=2)
+
+
+def wipes(seed: int) -> ClusterOptions:
+    """Storages are lost while leaders change."""
+    return drawn(seed, fault_every_ms=(150.0, 500.0), fault_lasts_ms=(50.0, 400.0)).with_weights(
+        wipe=4, isolate_leader=2, crash_leader=1
+    )
+
+
+def rot(seed: int) -> ClusterOptions:
+    """Flushed bytes go bad."""
+    return drawn(
+        seed, fault_every_ms=(150.0, 500.0), fault_lasts_ms=(50.0, 300.0), segment_bytes=2_048
+    ).with_weights(rot=3, rot_everywhere=1, transfer=2, kill=1)
+
+
+def rot_as_clients_see_it(seed: int) -> ClusterOptions:
+    """The same, judged by what clients were told alone."""
+    return attrs.evolve(rot(seed), is_black_box=True, spares_metadata=True)
+
+
+def deletions(seed: int) -> ClusterOptions:
+    """Records are deleted while leaders change and replicas are replaced."""
+    return drawn(
+        seed, fault_every_ms=(80.0, 350.0), fault_lasts_ms=(60.0, 500.0), segment_bytes=2_048
+    ).with_weights(delete_records=5, isolate=3, isolate_leader=2, transfer=2, wipe=1, kill=1)
+
+
+def deletions_at_rest(seed: int) -> ClusterOptions:
+    """Everything is deleted while producers rest; then processes end, and producers go on."""
+    return drawn(
+        seed,
+        rest=0.05,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(30.0, 200.0),
+        segment_bytes=2_048,
+    ).with_weights(delete_records=6, kill=3, crash_leader=1, transfer=1)
+
+
+def clocks(seed: int) -> ClusterOptions:
+    """Clocks jump by days."""
+    return drawn(seed, clock_skew_ms=15 * 86_400_000.0, segment_bytes=2_048).with_weights(
+        clock_jump=4, transfer=2, crash_leader=1
+    )
+
+
+def snapshots(seed: int) -> ClusterOptions:
+    """Metadata snapshots are taken and installed."""
+    return drawn(seed, snapshot_bytes=8_192).with_weights(wipe=2, crash=2, isolate=2, kill=1)
+
+
+def full_disks(seed: int) -> ClusterOptions:
+    """Disks are full for a while."""
+    return drawn(seed, fault_every_ms=(200.0, 600.0), fault_lasts_ms=(200.0, 900.0)).with_weights(
+        full_disk=4, isolate_leader=1, kill=1
+    )
+
+
+def slow_disks(seed: int) -> ClusterOptions:
+    """Every flush takes longer than an election timeout, and nothing else is wrong."""
+    return drawn(
+        seed,
+        has_floors=False,
+        keeps_leaders=True,
+        slow_fsync_ms=1_200.0,
+        fault_every_ms=(300.0, 900.0),
+        fault_lasts_ms=(500.0, 1_500.0),
+        drop=0.0,
+        straggler=0.0,
+        client_drop=0.0,
+    ).with_weights(slow_disk=1)
+
+
+def rubbish(seed: int) -> ClusterOptions:
+    """Clients send rubbish, and batches whose bytes changed on the way."""
+    return drawn(seed, fault_every_ms=(50.0, 200.0)).with_weights(
+        malformed=6, transfer=1, crash_leader=1, kill=1
+    )
+
+
+def out_of_touch(seed: int) -> ClusterOptions:
+    """A broker loses sight of the controller, and of nobody else, for longer than ten seconds."""
+    return drawn(
+        seed,
+        has_floors=False,
+        safety_ms=16_000,
+        fault_every_ms=(14_000.0, 15_000.0),
+        drop=0.0,
+        straggler=0.0,
+    ).with_weights(cut_controller=1)
+
+
+def sleepers(seed: int) -> ClusterOptions:
+    """Coordinators stop for longer than a broker's session, and go on with what they had begun."""
+    return drawn(
+        seed,
+        session_ms=1_200,
+        safety_ms=12_000,
+        fault_every_ms=(900.0, 2_200.0),
+        fault_lasts_ms=(1_500.0, 2_600.0),
+    ).with_weights(pause=6, kill=1, isolate_controller=1)

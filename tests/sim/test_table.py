@@ -1,0 +1,46 @@
+"""The generated table: up to date, and without gaps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jepsen_like import table
+from jepsen_like.__main__ import main
+from jepsen_like.cluster.planted import CLUSTER_BUGS
+from jepsen_like.planted import BUGS
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
+
+
+def test_what_stands_has_its_bugs() -> None:
+    assert table.gaps() == []
+    assert len(BUGS) + len(CLUSTER_BUGS) >= 30
+    assert not BUGS.keys() & CLUSTER_BUGS.keys()
+
+
+def test_a_gap_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "CLUSTER_BUGS", {})
+    found = table.gaps()
+    assert "promise 9 has 0 bugs" in found
+    assert "rule 20 has 0 bugs" in found
+
+
+def test_the_document_is_up_to_date() -> None:
+    text = DOCUMENT.read_text()
+    assert table.with_table(text) == text, "python -m jepsen_like table --write docs/testing.md"
+
+
+def test_the_command_brings_a_document_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    assert main(["table", "--write", str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "`acked-before-commit`" in text
+    assert "old\n" not in text
+    path.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks"):
+        table.write_table(path)
