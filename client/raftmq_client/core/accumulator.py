@@ -57,7 +57,10 @@ class Receipt:
     @property
     def is_done(self) -> bool:
         """True once the outcome is settled: ok, failed or unknown."""
-        return self._error is not None or (self.batch is not None and self.batch.is_done)
+        if self._error is not None:
+            return True
+        batch = self._follow()
+        return batch is not None and batch.is_done
 
     @property
     def outcome(self) -> Outcome | None:
@@ -72,7 +75,8 @@ class Receipt:
         """Why it failed or is unknown; None while pending or ok."""
         if self._error is not None:
             return self._error
-        return self.batch.error if self.batch is not None else None
+        batch = self._follow()
+        return batch.error if batch is not None else None
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged.
@@ -96,7 +100,7 @@ class Receipt:
     @property
     def place(self) -> RecordMetadata | None:
         """Where the record is; None while pending, and when it failed or is unknown."""
-        batch = self.batch
+        batch = self._follow()
         if batch is None or not batch.is_done or self.error is not None:
             return None
         offset = batch.base_offset + self.index if batch.base_offset >= 0 else -1
@@ -108,13 +112,27 @@ class Receipt:
         assert not self.is_done
         if self.listeners is None:
             self.listeners = []
+            batch = self._follow()
+            if batch is not None:
+                batch.listening.append(self)
         self.listeners.append(listener)
-        if self.batch is not None:
-            self.batch.has_listeners = True
 
     def fail(self, error: ClientError) -> None:
         """Settle a receipt that never got into a batch."""
         self._error = error
+
+    def _follow(self) -> Batch | None:
+        """Its batch, or the part of it that it is in since that was split."""
+        batch = self.batch
+        while batch is not None and batch.halves is not None:
+            first, second = batch.halves
+            if self.index < len(first.records):
+                batch = first
+            else:
+                self.index -= len(first.records)
+                batch = second
+            self.batch = batch
+        return batch
 
 
 Listener = Callable[[Any], None]
@@ -131,7 +149,10 @@ class Batch:
     created_at: float
     deadline: float
     records: list[NewRecord] = field(factory=list)
-    receipts: list[Receipt] = field(factory=list)
+    listening: list[Receipt] = field(factory=list)
+    """Receipts that somebody listens to. The others know their batch, and are their owners'."""
+    halves: tuple[Batch, Batch] | None = None
+    """What it was split into."""
     size_bytes: int = BATCH_OVERHEAD
     is_closed: bool = False
     is_hurried: bool = False
@@ -148,16 +169,18 @@ class Batch:
     base_offset: int = -1
     log_append_time: int = -1
     last_error: ClientError | None = None
-    has_listeners: bool = False
 
     def add(self, record: NewRecord, receipt: Receipt, size: int) -> None:
         """Take one more record."""
         receipt.batch = self
         receipt.index = len(self.records)
         if receipt.listeners is not None:
-            self.has_listeners = True
+            self.listening.append(receipt)
+        self.take(record, size)
+
+    def take(self, record: NewRecord, size: int) -> None:
+        """Take one more record, whose receipt is known elsewhere."""
         self.records.append(record)
-        self.receipts.append(receipt)
         self.size_bytes += size
 
     def settle(self, error: ClientError | None, base_offset: int, log_append_time: int) -> None:
@@ -177,16 +200,19 @@ class Batch:
         for start, end in ((0, middle), (middle, len(self.records))):
             order = (self.order[0], self.order[1] + start)
             half = Batch(self.key, order, self.created_at, self.deadline, is_closed=True)
-            for record, receipt in zip(
-                self.records[start:end], self.receipts[start:end], strict=True
-            ):
-                half.add(record, receipt, record_size(record))
+            for record in self.records[start:end]:
+                half.take(record, record_size(record))
             half.may_exist = self.may_exist
             half.producer_epoch = self.producer_epoch
             if self.base_sequence >= 0:
                 half.base_sequence = (self.base_sequence + start) & 0x7FFFFFFF
             halves.append(half)
-        return halves[0], halves[1]
+        self.halves = halves[0], halves[1]
+        for receipt in self.listening:
+            part = receipt._follow()
+            assert part is not None
+            part.listening.append(receipt)
+        return self.halves
 
 
 def record_size(record: NewRecord) -> int:

@@ -156,7 +156,6 @@ class ProducerCore:
         receipt.batch = batch
         receipt.index = len(batch.records)
         batch.records.append(record)
-        batch.receipts.append(receipt)
         return receipt
 
     def hurry(self, receipt: Receipt) -> bool:
@@ -589,8 +588,7 @@ class ProducerCore:
         if batch.is_done:
             return
         batch.settle(error, base_offset, log_append_time)
-        if batch.has_listeners:
-            self._settled.extend(item for item in batch.receipts if item.listeners is not None)
+        self._settled.extend(batch.listening)
         self.accumulator.release(batch)
         self.pending -= len(batch.records)
 
