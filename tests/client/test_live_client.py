@@ -1,16 +1,13 @@
 """The client on real brokers, by all its drivers: blocking, trio and asyncio.
 
-Three raftmq nodes, and with `TEST_KAFKA=host:port` a Kafka cluster; what holds on one must hold on
-the other, and what one driver does, all do.
+On raftmq, and with the marker `kafka` on Apache Kafka; what holds on one must hold on the other,
+and what one driver does, all do.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,37 +16,10 @@ from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client import BrokerError, Outcome
-from tests.client.drivers import NAMES, Driver, open_driver
-from tests.live.harness import Cluster
+from tests.client.conftest import Fragile
+from tests.client.drivers import Driver
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
-
-KAFKA = os.environ.get("TEST_KAFKA")
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with open_driver(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(params=["raftmq", *(["kafka"] if KAFKA else [])])
-def bootstrap(request: pytest.FixtureRequest) -> str:
-    if request.param == "kafka":
-        assert KAFKA is not None
-        return KAFKA
-    cluster: Cluster = request.getfixturevalue("shared_cluster")
-    return cluster.bootstrap
-
-
-@pytest.fixture
-def topic(driver: Driver, bootstrap: str) -> Iterator[str]:
-    """A topic of four partitions."""
-    name = f"client-{time.time_ns()}"
-    with driver.admin(bootstrap) as admin:
-        admin.create_topic(name, 4)
-        yield name
-        admin.delete_topic(name)
 
 
 def keys(topic: str) -> list[TopicPartition]:
@@ -182,22 +152,22 @@ def test_refusals_have_kafkas_names(driver: Driver, bootstrap: str, topic: str) 
     indirect=["driver"],
 )
 def test_a_leader_that_dies_or_freezes_costs_neither_order_nor_records(
-    driver: Driver, tmp_path: Path, how: signal.Signals
+    driver: Driver, fragile: Fragile, how: signal.Signals
 ) -> None:
-    with Cluster(tmp_path) as cluster:
-        with driver.admin(cluster.bootstrap) as admin:
-            admin.create_topic("t", 4)
-            leader = admin.topic("t").partitions[0].leader
-        with driver.producer(cluster.bootstrap) as producer:
-            receipts: list[Any] = []
-            for i in range(8_000):
-                receipts.append(producer.send("t", b"%08d" % i, partition=i % 4))
-                if i == 2_000:
-                    receipts[0].result(20)
-                    cluster.nodes[leader].signal(how)
-            producer.flush(60)
-        assert {receipt.outcome for receipt in receipts} == {Outcome.OK}
-        found = read_all(driver, cluster.bootstrap, "t", len(receipts))
-        for partition in range(4):
-            values = [value for p, _, value in found if p == partition]
-            assert values == [b"%08d" % i for i in range(partition, 8_000, 4)]
+    topic = f"killed-{time.time_ns()}"
+    with driver.admin(fragile.bootstrap) as admin:
+        admin.create_topic(topic, 4)
+        leader = admin.topic(topic).partitions[0].leader
+    with driver.producer(fragile.bootstrap) as producer:
+        receipts: list[Any] = []
+        for i in range(8_000):
+            receipts.append(producer.send(topic, b"%08d" % i, partition=i % 4))
+            if i == 2_000:
+                receipts[0].result(20)
+                fragile.signal(leader, how)
+        producer.flush(60)
+    assert {receipt.outcome for receipt in receipts} == {Outcome.OK}
+    found = read_all(driver, fragile.bootstrap, topic, len(receipts))
+    for partition in range(4):
+        values = [value for p, _, value in found if p == partition]
+        assert values == [b"%08d" % i for i in range(partition, 8_000, 4)]

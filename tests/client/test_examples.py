@@ -1,0 +1,119 @@
+"""The examples run as they stand, against real nodes and, with the marker `kafka`, Apache Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftmq.errors import ErrorCode
+from raftmq_client import Admin, BrokerError, Producer
+from tests.live.harness import wait_until
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.fixture
+def topic(bootstrap: str) -> Iterator[str]:
+    """The examples' own topic, fresh."""
+    with Admin(bootstrap) as admin:
+        with contextlib.suppress(BrokerError):  # there is none
+            admin.delete_topic("orders")
+        wait_until(lambda: _made(admin), 60, "the topic can be made")
+        yield "orders"
+        admin.delete_topic("orders")
+
+
+def _made(admin: Admin) -> bool:
+    try:
+        admin.create_topic("orders", 3)
+    except BrokerError as error:
+        if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise
+        return False  # it is being deleted
+    return True
+
+
+@contextlib.contextmanager
+def example(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-u", str(EXAMPLES / name), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def line(run: subprocess.Popen[str]) -> str:
+    assert run.stdout is not None
+    return run.stdout.readline()
+
+
+def test_every_example_is_tested() -> None:
+    text = Path(__file__).read_text()
+    assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))
+
+
+def test_the_quick_start(bootstrap: str, topic: str) -> None:
+    with example("quick_start.py", bootstrap) as run:
+        assert line(run).startswith("sent to partition ")
+        assert line(run) == "read {'item': 7} of customer-1\n"
+        assert run.wait(60) == 0
+
+
+def test_the_service_answers_when_an_order_is_safe(bootstrap: str, topic: str) -> None:
+    with example("service.py", bootstrap, "0") as run:
+        host, port = line(run).split()[-1].split(":")
+        with socket.create_connection((host, int(port)), 60) as sock:
+            answers = sock.makefile("r")
+
+            def ask(text: str) -> Any:
+                sock.sendall(text.encode() + b"\n")
+                return json.loads(answers.readline())
+
+            first, second = ask('{"customer": "a"}'), ask('{"customer": "a"}')
+            assert second == {"partition": first["partition"], "offset": first["offset"] + 1}
+            assert ask("no order")["outcome"] == "failed"
+            answers.close()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 0
+
+
+def test_no_record_is_lost_or_doubled_in_the_database(
+    bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    count, draw = 3_000, random.Random(5)
+    file = tmp_path / "orders.db"
+    with Producer(bootstrap) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number)
+    for _ in range(2):
+        with example("at_least_once.py", bootstrap, str(file)) as run:
+            run.stdout.read(draw.randrange(1, 20))  # type: ignore[union-attr]  # it is piped
+            time.sleep(draw.random() / 50)  # killed anywhere, not where it printed
+            run.kill()
+    with example("at_least_once.py", bootstrap, str(file)) as run:
+        wait_until(lambda: len(rows(file)) >= count, 90, "every record is stored")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 0
+    assert sorted(int(value) for (value,) in rows(file)) == list(range(count))
+
+
+def rows(file: Path) -> list[tuple[bytes]]:
+    database = sqlite3.connect(file)
+    try:
+        return database.execute("SELECT value FROM orders").fetchall()
+    finally:
+        database.close()
