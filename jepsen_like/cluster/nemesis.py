@@ -186,6 +186,7 @@ class Nemesis:
         lonely = self._random.choice(leading or others)
         me, its = int(lonely.node_id), int(controller.node_id)
         world.note("cut off", me, its)
+        self._calm_until_ms = world.now_ms + OUT_OF_TOUCH_MS
         self._for_a_while([(me, its), (its, me)], OUT_OF_TOUCH_MS)
 
         def judge() -> None:

@@ -147,7 +147,7 @@ def out_of_touch(seed: int) -> ClusterOptions:
         seed,
         has_floors=False,
         safety_ms=16_000,
-        fault_every_ms=(14_000.0, 15_000.0),
+        fault_every_ms=(500.0, 1_500.0),
         drop=0.0,
         straggler=0.0,
     ).with_weights(cut_controller=1)
