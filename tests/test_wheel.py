@@ -37,7 +37,13 @@ def test_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     packages = {name for name in names if not name.endswith(".dist-info")}
-    assert packages == {"raftmq", "raftmq_client", "jepsen_like"}
+    assert packages == {
+        "raftmq",
+        "raftmq_client",
+        "raftmq_spark",
+        "pyspark_raftmq",
+        "jepsen_like",
+    }
     assert "raftmq/py.typed" in zipfile.ZipFile(wheel).namelist()
 
     environment = tmp_path / "env"

@@ -1,0 +1,141 @@
+"""The source that Spark runs: options checked at once, ranges planned once, rows as Arrow batches.
+
+Spark makes a `RaftmqDataSource` when a DataFrame is defined, asks its reader for partitions when
+the DataFrame is first run (its ranges stay fixed from then on), and calls `read` once per task
+attempt on executors; attempts of one part read the very same offsets. All that travels between
+those processes is plain data. The only module of this package that imports Spark.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import datasource
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from raftmq_spark.errors import OptionError
+from raftmq_spark.filters import Limits, read_filter
+from raftmq_spark.options import COLUMNS, SourceOptions, read_options
+from raftmq_spark.plan import RangePart, make_plan, split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT: Final = "raftmq"
+_PUSHING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
+}
+assert tuple(_TYPES) == COLUMNS
+
+
+def spark_schema(columns: Iterable[str]) -> StructType:
+    """The schema of these columns, as Spark's Kafka source has it."""
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
+
+
+class RaftmqDataSource(datasource.DataSource):
+    """`spark.read.format("raftmq")`."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.checked: SourceOptions = read_options(dict(options.items()))
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns chosen by `columns` and `includeHeaders`."""
+        return spark_schema(self.checked.columns)
+
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
+        """A batch reader.
+
+        Raises:
+            OptionError: `schema` was given by the user and is another one.
+        """
+        expected = self.schema()
+        if [(f.name, f.dataType) for f in schema] != [(f.name, f.dataType) for f in expected]:
+            raise OptionError(
+                f"the schema is {expected.simpleString()}; it cannot be given, but option"
+                " 'columns' chooses columns and their order"
+            )
+        # Spark refuses a reader with pushFilters wherever spark.sql.python.filterPushdown.enabled
+        # is not set, and does not tell which is the case; but it runs another worker then.
+        main = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if _PUSHING_WORKER in sys.modules or getattr(main, "name", "") == _PUSHING_WORKER:
+            return FilteringReader(self.checked)
+        return RaftmqReader(self.checked)
+
+
+class RaftmqReader(datasource.DataSourceReader):
+    """Plans parts of ranges, and reads them."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._limits = Limits()
+
+    def partitions(self) -> Sequence[datasource.InputPartition]:
+        """Fix the ranges; called once, on the driver."""
+        options = self._options
+        plan = self._limits.narrow(make_plan(options), options)
+        parts = split(plan, partitions_min=options.partitions_min, records_max=options.records_max)
+        return [datasource.InputPartition(part) for part in parts]
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one part, on an executor."""
+        if partition.value is None:
+            return  # what Spark sends for a plan without parts
+        from raftmq_spark.reader import read_range
+
+        part: RangePart = partition.value
+        options = self._options
+        schema = to_arrow_schema(spark_schema(options.columns), timezone="UTC")
+        for batch in read_range(
+            options.client,
+            part,
+            columns=options.columns,
+            fails_on_data_loss=options.fails_on_data_loss,
+        ):
+            yield batch if batch.schema.equals(schema) else batch.cast(schema)
+
+
+class FilteringReader(RaftmqReader):
+    """A reader that leaves out ranges which filters exclude."""
+
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
+        """Take what narrows ranges; give back what Spark must still evaluate."""
+        left = []
+        for item in filters:
+            limits = read_filter(item)
+            if limits is None:
+                left.append(item)
+                continue
+            self._limits = self._limits.both(limits)
+            if not limits.is_exact:
+                left.append(item)
+        return left

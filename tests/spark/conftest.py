@@ -1,0 +1,130 @@
+"""A cluster and a Spark session for all Spark tests, and a topic's worth of records.
+
+`pyspark` is imported where a session is asked for: most tests here need none. Without Java or the
+extra the tests of the marker `spark` are skipped, and in CI they fail.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftmq_client.blocking import Admin, Producer
+from raftmq_spark.errors import MissingPrerequisiteError
+from raftmq_spark.session import check_prerequisites
+from tests.live.harness import Cluster, lack
+
+ROOT = Path(__file__).parent.parent.parent
+PATHS = [str(ROOT / "spark"), str(ROOT / "client"), str(ROOT)]
+CONNECTOR = {"4.2": "4.2.0", "4.3": "4.2.0"}
+"""Newest connector on Maven Central for each Spark."""
+
+Produced = dict[int, list[tuple[bytes | None, bytes | None]]]
+
+
+def extra(module: str) -> Any:
+    """A module of the extra `spark`; without it the tests are skipped, unless it must be there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if os.environ.get("RAFTMQ_SPARK_REQUIRED"):
+            raise
+        pytest.skip(f"needs the extra spark: {error}", allow_module_level=True)
+
+
+def connector_jars() -> list[str]:
+    """Spark's own Kafka source, fetched once by Maven; nothing where it cannot be."""
+    import pyspark
+
+    version = CONNECTOR.get(pyspark.__version__[:3], pyspark.__version__)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "raftmq-spark", version)
+    if not list(cache.glob("spark-sql-kafka*.jar")):
+        if shutil.which("mvn") is None:
+            return []
+        cache.mkdir(parents=True, exist_ok=True)
+        pom = (Path(__file__).parent / "connector-pom.xml").read_text()
+        (cache / "pom.xml").write_text(pom.replace("VERSION", version))
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
+        done = subprocess.run(command, cwd=cache, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(done.stdout[-2000:])  # noqa: T201 - pytest shows it with the failure
+            return []
+    return sorted(str(path) for path in cache.glob("*.jar"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A local session that fails a job only when a task failed twice."""
+    try:
+        check_prerequisites()
+    except MissingPrerequisiteError as missing:
+        lack(str(missing))
+    from pyspark.sql import SparkSession
+
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
+    session = (
+        SparkSession.builder.master("local[2,2]")
+        .appName("raftmq-tests")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.jars", ",".join(connector_jars()))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+def make_topic(shared_cluster: Cluster, unique: str) -> Callable[..., str]:
+    """Makes topics of this test's own."""
+
+    def make(partitions: int = 1, suffix: str = "", **configs: str) -> str:
+        name = f"{unique}{suffix}"
+        with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
+            named = {key.replace("_", "."): value for key, value in configs.items()}
+            admin.create_topic(name, partitions, 3, named)
+        return name
+
+    return make
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    count: int,
+    *,
+    partitions: Sequence[int] = (0,),
+    size: int = 100,
+    first: int = 0,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    compression: str = "none",
+) -> Produced:
+    """Write numbered records, in turns over partitions; what each partition got, in order."""
+    written: Produced = {partition: [] for partition in partitions}
+    with Producer(bootstrap, compression=compression, linger_ms=20) as producer:
+        for number in range(first, first + count):
+            partition = partitions[number % len(partitions)]
+            key = None if number % 3 == 0 else b"k%d" % number
+            value = (b"%012d" % number).ljust(size, b"." if number % 2 else b"-")
+            written[partition].append((key, value))
+            producer.send(topic, value, key, headers, partition)
+        producer.flush()
+    return written
