@@ -177,7 +177,6 @@ class DevCluster:
         if node.listeners is None:
             self._bind(node)
         config = self.config(node)
-        gc.collect()
         gc.freeze()  # objects made so far stay on pages shared with the child
         parent = os.getpid()
         sys.stdout.flush()

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -138,7 +139,17 @@ class Picture:
             if why:
                 leader, epoch = newest["leader"], newest["leader_epoch"]
                 rows.append((topic, partition, leader, epoch, list(why)))
-        return rows
+        return rows + [
+            (row["topic"], row["partition"], None, None, [row["why"]])
+            for row in self._unheld()
+            if (row["topic"], row["partition"]) not in by_name
+        ]
+
+    def _unheld(self) -> list[dict[str, Any]]:
+        """Partitions that nobody could ask holds, by the newest metadata among the answers."""
+        versions = [int(answer["metadata"].get("version", -1)) for answer in self.answers]
+        newest = max(zip(versions, self.answers, strict=True), key=itemgetter(0), default=(0, {}))
+        return list(newest[1].get("unheld", ()))
 
     def metadata(self) -> dict[str, Any] | None:
         """The metadata group as its leader tells it, or else whoever knows most."""
@@ -178,6 +189,7 @@ def remarks(status: dict[str, Any]) -> list[str]:
         found.append("journal was damaged")
     if status["metadata"].get("failure"):
         found.append(f"{METADATA_TOPIC}: {status['metadata']['failure']}")
+    found += status.get("turned_away", {}).values()
     if status["quarantined"]:
         found.append(f"{len(status['quarantined'])} folders in quarantine")
     if status["not_running"]:

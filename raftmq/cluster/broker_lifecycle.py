@@ -18,6 +18,7 @@ from attrs import frozen
 from raftmq.cluster.broker_messages import (
     BrokerHeartbeat,
     JoinRequest,
+    Reply,
     encode,
     read_reply,
 )
@@ -31,6 +32,8 @@ from raftmq.types import NodeId, ReplicaId
 
 RETRY_MS: Final = 250.0
 LOST_MS: Final = 1_000.0
+UNLED_MS: Final = 2_000.0
+"""A member that hears no leader for so long at its start asks what became of it."""
 ISOLATED_MS: Final = 10_000.0
 
 LearnAddress = Callable[[NodeId, str], None]
@@ -77,6 +80,9 @@ class BrokerLifecycle:
         self.broker_epoch = -1
         self.refusal: str | None = None
         """Why the cluster refuses this node, if so: other cluster id, or its number is taken."""
+        self.is_replaced = False
+        """Another node took this one's place: it waits for nothing."""
+        self._unled_since_ms = clock.monotonic_ms()
         self.is_draining = False
         self.has_full_disk = False
         """Records are refused here until space is free; said by the node."""
@@ -150,6 +156,8 @@ class BrokerLifecycle:
         now_ms = self._clock.monotonic_ms()
         if not self._is_member():
             self._join(now_ms)
+        elif self.broker_epoch < 0:
+            self._ask_standing(now_ms)
         if self.broker_epoch < 0:
             self._register(now_ms)
             return
@@ -192,20 +200,50 @@ class BrokerLifecycle:
             self._join_turn += 1
             self._ask_to_join(self._bootstrap[self._join_turn % len(self._bootstrap)])
 
-    def _ask_to_join(self, node_id: NodeId, *, is_hint: bool = False) -> None:
-        request = JoinRequest(self._info.replica_id.node_id, self._info.replica_id.storage_id)
+    def _ask_to_join(
+        self, node_id: NodeId, *, is_member: bool = False, is_hint: bool = False
+    ) -> None:
+        replica_id = self._info.replica_id
+        request = JoinRequest(replica_id.node_id, replica_id.storage_id, is_member)
 
         def done(promise: Promise[bytes]) -> None:
             reply = read_reply(promise)
-            if reply is None or is_hint or reply.code is not ErrorCode.NOT_CONTROLLER:
+            if reply is None:
+                return
+            if reply.code is not ErrorCode.NOT_CONTROLLER:
+                if is_member:
+                    self._told_standing(reply)
+                return
+            if is_hint:
                 return
             if reply.controller_id >= 0 and reply.controller_id != node_id:
                 if reply.payload and self._learn_address is not None:
                     # No first voter leads: this node's file says nothing of where the leader is.
                     self._learn_address(reply.controller_id, reply.payload.decode(errors="replace"))
-                self._ask_to_join(reply.controller_id, is_hint=True)
+                self._ask_to_join(reply.controller_id, is_member=is_member, is_hint=True)
 
         self._forwarder.send(node_id, encode(request)).when_done(done)
+
+    def _ask_standing(self, now_ms: float) -> None:
+        """This node's log says that it is a member, but nobody leads it: it may have been replaced
+        while it was down, and then nobody ever will."""
+        if self._engine.controller_id is not None:
+            self._unled_since_ms = now_ms
+            return
+        if now_ms < max(self._join_at_ms, self._unled_since_ms + UNLED_MS):
+            return
+        self._join_at_ms = now_ms + RETRY_MS
+        own = self._info.replica_id.node_id
+        others = sorted({*self._bootstrap, *self._engine.image.brokers} - {own})
+        if others:
+            self._join_turn += 1
+            self._ask_to_join(others[self._join_turn % len(others)], is_member=True)
+
+    def _told_standing(self, reply: Reply) -> None:
+        if self.broker_epoch >= 0 or reply.code is ErrorCode.NONE:
+            return
+        self.is_replaced = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+        self.refusal = reply.message
 
     def _register(self, now_ms: float) -> None:
         if self._is_registering or now_ms < self._register_at_ms or self.is_draining:

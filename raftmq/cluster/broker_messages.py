@@ -31,10 +31,14 @@ class BarrierRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Let me follow the metadata log as a learner (an observer)."""
+    """Let me follow the metadata log as a learner (an observer).
+
+    `is_member`: I follow it already as far as I know, but nobody leads me. What became of me?
+    """
 
     node_id: NodeId
     storage_id: int
+    is_member: bool = False
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):

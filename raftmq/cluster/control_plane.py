@@ -156,6 +156,9 @@ class ControlPlane:
             is_member=lambda: engine.is_member,
             learn_address=learn_address,
         )
+        self.turned_away: dict[NodeId, str] = {}
+        """Replaced nodes that came back to this controller with their old data, and what they were
+        told."""
         self.quorum_view: AskQuorum = _no_view
         """Set by the node where metadata is a Raft group of ours."""
         self.leaders.on_change(self._leader_changed)
@@ -331,13 +334,35 @@ class ControlPlane:
     # ---- inside ----
 
     def _admit(self, request: JoinRequest) -> Reply:
+        if request.is_member and self.engine.is_leader:
+            return self._tell_standing(request.node_id)
         try:
+            if request.is_member:
+                raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
             self.engine.admit(ReplicaId(request.node_id, StorageId(request.storage_id)))
         except KafkaError as error:
             hint = self._controller_hint()
             where = self._peer_address(hint)
             return Reply(error.code, hint, payload=where.encode(), message=error.message)
         return Reply(ErrorCode.NONE, self.node_id)
+
+    def _tell_standing(self, node_id: NodeId) -> Reply:
+        """What became of a node that takes itself for a member of the metadata group."""
+        configuration, image = self.engine.configuration, self.engine.image
+        members = () if configuration is None else configuration.members
+        if not members or any(member.node_id == node_id for member in members):
+            return Reply(ErrorCode.NONE, self.node_id)
+        row = image.replacements.get(node_id)
+        if row is None or (row.is_done and node_id in image.brokers):
+            text = f"node {node_id} is no member of the metadata group any more"
+            return Reply(ErrorCode.INELIGIBLE_REPLICA, self.node_id, message=text)
+        text = (
+            f"node {node_id} was replaced by node {row.new_id} (`raftmq node replace {node_id} "
+            f"{row.new_id}`) while it was away: the cluster goes on without its data. Do not start "
+            "it again; with an empty data folder it joins anew, as a node that holds nothing"
+        )
+        self.turned_away[node_id] = text
+        return Reply(ErrorCode.BROKER_ID_NOT_REGISTERED, self.node_id, message=text)
 
     def _peer_address(self, node_id: NodeId) -> str:
         """Where other nodes reach one, "" when it is not known: a joiner's file may not name it."""

@@ -320,7 +320,7 @@ class Replica(QuietBeats):
     def stand(self) -> None:
         """Stand for election now, as the preferred leader of a new group does."""
         if self.failure is None and self.leader is None:
-            self.core.campaign()
+            self.core.stand()
             self.on_touched(self)
 
     # ---- flushing ----

@@ -57,6 +57,8 @@ from raftmq.types import (
 logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
+EAGER_TICKS: Final = 20
+"""For so many ticks the first voter of a cluster that was just formed stands for election."""
 NO_MAJORITY_S: Final = 10.0
 NO_MAJORITY_AGAIN_S: Final = 60.0
 """After so long without a leader of the metadata group a starting node says so, and again."""
@@ -84,6 +86,7 @@ class NodeCore:
         self.is_serving = False
         self.metadata_log = METADATA_LOG
         self.metadata_replica: Replica | None = None
+        self._eager_ticks = 0
 
     def compose(self, around: Surroundings, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""
@@ -100,9 +103,13 @@ class NodeCore:
         """Become a broker that knows what it should run, and run it."""
         await self._form()
         self._open_metadata()
+        await self.prepared()
         self.plane.on_tick.append(self.tick)
         await self._until(lambda: self.control.lifecycle.is_current)
         await self.partitions.start()
+
+    async def prepared(self) -> None:
+        """What must be done before others may count on this node; it votes meanwhile."""
 
     async def live(self) -> None:
         """Follow the metadata, and keep the logs well, until cancelled."""
@@ -317,6 +324,9 @@ class NodeCore:
         engine.attach(replica)
         self.broker.metadata_replica = replica
         plane.multiraft.register(replica)
+        if replica.leader_epoch == 0 and replica.self_id == min(self.formation.chosen):
+            self._eager_ticks = EAGER_TICKS
+            replica.stand()
         self._show_metadata_log(replica)
         plane.multiraft.after_drain.append(self.control.drain)
 
@@ -346,6 +356,8 @@ class NodeCore:
             if self.control.lifecycle.refusal != refusal:
                 refusal = self.control.lifecycle.refusal
                 logger.error("the cluster refuses this node", reason=refusal)
+            if self.control.lifecycle.is_replaced:
+                self.plane.fail(str(refusal))
             await self.tasks.sleep(POLL_S)
 
     def _tell_no_majority(self) -> None:
@@ -375,6 +387,11 @@ class NodeCore:
         if replica is not None and replica.failure is not None:
             self.plane.fail(f"the metadata replica stopped: {replica.failure}")
             return
+        if self._eager_ticks and replica is not None:
+            # A cluster that was just formed need not wait for somebody's patience to end; the
+            # others may not have the group yet, so its first voter asks more than once.
+            self._eager_ticks -= 1
+            replica.stand()
         self.control.tick()
         self.coordinator.tick(now_ms)
         self.partitions.tick(now_ms)

@@ -62,6 +62,7 @@ class Node(NodeCore):
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
         self._stopping = trio.Event()
+        self._is_warm = trio.Event()
         self.failure: str | None = None
 
     def stop(self) -> None:
@@ -85,6 +86,7 @@ class Node(NodeCore):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_failed, nursery.cancel_scope)
                 nursery.start_soon(self._end_when_stopped, nursery.cancel_scope)
+                nursery.start_soon(self._warm_up)
                 await nursery.start(self.links.run, self._peer_sock)
                 nursery.start_soon(self.plane.tick_forever)
                 await self.join()
@@ -95,13 +97,21 @@ class Node(NodeCore):
                 self.is_serving = True
                 logger.info("ready", client=str(config.client_address))
                 on_ready()
-                nursery.start_soon(trio.to_thread.run_sync, warm_up)
                 await self._serve_admin()
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
             self._close(journal, folder)
 
     # ---- coming up ----
+
+    async def _warm_up(self) -> None:
+        await trio.to_thread.run_sync(warm_up)
+        self._is_warm.set()
+
+    async def prepared(self) -> None:
+        """Wait for the thread that compiles codecs. While it has the interpreter every turn of the
+        loop takes several times as long, and a node that serves may be made a leader at once."""
+        await self._is_warm.wait()
 
     def _compose_here(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
         random = Random()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from raftmq.node.metrics.families import TURN_S
-from raftmq.node.troubles import not_running, troubles
+from raftmq.node.troubles import not_running, troubles, unheld
 
 if TYPE_CHECKING:
     from raftmq.cluster.partition import Partition
@@ -72,6 +72,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "turned_away": {str(n): control.turned_away[n] for n in sorted(control.turned_away)},
         "partitions": await _partitions(node),
         "not_running": await _not_running(node),
+        "unheld": await _unheld(node),
         "groups": await _groups(node),
         "peers": {
             str(node_id): {
@@ -171,6 +172,16 @@ async def _not_running(node: Node) -> list[dict[str, object]]:
     turns = _Turns()
     for topic in node.control.engine.image.topics_by_id():
         rows += not_running(node, topic)
+        await turns.pause()
+    return rows
+
+
+async def _unheld(node: Node) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    turns = _Turns()
+    image = node.control.engine.image
+    for topic in image.topics_by_id():
+        rows += unheld(image, topic)
         await turns.pause()
     return rows
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
-    from raftmq.cluster.metadata_image import TopicImage
+    from raftmq.cluster.metadata_image import MetadataImage, TopicImage
     from raftmq.cluster.partition import Partition
     from raftmq.cluster.replica import Replica
     from raftmq.node.node import Node
@@ -103,3 +103,19 @@ def not_running(node: Node, topic: TopicImage) -> list[dict[str, object]]:
         for partition in topic.partitions
         if node.node_id in partition.replicas and by_id(topic.topic_id, partition.index) is None
     ]
+
+
+def unheld(image: MetadataImage, topic: TopicImage) -> list[dict[str, object]]:
+    """Partitions of a topic that no live broker holds, so that no replica could tell why."""
+    rows: list[dict[str, object]] = []
+    for partition in topic.partitions:
+        holders = sorted({*partition.replicas, *partition.voters})
+        if any(image.live_epoch(node_id) is not None for node_id in holders):
+            continue
+        why = (
+            f"no leader: all its replicas are on nodes {holders}, none of which is up; bring one "
+            "back with its data. Where all of them are lost for good its records are, too: then "
+            f"`raftmq topic delete {topic.name}` ends it"
+        )
+        rows.append({"topic": topic.name, "partition": partition.index, "why": why})
+    return rows

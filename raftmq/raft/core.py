@@ -388,6 +388,11 @@ class RaftCore:
         if self.leadership is None:
             self.election.leader_lost()
 
+    def stand(self) -> None:
+        """Stand for election now where no leader is known; again where that was not heard."""
+        if self.leadership is None:
+            self.election.stand_at_once()
+
     def ready(self) -> Ready | None:
         """Take the effects gathered since the last call."""
         if self.leadership is not None:

@@ -158,6 +158,17 @@ class Election:
         else:
             self._deadline = min(self._deadline, core.now + 2 * rank)
 
+    def stand_at_once(self) -> None:
+        """Ask for pre-votes, again if need be: those asked before may not have had the group yet,
+        and without this the question would be repeated after a timeout only."""
+        core = self._core
+        if (
+            core.leader is None
+            and core.role in (Role.FOLLOWER, Role.PRE_CANDIDATE)
+            and core.can_campaign
+        ):
+            self._stand()
+
     def on_pre_vote_request(self, request: PreVoteRequest) -> None:
         """Say whether we would vote for the sender; changes nothing here."""
         core = self._core

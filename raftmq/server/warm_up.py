@@ -1,7 +1,8 @@
 """Compiles what stock clients are known to ask, before the first of them does.
 
 A codec's first use costs milliseconds of the loop, and the very first one the import of the
-schemas: time in which heartbeats wait. So this runs in a thread as soon as the node is ready.
+schemas: time in which heartbeats wait. So this runs in a thread before the node registers: later it
+would slow down a loop that others count on.
 """
 
 from __future__ import annotations

@@ -132,6 +132,15 @@ def test_reasons_of_all_replicas_are_put_together() -> None:
     assert pictured(answer(1, {}, partitions=[partition(True)])).stuck() == []
 
 
+def test_partitions_that_only_lost_nodes_hold_are_told_by_the_newest_metadata() -> None:
+    gone = [{"topic": "t", "partition": 1, "why": "all on nodes [3]"}]
+    newer = answer(1, {}, metadata={"version": 7}, unheld=gone)
+    older = answer(2, {}, metadata={"version": 6}, unheld=[{**gone[0], "partition": 2}])
+    assert pictured(older, newer).stuck() == [("t", 1, None, None, ["all on nodes [3]"])]
+    holding = answer(3, {}, partitions=[partition(False, TROUBLE, partition=1)])
+    assert pictured(newer, holding).stuck() == [("t", 1, None, 4, [TROUBLE])]
+
+
 def test_only_leaders_tell_what_catches_up() -> None:
     behind = [{"node_id": 3, "bytes_left": 500, "end_offset": 7}]
     leader = answer(1, {}, partitions=[partition(True, catching_up=behind)])
@@ -157,6 +166,7 @@ def test_the_metadata_group_is_told_by_who_knows_most() -> None:
         ({"disk": {"free_bytes": 0, "is_full": True}}, "disk full"),
         ({"journal_is_damaged": True}, "journal was damaged"),
         ({"metadata": {"failure": "fsync"}}, "__cluster_metadata: fsync"),
+        ({"turned_away": {"4": "node 4 was replaced"}}, "node 4 was replaced"),
         ({"quarantined": ["x", "y"]}, "2 folders in quarantine"),
         ({"not_running": [{}]}, "1 replicas not running yet"),
         ({"faults": {"block_to": [], "fsync_delay_ms": 0}}, "faults armed"),

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from raftmq.cluster.broker_lifecycle import BrokerInfo, BrokerLifecycle
+from raftmq.cluster.broker_lifecycle import UNLED_MS, BrokerInfo, BrokerLifecycle
 from raftmq.cluster.broker_messages import (
     AlterConfigsCall,
     BrokerHeartbeat,
@@ -14,10 +14,12 @@ from raftmq.cluster.broker_messages import (
     DeleteTopicsCall,
     JoinRequest,
     NewTopic,
+    Reply,
+    decode_request,
     encode,
     read_reply,
 )
-from raftmq.cluster.commands import RegisterBroker
+from raftmq.cluster.commands import RegisterBroker, ReplaceNode
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
@@ -197,3 +199,65 @@ def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() 
         lifecycle.tick()
     assert (NodeId(3), "127.0.0.1:9103") in learned
     assert ReplicaId(NodeId(4), StorageId(104)) in cluster.configuration.learners
+
+
+def _ask_standing(cluster: MetadataCluster, asked: int, node_id: int) -> Reply:
+    request = JoinRequest(NodeId(node_id), 100 + node_id, is_member=True)
+    answer = cluster.nodes[asked].control.receive(NodeId(node_id), encode(request))
+    reply = read_reply(answer)
+    assert reply is not None
+    return reply
+
+
+def test_a_node_that_was_replaced_while_it_was_away_is_told_so() -> None:
+    """It takes itself for a member, nobody leads it, and it would wait for ever."""
+    cluster = MetadataCluster.formed(3)
+    cluster.elect(3)
+    cluster.run(300)
+    assert _ask_standing(cluster, 3, 1).code is ErrorCode.NONE, "it is a member"
+    elsewhere = _ask_standing(cluster, 2, 1)
+    assert (elsewhere.code, elsewhere.controller_id) == (ErrorCode.NOT_CONTROLLER, 3)
+    assert _ask_standing(cluster, 3, 4).code is ErrorCode.INELIGIBLE_REPLICA, "nobody knows it"
+    cluster.kill(1)
+    cluster.run(20_000)
+    cluster.start(4)
+    cluster.run(1_000)
+    cluster.nodes[3].engine.propose(ReplaceNode(old_id=NodeId(1), new_id=NodeId(4)))
+    cluster.run(5_000)
+    assert cluster.nodes[3].engine.image.replacements[NodeId(1)].is_done
+    told = _ask_standing(cluster, 3, 1)
+    assert told.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+    assert "`raftmq node replace 1 4`" in told.message
+    assert cluster.nodes[3].control.turned_away == {1: told.message}
+
+
+def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
+    world = MetadataCluster(3)
+    asked: list[tuple[NodeId, bool]] = []
+
+    class Others:
+        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+            request = decode_request(payload)
+            assert isinstance(request, JoinRequest)
+            asked.append((node_id, request.is_member))
+            if node_id == 2:
+                return Promise.resolved(encode(Reply(ErrorCode.NOT_CONTROLLER, NodeId(4))))
+            gone = Reply(ErrorCode.BROKER_ID_NOT_REGISTERED, NodeId(4), message="replaced by 4")
+            return Promise.resolved(encode(gone))
+
+    lifecycle = BrokerLifecycle(
+        BrokerInfo(ReplicaId(NodeId(1), StorageId(101)), "test", None, ()),
+        world.nodes[1].engine,
+        Others(),
+        clock=world.clock,
+        heartbeat_ms=250,
+        bootstrap=(NodeId(1), NodeId(2)),
+        is_member=lambda: True,
+    )
+    lifecycle.tick()
+    assert asked == [], "an election takes a moment"
+    world.clock.now_ms += UNLED_MS
+    lifecycle.tick()
+    assert asked == [(2, True), (4, True)]
+    assert lifecycle.is_replaced
+    assert lifecycle.refusal == "replaced by 4"

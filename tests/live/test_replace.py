@@ -31,7 +31,6 @@ def test_a_node_gone_for_good_is_replaced_under_load(tmp_path: Path) -> None:
         with Load(cluster.bootstrap, "t", 6, rate=1500) as load:
             load.wait_for(1000)
             cluster[1].kill()
-            cluster[1].wipe()
             load.wait_for(1000, 90)
             wait_until(lambda: _state(cluster, 2, 1) == "fenced", 60, "node 1 is fenced")
             dry = cluster.run("node", "replace", "1", "4", "--dry-run")
@@ -51,6 +50,13 @@ def test_a_node_gone_for_good_is_replaced_under_load(tmp_path: Path) -> None:
         assert {tuple(p["voters"]) for p in status["partitions"]} == {(2, 3, 4)}
         nodes = json.loads(cluster.run("node", "list", "--json").stdout)
         assert [node["NodeId"] for node in nodes] == [2, 3, 4]
+        cluster[2].start()
+        cluster[2].wait_ready()
+        cluster[1].start()
+        assert cluster[1].wait_end() == 1, "it would wait for ever"
+        assert "was replaced by node 4 (`raftmq node replace 1 4`)" in cluster[1].log_tail()
+        shown = cluster.run("cluster", "status").stdout
+        assert "raftmq node replace 1 4" in " ".join(shown.split())
 
 
 def _state(cluster: Cluster, asked: int, node_id: int) -> str:
@@ -93,6 +99,11 @@ def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
         assert "2 partitions had no replica on a survivor" in told.stdout
         survivor.start()
         survivor.wait_ready()
+        gone = survivor.get("/status")["unheld"]
+        assert len(gone) == 2, gone
+        shown = " ".join(cluster.run("cluster", "status").stdout.split())
+        assert "none of which is up" in shown
+        assert "`raftmq topic delete single`" in shown
         load.reckon(f"127.0.0.1:{survivor.client_port}").check()
         added = cluster.add_node()
         wait_until(lambda: _voters(cluster, 1) == [1, 4], 60, "voters are made up for")

@@ -15,7 +15,7 @@ from raftmq.config import NodeConfig
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.groups import GROUPS, LAG, LAG_SECONDS, LEFT_OUT
-from raftmq.node.troubles import not_running, troubles
+from raftmq.node.troubles import not_running, troubles, unheld
 from raftmq.ports import DiskError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
@@ -146,6 +146,23 @@ def test_replicas_that_do_not_run_yet() -> None:
     registry = SimpleNamespace(by_id=lambda _topic, index: index == 0 or None)
     node = fake_node(partitions=SimpleNamespace(registry=registry))
     assert not_running(node, topic) == [{"topic": "t", "partition": 1}]
+
+
+def test_partitions_that_no_live_broker_holds() -> None:
+    live = {2: 7}
+    image: Any = SimpleNamespace(live_epoch=live.get)
+    topic: Any = SimpleNamespace(
+        name="t",
+        partitions=[
+            SimpleNamespace(index=0, replicas=(1, 2), voters=(1, 2)),
+            SimpleNamespace(index=1, replicas=(3, 1), voters=(1,)),
+            SimpleNamespace(index=2, replicas=(3, 1), voters=(1, 2)),
+        ],
+    )
+    (row,) = unheld(image, topic)
+    assert (row["topic"], row["partition"]) == ("t", 1)
+    assert "all its replicas are on nodes [1, 3], none of which is up" in str(row["why"])
+    assert "`raftmq topic delete t`" in str(row["why"])
 
 
 # ---- group lag ----

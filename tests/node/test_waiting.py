@@ -20,7 +20,7 @@ def _node(controller: int | None) -> Any:
     voters = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
     node: Any = Node.__new__(Node)
     node.node_id = NodeId(1)
-    node.control = SimpleNamespace(lifecycle=SimpleNamespace(refusal=None))
+    node.control = SimpleNamespace(lifecycle=SimpleNamespace(refusal=None, is_replaced=False))
     node.engine = SimpleNamespace(controller_id=controller, configuration=Configuration(voters))
     node.tasks = TrioTasks()
     node.plane = SimpleNamespace(

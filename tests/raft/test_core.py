@@ -21,7 +21,7 @@ from raftmq.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import Effects, HardState, Role, SoftState
+from raftmq.raft.ready import Effects, HardState, Ready, Role, SoftState
 from raftmq.types import RaftIndex, Term
 from tests.raft.network import Disk, Network, configuration, entry, epochs_of, group, replica
 from tests.raft.single import ONE, THREE, TWO, accept, effects, leader, make
@@ -460,3 +460,22 @@ def test_who_waits_for_its_turn_does_not_stand() -> None:
     core.waits_for_turn = False
     core.tick()
     assert core.role is Role.CANDIDATE, "its timeout has long passed"
+
+
+def test_the_first_leader_of_a_group_asks_again_whom_it_reached_too_early() -> None:
+    """Those that did not have the group yet dropped the question; a timeout later is late."""
+    core = make(pre_vote=True)
+    core.stand()
+    assert [type(each) for each in effects(core).send_now] == [PreVoteRequest] * 2
+    core.stand()
+    assert [each.to for each in effects(core).send_now] == [TWO, THREE]
+    core.step(PreVoteReply(Term(1), TWO, ONE, True))
+    effects(core)
+    assert (core.role, core.term) == (Role.CANDIDATE, 1)
+    core.stand()
+    assert effects(core) == Ready(), "no other term while votes of this one are under way"
+    assert core.term == 1
+    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
+    effects(core)
+    core.stand()
+    assert (core.role, core.leader) == (Role.FOLLOWER, TWO)
