@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
+import attrs
 import pytest
 
 from jepsen_like import __main__ as command_line
-from jepsen_like.planted import BUGS, Bug
+from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.planted import BUGS
 from jepsen_like.sim import Result, Verdict
 
 
@@ -46,9 +49,37 @@ def test_a_caught_bug_exits_0() -> None:
 def test_an_escaped_bug_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 
-    harmless = Bug(nullcontext, BUGS["minority-commit"].options)
+    harmless = attrs.evolve(BUGS["minority-commit"], plant=nullcontext)
     monkeypatch.setitem(BUGS, "minority-commit", harmless)
     out = io.StringIO()
     arguments = ["planted", "--bug", "minority-commit", "--seeds", "1", "--jobs", "1"]
     assert command_line.main(arguments, out) == 1
     assert out.getvalue().splitlines()[-1] == "caught 0 of 1"
+
+
+def _runs(first: int, count: int, _jobs: int) -> Iterator[ClusterResult]:
+    return (ClusterResult(seed, Verdict.CLEAN) for seed in range(first, first + count))
+
+
+def test_a_soak_shows_how_far_it_is_and_sums_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "run_cluster_seeds", _runs)
+    out = io.StringIO()
+    assert command_line.main(["soak", "--minutes", "0.001", "--seed", "7"], out) == 0
+    lines = out.getvalue().splitlines()
+    assert "[####" in out.getvalue()
+    assert lines[-2].startswith("seeds from 7 on")
+    assert "0 anomaly, 0 unknown" in lines[-1]
+
+
+def test_a_soak_without_end_ends_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(first: int, count: int, jobs: int) -> Iterator[ClusterResult]:
+        if first > 1:
+            raise KeyboardInterrupt
+        return _runs(first, count, jobs)
+
+    monkeypatch.setattr(command_line, "run_cluster_seeds", runs)
+    out = io.StringIO()
+    assert command_line.main(["soak", "--minutes", "0", "--seed", "1"], out) == 0
+    assert out.getvalue().splitlines()[-1].startswith("16 runs: 16 clean")
+    monkeypatch.setattr(command_line, "run_cluster_seeds", lambda *_: runs(2, 0, 0))
+    assert command_line.main(["soak", "--minutes", "0", "--seed", "1"], out) == 2
