@@ -2,8 +2,9 @@
 
 Probes without back-off show what the brokers do (one per partition, one that commits offsets of a
 group), a stock producer and two stock group members show what applications see of it. Prints, for
-each handover, the longest time in which a partition acknowledged nothing, and every error code that
-anybody was told; fails when a record is missing or an application was told an error.
+each handover, the longest time in which a partition acknowledged nothing, how soon all brokers name
+the node in Metadata once it is back, every error code that anybody was told, and how soon preferred
+leaders lead again; fails when a record is missing or an application was told an error.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ TOPIC: Final = "rolling"
 PROBE_PAUSE_S: Final = 0.008
 COMMIT_PAUSE_S: Final = 0.02
 GROUP: Final = "rolling-probe"
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A probe that waits for the interpreter behind ten other threads measures them, not the broker."""
 
 
 @define
@@ -343,6 +346,56 @@ def caught_up(run: DevRun) -> bool:
     return True
 
 
+def named_everywhere_s(run: DevRun, node_id: int) -> float:
+    """How long after a node answers Metadata itself all brokers name it in theirs.
+
+    Raises:
+        TimeoutError: they do not.
+    """
+    up_at = 0.0
+    missing = [node_id, *(row["id"] for row in run.rows if row["id"] != node_id)]
+    for _ in polling(30, f"node {node_id} is named by all", 0.005):
+        while missing:
+            row = run.node(missing[0])
+            try:
+                wire = Asker(row["host"], row["port"])
+            except OSError:
+                break  # not up yet
+            try:
+                named = {broker.node_id for broker in wire.metadata(None).brokers}
+            except OSError:
+                break
+            finally:
+                wire.close()
+            if missing[0] == node_id and not up_at:
+                up_at = time.perf_counter()
+            if node_id not in named:
+                break
+            del missing[0]
+        if not missing:
+            break
+    return time.perf_counter() - up_at
+
+
+def balanced_s(run: DevRun) -> float:
+    """How long it takes until every partition is led by its preferred leader.
+
+    Raises:
+        TimeoutError: they are not.
+    """
+    started = time.perf_counter()
+    row = run.rows[0]
+    wire = Asker(row["host"], row["port"])
+    try:
+        for _ in polling(120, "preferred leaders lead"):
+            partitions = wire.metadata(TOPIC).topics[0].partitions
+            if all(p.leader_id == p.replica_nodes[0] for p in partitions):
+                break
+    finally:
+        wire.close()
+    return time.perf_counter() - started
+
+
 def restart_all(
     run: DevRun, probes: list[Probe], application: Application | None
 ) -> list[dict[str, Any]]:
@@ -355,6 +408,7 @@ def restart_all(
         handover = max(probe.gap_ms(started, stopped) for probe in probes[:-1])
         commits = probes[-1].gap_ms(started, stopped)
         run.start(node)
+        named_s = named_everywhere_s(run, node)
         run.wait_ready(node)
         for _ in polling(30, f"node {node} in sync"):
             if caught_up(run):
@@ -369,6 +423,7 @@ def restart_all(
                 "commit_gap_ms": round(commits, 1),
                 "stop_s": round(stop_s, 2),
                 "back_s": round(ended - stopped, 2),
+                "named_ms": round(1e3 * named_s, 1),
                 "latency_max_ms": round(
                     max((ms for at, ms in latencies if started <= at <= ended), default=0.0), 1
                 ),
@@ -386,6 +441,7 @@ def main() -> int:
     parser.add_argument("--probes-only", action="store_true", help="no stock clients")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with DevRun() as run:
         admin = AdminClient({"bootstrap.servers": run.bootstrap})
         new = NewTopic(TOPIC, options.partitions, 3, config={"min.insync.replicas": "2"})
@@ -403,10 +459,11 @@ def main() -> int:
         for probe in probes:
             probe.begin()
         time.sleep(4)
-        rows = []
+        rows, balance = [], []
         try:
             for _ in range(options.rounds):
                 rows += restart_all(run, probes, application)
+                balance.append(round(balanced_s(run), 1))
         finally:
             for probe in probes:
                 probe.end()
@@ -415,6 +472,7 @@ def main() -> int:
     codes: Counter[str] = sum((probe.codes for probe in probes[:-1]), Counter())
     result: dict[str, Any] = {
         "handovers": rows,
+        "balanced_s": balance,
         "gap_ms_max": max(row["gap_ms"] for row in rows),
         "produce_codes": codes,
         "commit_codes": probes[-1].codes,

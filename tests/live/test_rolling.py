@@ -8,8 +8,10 @@ import confluent_kafka
 import pytest
 
 from benchmarks.rolling import TOPIC, Application
-from tests.live.harness import Cluster, wait_until
+from raftmq.protocol import ApiKey, Struct
+from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import create_topic, in_sync
+from tests.live.raw import ask
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -22,6 +24,27 @@ PATIENT = {"shutdown_timeout_ms": 60_000}
 def is_whole(cluster: Cluster) -> bool:
     told = in_sync(cluster.bootstrap, TOPIC)
     return len(told) == PARTITIONS and all(nodes == {1, 2, 3} for nodes in told.values())
+
+
+def metadata(node: Node, topic: str) -> Struct:
+    """Metadata as one node tells it."""
+    request = Struct(
+        topics=[Struct(name=topic)],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    return ask(node, ApiKey.METADATA, 9, request)
+
+
+def everybody_names(cluster: Cluster, node_id: int) -> bool:
+    told = [metadata(node, TOPIC).brokers for node in cluster.nodes.values()]
+    return all(node_id in {broker.node_id for broker in brokers} for brokers in told)
+
+
+def preferred_lead(cluster: Cluster) -> bool:
+    (topic,) = metadata(cluster[1], TOPIC).topics
+    return all(p.leader_id == p.replica_nodes[0] for p in topic.partitions)
 
 
 def test_rolling_restart(tmp_path: Path) -> None:
@@ -41,7 +64,9 @@ def test_rolling_restart(tmp_path: Path) -> None:
                 wait_until(lambda n=committed: application.committed > n + 2, 60, "more commits")
                 node.start()
                 node.wait_ready()
+                wait_until(lambda n=node.node_id: everybody_names(cluster, n), 10, "it is named")
                 wait_until(lambda: is_whole(cluster), 60, "the returned node is caught up")
+            wait_until(lambda: preferred_lead(cluster), 60, "leadership balances itself")
         finally:
             application.end()
         assert application.errors == []
