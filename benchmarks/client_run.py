@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, closing
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ _VALUES: Final = 64
 _POLL_S: Final = 0.5
 _STALL_S: Final = 60.0
 _KEEP: Final = 20_000
-"""Receipts and futures kept at most; an error in any of them fails the run."""
+"""After so many more, receipts and futures are looked at: an error in one fails the run."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -121,11 +121,12 @@ async def aio_produce(job: Job) -> Done:
         await (await producer.send(job.topic, b""))
         send, topic = producer.send, job.topic
         clock = Clock()
-        receipts = []
+        receipts, keep = [], _KEEP
         for value in values_of(job):
             receipts.append(await send(topic, value))
-            if len(receipts) >= _KEEP:
+            if len(receipts) >= keep:
                 receipts = _unsettled(receipts)
+                keep = len(receipts) + _KEEP
         await producer.flush()
         _unsettled(receipts)
         return clock.done(job.count)
@@ -165,11 +166,12 @@ def blocking_produce(job: Job) -> Done:
         producer.send(job.topic, b"").result()
         send, topic = producer.send, job.topic
         clock = Clock()
-        receipts = []
+        receipts, keep = [], _KEEP
         for value in values_of(job):
             receipts.append(send(topic, value))
-            if len(receipts) >= _KEEP:
+            if len(receipts) >= keep:
                 receipts = _unsettled(receipts)
+                keep = len(receipts) + _KEEP
         producer.flush()
         _unsettled(receipts)
         return clock.done(job.count)
@@ -235,11 +237,12 @@ async def aiokafka_produce(job: Job) -> Done:
         await producer.send_and_wait(job.topic, b"")
         send, topic = producer.send, job.topic
         clock = Clock()
-        futures = []
+        futures, keep = [], _KEEP
         for value in values_of(job):
             futures.append(await send(topic, value))
-            if len(futures) >= _KEEP:
+            if len(futures) >= keep:
                 futures = _pending(futures)
+                keep = len(futures) + _KEEP
         await producer.flush()
         _pending(futures)
         return clock.done(job.count)
@@ -254,7 +257,7 @@ def _pending(futures: list[asyncio.Future[Any]]) -> list[asyncio.Future[Any]]:
     return [future for future in futures if not future.done()]
 
 
-async def _aiokafka_consumer(job: Job) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
+async def _aiokafka_consumer(job: Job) -> AsyncGenerator[aiokafka.AIOKafkaConsumer, None]:
     consumer = aiokafka.AIOKafkaConsumer(
         bootstrap_servers=job.bootstrap,
         enable_auto_commit=False,
