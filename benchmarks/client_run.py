@@ -79,11 +79,14 @@ class Clock:
 
 
 class Counting:
-    """Counts what was read until all is there."""
+    """Counts what was read until all is there. Time begins when the first records are there: what
+    comes before is connecting, and for all clients."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._progressed = time.monotonic()
+        self._clock: Clock | None = None
+        self._at_first = 0
         self.records = 0
         self.size = 0
 
@@ -96,19 +99,22 @@ class Counting:
         now = time.monotonic()
         if more:
             self._progressed = now
+            if self._clock is None:
+                self._clock, self._at_first = Clock(), self.records
         elif now - self._progressed > _STALL_S:
             raise BenchmarkError(f"{self.records} of {self._job.count} records, and no more")
         return self.records >= self._job.count
 
-    def check(self) -> int:
-        """Everything was read, once, whole.
+    def done(self) -> Done:
+        """The figures; everything was read, once, whole.
 
         Raises:
             BenchmarkError: it was not.
         """
         if (self.records, self.size) != (self._job.count, self._job.count * self._job.size):
             raise BenchmarkError(f"{self.records} records of {self.size} bytes for {self._job}")
-        return self.records
+        assert self._clock is not None
+        return self._clock.done(self.records - self._at_first)
 
 
 # ours
@@ -136,27 +142,28 @@ async def aio_consume(job: Job) -> Done:
     """raftmq_client on the running loop, poll by poll."""
     async with aio.Consumer(job.bootstrap, partition_bytes_max=PARTITION_BYTES) as consumer:
         consumer.assign(_starts(job))
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         while True:
             records = await consumer.poll(_POLL_S, POLL_RECORDS)
             for record in records:
                 counting.size += len(record.value)
             counting.records += len(records)
             if counting.is_over(len(records)):
-                return clock.done(counting.check())
+                return counting.done()
 
 
 async def aio_iterate(job: Job) -> Done:
     """raftmq_client on the running loop, record by record."""
     async with aio.Consumer(job.bootstrap, partition_bytes_max=PARTITION_BYTES) as consumer:
         consumer.assign(_starts(job))
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         async for record in consumer:
             counting.size += len(record.value)
             counting.records += 1
-            if counting.records >= job.count:
-                break
-        return clock.done(counting.check())
+            if counting.records == 1 or counting.records >= job.count:
+                if counting.is_over(1):
+                    break
+        return counting.done()
 
 
 def blocking_produce(job: Job) -> Done:
@@ -181,27 +188,28 @@ def blocking_consume(job: Job) -> Done:
     """raftmq_client's blocking facade, poll by poll."""
     with blocking.Consumer(job.bootstrap, partition_bytes_max=PARTITION_BYTES) as consumer:
         consumer.assign(_starts(job))
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         while True:
             records = consumer.poll(_POLL_S, POLL_RECORDS)
             for record in records:
                 counting.size += len(record.value)
             counting.records += len(records)
             if counting.is_over(len(records)):
-                return clock.done(counting.check())
+                return counting.done()
 
 
 def blocking_iterate(job: Job) -> Done:
     """raftmq_client's blocking facade, record by record."""
     with blocking.Consumer(job.bootstrap, partition_bytes_max=PARTITION_BYTES) as consumer:
         consumer.assign(_starts(job))
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         for record in consumer:
             counting.size += len(record.value)
             counting.records += 1
-            if counting.records >= job.count:
-                break
-        return clock.done(counting.check())
+            if counting.records == 1 or counting.records >= job.count:
+                if counting.is_over(1):
+                    break
+        return counting.done()
 
 
 def _starts(job: Job) -> dict[TopicPartition, int | None]:
@@ -277,7 +285,7 @@ async def aiokafka_consume(job: Job) -> Done:
     """aiokafka, poll by poll."""
     async with aclosing(_aiokafka_consumer(job)) as opened:
         async for consumer in opened:
-            counting, clock = Counting(job), Clock()
+            counting = Counting(job)
             while True:
                 polled = await consumer.getmany(timeout_ms=500, max_records=POLL_RECORDS)
                 more = 0
@@ -287,7 +295,7 @@ async def aiokafka_consume(job: Job) -> Done:
                     more += len(records)
                 counting.records += more
                 if counting.is_over(more):
-                    return clock.done(counting.check())
+                    return counting.done()
     raise BenchmarkError("no consumer")
 
 
@@ -295,12 +303,13 @@ async def aiokafka_iterate(job: Job) -> Done:
     """aiokafka, record by record."""
     async with aclosing(_aiokafka_consumer(job)) as opened:
         async for consumer in opened:
-            counting, clock = Counting(job), Clock()
+            counting = Counting(job)
             async for record in consumer:
                 counting.size += len(record.value)
                 counting.records += 1
-                if counting.records >= job.count:
-                    return clock.done(counting.check())
+                if counting.records == 1 or counting.records >= job.count:
+                    if counting.is_over(1):
+                        return counting.done()
     raise BenchmarkError("no consumer")
 
 
@@ -358,7 +367,7 @@ def _confluent_consumer(job: Job) -> confluent_kafka.Consumer:
 def confluent_consume(job: Job) -> Done:
     """confluent-kafka, poll by poll."""
     with closing(_confluent_consumer(job)) as consumer:
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         while True:
             messages = consumer.consume(POLL_RECORDS, _POLL_S)
             for message in messages:
@@ -368,13 +377,13 @@ def confluent_consume(job: Job) -> Done:
                 counting.size += len(value)
             counting.records += len(messages)
             if counting.is_over(len(messages)):
-                return clock.done(counting.check())
+                return counting.done()
 
 
 def confluent_iterate(job: Job) -> Done:
     """confluent-kafka, record by record."""
     with closing(_confluent_consumer(job)) as consumer:
-        counting, clock = Counting(job), Clock()
+        counting = Counting(job)
         while True:
             message = consumer.poll(_POLL_S)
             if message is not None:
@@ -384,7 +393,7 @@ def confluent_iterate(job: Job) -> Done:
                 counting.size += len(value)
                 counting.records += 1
             if counting.is_over(message is not None):
-                return clock.done(counting.check())
+                return counting.done()
 
 
 Run = Callable[[Job], Any]
