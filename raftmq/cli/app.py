@@ -14,6 +14,7 @@ from raftmq.cli.bench import bench
 from raftmq.cli.cluster import cluster_app
 from raftmq.cli.config_check import config_app
 from raftmq.cli.consume import consume
+from raftmq.cli.export import export
 from raftmq.cli.groups import group_app
 from raftmq.cli.leaders import leader_app
 from raftmq.cli.log import log_app
@@ -78,6 +79,7 @@ def _common(
 app.command(rich_help_panel="Records")(produce)
 app.command(rich_help_panel="Records")(consume)
 app.command(rich_help_panel="Records")(bench)
+app.command(rich_help_panel="Records")(export)
 app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Administration")

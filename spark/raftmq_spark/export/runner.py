@@ -2,7 +2,7 @@
 
 Spark runs a range again where its task failed, or twice at once where it is slow; the one result
 that it hands back names the files that count. Lost records are a result and no failure: trying
-again would not bring them back. Looks for Java before it loads anything, and says what to install.
+again would not bring them back. Stops before it loads anything where Java or pyspark is missing.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from attrs import frozen
 
-from raftmq_spark.errors import DataLossError, MissingPrerequisiteError
+from raftmq_spark.errors import DataLossError
 from raftmq_spark.export.errors import ExportError
 from raftmq_spark.export.job import Progress
 from raftmq_spark.export.manifest import ExportedRange
 from raftmq_spark.export.writer import RangeTask, write_range
+from raftmq_spark.session import check_prerequisites
 
 MASTER: Final = "local[*,4]"
 """All cores of this machine; a task may fail three times before the export does."""
-JAVA_MIN: Final = 17
 _POLL_S: Final = 0.2
-_INSTALL: Final = 'pip install "raftmq[spark]"'
 
 
 @frozen
@@ -48,26 +44,6 @@ def _run_task(task: RangeTask) -> ExportedRange | _Lost:
         return _Lost(str(error))
 
 
-def check_java() -> None:
-    """Make sure that there is a Java for Spark to run on.
-
-    Raises:
-        MissingPrerequisiteError: there is none, or an old one.
-    """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    needs = f"raftmq export runs on Spark, which needs Java {JAVA_MIN} or later"
-    fix = "install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
-    if java is None or not Path(java).is_file():
-        where = f"JAVA_HOME is {home}, where there is none" if home else "there is none on PATH"
-        raise MissingPrerequisiteError(f"{needs}; {where}: {fix}")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told)
-    version = int(found[2] if found[1] == "1" and found[2] else found[1]) if found else 0
-    if version < JAVA_MIN:
-        raise MissingPrerequisiteError(f"{needs}; {java} is version {version or told!r}: {fix}")
-
-
 class SparkRunner:
     """A Spark session for exports: `with SparkRunner("local[2]") as runner: export(..., runner)`.
 
@@ -81,11 +57,9 @@ class SparkRunner:
         self._is_mine = False
 
     def __enter__(self) -> Self:
-        check_java()
-        try:
-            from pyspark.sql import SparkSession
-        except ImportError as error:
-            raise MissingPrerequisiteError(f"{error}: {_INSTALL}") from None
+        check_prerequisites()
+        from pyspark.sql import SparkSession
+
         if (active := SparkSession.getActiveSession()) is not None:
             self._spark = active
             return self

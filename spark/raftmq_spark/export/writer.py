@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -174,6 +174,8 @@ class _Writing:
     def abandon(self, error: BaseException) -> None:
         """Delete what was written: this attempt failed."""
         for file in self.open.values():
+            with suppress(OSError):  # maybe what failed; all that counts is that the file goes
+                file.writer.close()
             file.closing.__exit__(type(error), error, error.__traceback__)
         for done in self.done:
             self.store.delete(done.path)

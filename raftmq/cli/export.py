@@ -1,0 +1,406 @@
+"""`raftmq export TOPIC... --group G --to DIR`: topics to Parquet, exactly once; check and replay.
+
+Only the command line: what is asked is read and refused here, how far it is and what came of it is
+shown here. All else is `raftmq_spark.export`, which is loaded when the command runs, since pyarrow,
+pyspark and Java are there only where `raftmq[spark]` was installed. docs/export.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    parse_pairs,
+    reported,
+    show,
+    show_json,
+)
+from raftmq.cli.console import note, out
+from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from raftmq_spark.export.job import Report
+    from raftmq_spark.export.manifest import Manifest
+    from raftmq_spark.export.replay import Replayed
+    from raftmq_spark.export.verify import Verdict
+
+INSTALL = 'pip install "raftmq[spark]"'
+
+
+class Until(StrEnum):
+    """`raftmq_spark.export.manifest.Until`, for --help without loading it."""
+
+    STABLE = "stable"
+    COMMITTED = "committed"
+
+
+class Compression(StrEnum):
+    """Of Parquet files."""
+
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    GZIP = "gzip"
+    NONE = "none"
+
+
+Topics = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TOPIC...", help="What to export; for --replay all without any."),
+]
+Group = Annotated[
+    str | None, typer.Option("-g", "--group", help="The group whose offsets say what is new.")
+]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        "--archive",
+        metavar="DIR|s3://BUCKET/PREFIX|hdfs://HOST:PORT/DIR",
+        help="The archive.",
+    ),
+]
+UntilOption = Annotated[
+    Until,
+    typer.Option(
+        help="stable: all that is committed, and commit the group's offsets. committed: what the"
+        " group's consumers have committed, and commit nothing."
+    ),
+]
+Master = Annotated[
+    str, typer.Option(metavar="URL", help="Where Spark runs: local[N,FAILURES], spark://..., yarn.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's.")
+]
+RecordsPerFile = Annotated[int, typer.Option(min=1, help="Most records of a file, and of a task.")]
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Go on where retention was faster; note the gap.")
+]
+SkipToCommitted = Annotated[
+    bool,
+    typer.Option(
+        "--skip-to-committed", help="Go on where the group is ahead of the archive; note the gap."
+    ),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Check the archive; change nothing.")]
+NoLog = Annotated[bool, typer.Option("--no-log", help="--verify: do not compare with the log.")]
+Replay = Annotated[bool, typer.Option("--replay", help="Produce the archive back into topics.")]
+Into = Annotated[
+    str | None, typer.Option(metavar="NAME", help="--replay: another name for the one topic.")
+]
+Append = Annotated[
+    bool, typer.Option("--append", help="--replay: also into a topic that has other records.")
+]
+
+
+def export(
+    topics: Topics = None,
+    to: To = "",
+    group: Group = None,
+    until: UntilOption = Until.STABLE,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*,4]",
+    conf: Conf = None,
+    records_per_file: RecordsPerFile = 500_000,
+    compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.ZSTD,
+    accept_loss: AcceptLoss = False,
+    skip_to_committed: SkipToCommitted = False,
+    verify: Verify = False,
+    no_log: NoLog = False,
+    replay: Replay = False,
+    into: Into = None,
+    append: Append = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0)] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Export topics to Parquet exactly once; check an archive; produce one back.
+
+    Run it again after a crash, or every hour: nothing is lost, nothing comes XX
+
+    Examples:
+
+    raftmq export orders clicks --group archive --to /data/archive
+
+    raftmq export orders -g archive --to s3://bucket/orders --master spark://host:7077
+
+    raftmq export orders -g billing --until committed --to /data/billed
+
+    raftmq export --to /data/archive --verify
+
+    raftmq export orders --to /data/archive --replay --into orders-again
+    """
+    with reported(), _installed():
+        names = tuple(topics or ())
+        _check_words(names, to, group, verify=verify, replay=replay)
+        if not replay and (into is not None or append):
+            raise CommandError("--into and --append belong to --replay", EXIT_USAGE)
+        if not (verify or replay):
+            from raftmq_spark.session import check_prerequisites
+
+            check_prerequisites()
+        from raftmq_spark.export.store import locate
+        from raftmq_spark.security import ClientSettings
+
+        location = locate(to)
+        client = ClientSettings(bootstrap, "raftmq-cli", timeout_ms=int(timeout * 1000))
+        if verify:
+            _verify(location, None if no_log else client, as_json=as_json)
+            return
+        if replay:
+            _replay(location, client, names, into, append, as_json=as_json)
+            return
+        from raftmq_spark.export import job, planning
+        from raftmq_spark.export import manifest as manifests
+
+        assert group is not None
+        wishes = planning.Wishes(
+            group=group,
+            until=manifests.Until(until.value),
+            accepts_loss=accept_loss,
+            skips_to_committed=skip_to_committed,
+            records_per_file=records_per_file,
+        )
+        order = job.Order(names, location, client, wishes, compression.value)
+        settings = parse_pairs(conf or (), "--conf")
+        _export(order, master, settings, as_json=as_json)
+
+
+def _check_words(
+    names: tuple[str, ...], to: str, group: str | None, *, verify: bool, replay: bool
+) -> None:
+    if not to:
+        raise CommandError("where is the archive? --to DIR, s3://... or hdfs://...", EXIT_USAGE)
+    if verify and replay:
+        raise CommandError("--verify and --replay are two commands; run one at a time", EXIT_USAGE)
+    if verify and names:
+        raise CommandError("--verify checks the whole archive and takes no topics", EXIT_USAGE)
+    if (verify or replay) and group is not None:
+        raise CommandError("--group belongs to exports: the archive knows its group", EXIT_USAGE)
+    if not (verify or replay):
+        if not names:
+            raise CommandError("which topics? `raftmq export TOPIC... --group G --to DIR`", 2)
+        if group is None:
+            raise CommandError("--group: whose committed offsets say what is new?", EXIT_USAGE)
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Say what to install where something is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise CommandError(
+            f"raftmq export needs {missing}, which is not installed: {INSTALL}"
+            " (exports also need Java 17 or later)"
+        ) from None
+
+
+def _export(order: Any, master: str, conf: dict[str, str], *, as_json: bool) -> None:
+    from raftmq_spark.export.job import export as run
+    from raftmq_spark.export.runner import SparkRunner
+
+    with _bar("exporting", as_json) as bar:
+        watcher = _watcher(bar)
+        watcher.say("starting Spark")
+        with SparkRunner(master, conf) as runner:
+            report = run(order, runner, watcher)
+    _show_report(report, order, as_json=as_json)
+
+
+def _watcher(bar: _Bar) -> Any:
+    from raftmq_spark.export.job import Progress, Step, Watcher
+
+    class Shown(Watcher):
+        """Shows steps and progress."""
+
+        def reached(self, step: Step) -> None:
+            bar.name(step.value)
+
+        def progress(self, progress: Progress) -> None:
+            bar.update(progress.tasks_done, progress.tasks, f"{progress.rows:,} rows")
+
+        def say(self, text: str) -> None:
+            bar.say(text)
+
+    return Shown()
+
+
+def _show_report(report: Report, order: Any, *, as_json: bool) -> None:
+    manifest = report.manifest
+    rows = [] if manifest is None else _summary(manifest)
+    if as_json:
+        show_json(
+            {
+                "archive": str(order.location),
+                "group": order.wishes.group,
+                "manifest": None if manifest is None else manifest.number,
+                "rows": 0 if manifest is None else manifest.rows,
+                "bytes": 0 if manifest is None else manifest.bytes,
+                "partitions": [dict(zip(_COLUMNS, row, strict=True)) for row in rows],
+                "finished_manifest": report.finished,
+                "voided_runs": list(report.voided),
+                "deleted_files": list(report.deleted),
+            }
+        )
+        return
+    if report.finished is not None:
+        out(f"finished manifest {report.finished} of an earlier run: its offsets are committed")
+    for run in report.voided:
+        out(f"run {run} died before its manifest; {len(report.deleted)} files of it deleted")
+    if manifest is None:
+        out(f"nothing new for group {order.wishes.group}")
+        return
+    show(_COLUMNS, rows, as_json=False)
+    out(
+        f"manifest {manifest.number}: {manifest.rows:,} rows, {manifest.bytes:,} bytes in"
+        f" {sum(1 for _ in manifest.files())} files at {order.location}"
+    )
+
+
+_COLUMNS = ("TOPIC", "PARTITION", "START", "END", "ROWS", "FILES", "BYTES", "GAP")
+
+
+def _summary(manifest: Manifest) -> list[tuple[object, ...]]:
+    """A line for each partition."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for item in (*manifest.gaps, *manifest.ranges):
+        line = found.setdefault((item.topic, item.partition), [item.start, item.end, 0, 0, 0, 0])
+        line[0], line[1] = min(line[0], item.start), max(line[1], item.end)
+        files = getattr(item, "files", None)
+        if files is None:
+            line[5] += item.end - item.start
+        else:
+            line[2] += getattr(item, "rows", 0)
+            line[3] += len(files)
+            line[4] += sum(file.bytes for file in files)
+    return [(*key, *line) for key, line in sorted(found.items())]
+
+
+def _verify(location: Any, client: Any, *, as_json: bool) -> None:
+    from raftmq_spark.export.archive import find_archive
+    from raftmq_spark.export.store import open_store
+    from raftmq_spark.export.verify import verify
+
+    archive = find_archive(open_store(location))
+    with _bar("checking", as_json) as bar:
+        verdict = verify(
+            archive, client, progress=lambda done, of: bar.update(done, of, f"{done} files")
+        )
+    _show_verdict(verdict, location, compared=client is not None, as_json=as_json)
+    if not verdict.is_good:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_verdict(verdict: Verdict, location: Any, *, compared: bool, as_json: bool) -> None:
+    findings = [(item.kind.value, item.what, item.why) for item in verdict.findings]
+    if as_json:
+        show_json(
+            {
+                "archive": str(location),
+                "ok": verdict.is_good,
+                "manifests": verdict.manifests,
+                "voided": verdict.voided,
+                "files": verdict.files,
+                "rows": verdict.rows,
+                "bytes": verdict.bytes,
+                "rows_compared_with_log": verdict.rows_in_log if compared else None,
+                "findings": [
+                    dict(zip(("kind", "what", "why"), row, strict=True)) for row in findings
+                ],
+                "notes": verdict.notes,
+            }
+        )
+        return
+    for text in verdict.notes:
+        out(f"note: {text}")
+    if findings:
+        show(("FINDING", "WHAT", "WHY"), findings, as_json=False)
+    log = f", {verdict.rows_in_log:,} rows equal in the log" if compared else ""
+    word = "good" if verdict.is_good else f"{len(findings)} findings"
+    out(
+        f"{word}: {verdict.manifests} manifests, {verdict.files} files, {verdict.rows:,} rows,"
+        f" {verdict.bytes:,} bytes read{log if verdict.is_good else ''}"
+    )
+
+
+def _replay(
+    location: Any,
+    client: Any,
+    names: tuple[str, ...],
+    into: str | None,
+    append: bool,
+    *,
+    as_json: bool,
+) -> None:
+    from raftmq_spark.export.archive import find_archive
+    from raftmq_spark.export.replay import ReplayWishes, replay
+    from raftmq_spark.export.store import open_store
+
+    archive = find_archive(open_store(location))
+    wishes = ReplayWishes(names, into, append)
+    with _bar("replaying", as_json) as bar:
+        done: list[Replayed] = replay(
+            archive, client, wishes, progress=lambda n, of: bar.update(n, of, f"{n:,} rows")
+        )
+    columns = ("TOPIC", "INTO", "PRODUCED", "THERE-BEFORE")
+    rows = [(item.topic, item.into, item.rows, item.rows_before) for item in done]
+    show(columns, rows, as_json=as_json)
+
+
+# Progress.
+
+
+class _Bar:
+    """A progress bar on a terminal's standard error; elsewhere nothing but what is said."""
+
+    def __init__(self, progress: Any, name: str) -> None:
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(name, total=None, told="")
+
+    def name(self, text: str) -> None:
+        """What is going on."""
+        if self._progress is not None:
+            self._progress.update(self._task, description=text)
+
+    def update(self, done: int, of: int, told: str) -> None:
+        """How far it is."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=of, told=told)
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            note(text)
+
+
+@contextmanager
+def _bar(name: str, as_json: bool) -> Iterator[_Bar]:
+    if as_json or not sys.stderr.isatty():
+        yield _Bar(None, name)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[told]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield _Bar(progress, name)

@@ -1,0 +1,123 @@
+"""Exports without Spark: ranges written in this process, and an order with a test's defaults.
+
+The fake runner keeps the contract of the real one (each range once, lost records as
+`DataLossError`), so that what an export promises is tested in seconds; `test_spark_export.py` holds
+the real one to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from raftmq.types import TopicPartition
+from raftmq_client.blocking import Admin, Consumer, Producer
+from raftmq_spark.export.job import Order, Progress, Report, Watcher, export
+from raftmq_spark.export.manifest import ExportedRange, Until
+from raftmq_spark.export.planning import Wishes
+from raftmq_spark.export.store import Store, locate, open_store
+from raftmq_spark.export.writer import RangeTask, write_range
+from raftmq_spark.security import ClientSettings
+
+Row = tuple[int, int, bytes | None, bytes | None]
+"""Partition, offset, key, value."""
+
+
+class InlineRunner:
+    """Writes ranges one after the other."""
+
+    def __init__(self, before_task: Callable[[int], None] = lambda _number: None) -> None:
+        self._before_task = before_task
+
+    def run(
+        self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
+    ) -> list[ExportedRange]:
+        ranges: list[ExportedRange] = []
+        for number, task in enumerate(tasks):
+            self._before_task(number)
+            ranges.append(write_range(task))
+            progress(Progress(len(ranges), len(tasks), sum(item.rows for item in ranges)))
+        return ranges
+
+
+def make_order(
+    bootstrap: str, to: str | Path, group: str, *topics: str, session_ms: int = 6_000, **wishes: Any
+) -> Order:
+    client = ClientSettings(bootstrap, "raftmq-test")
+    return Order(topics, locate(str(to)), client, Wishes(group, **wishes), session_ms=session_ms)
+
+
+def run_export(order: Order, watcher: Watcher | None = None, **runner: Any) -> Report:
+    return export(order, InlineRunner(**runner), watcher)
+
+
+def open_at(to: str | Path) -> Store:
+    return open_store(locate(str(to)))
+
+
+def produce(bootstrap: str, topic: str, count: int, *, partitions: int = 1, first: int = 0) -> None:
+    """Numbered records, with keys, nulls and headers among them."""
+    with Producer(bootstrap, linger_ms=20) as producer:
+        for number in range(first, first + count):
+            producer.send(
+                topic,
+                None if number % 11 == 5 else b"value %d" % number,
+                None if number % 3 == 0 else b"k%d" % number,
+                [("n", b"%d" % number), ("n", None)] if number % 2 else [],
+                number % partitions,
+                1_750_000_000_000 + number * 60_000,  # a day is 1,440 of them
+            )
+
+
+def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> list[Row]:
+    """Everything in a topic, by partition and offset."""
+    keys = [TopicPartition(topic, partition) for partition in partitions]
+    rows: list[Row] = []
+    with Admin(bootstrap, timeout_ms=60_000) as admin:
+        ends = admin.list_offsets(dict.fromkeys(keys, -1))
+        starts = admin.list_offsets(dict.fromkeys(keys, -2))
+    for key in keys:
+        with Consumer(bootstrap) as consumer:
+            consumer.assign({key: starts[key].offset})
+            while (consumer.position(key) or 0) < ends[key].offset:
+                rows += [
+                    (record.partition, record.offset, record.key, record.value)
+                    for record in consumer.poll(5.0, 5_000)
+                ]
+    return rows
+
+
+def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    with Admin(bootstrap, timeout_ms=60_000) as admin:
+        found = admin.group_offsets(group)
+    return {key.partition: item.offset for key, item in found.items() if key.topic == topic}
+
+
+def commit(bootstrap: str, group: str, topic: str, offsets: dict[int, int]) -> None:
+    """As a consumer of this group would."""
+    with Consumer(bootstrap, group=group) as consumer:
+        consumer.commit({TopicPartition(topic, p): offset for p, offset in offsets.items()})
+
+
+def archive_rows(to: str | Path) -> list[Row]:
+    """Every row that counts, in the order of manifests, ranges and files."""
+    import pyarrow.parquet as pq
+
+    from raftmq_spark.export.archive import find_archive
+
+    archive = find_archive(open_at(to))
+    rows: list[Row] = []
+    for file in archive.files():
+        with archive.store.open_input(file.path) as stream:
+            table = pq.read_table(stream)
+        columns = (table[name].to_pylist() for name in ("partition", "offset", "key", "value"))
+        rows += list(zip(*columns, strict=True))
+    return rows
+
+
+def files_of(to: Path) -> list[str]:
+    return sorted(str(path.relative_to(to)) for path in to.rglob("*.parquet"))
+
+
+__all__ = ["InlineRunner", "Until", "archive_rows", "commit", "committed", "make_order"]
