@@ -31,6 +31,7 @@ from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.cluster.recompression import Recompression, Workers
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
@@ -366,7 +367,10 @@ class Partition:
 
     def prepared(self, job: Runnable) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
-        if isinstance(job, VerifyJob) and self.replica.log.checked(job):
+        if isinstance(job, IndexJob):
+            if job.take():
+                self.replica.damage_found()
+        elif isinstance(job, VerifyJob) and self.replica.log.checked(job):
             self.replica.damage_found()
 
     @property
@@ -416,8 +420,13 @@ class Partition:
 
     # ---- offsets and epochs ----
 
-    def list_offset(self, timestamp: int, *, current_epoch: int = -1) -> OffsetResult:
-        """The offset for a timestamp, or for one of Kafka's special ones (negative)."""
+    def list_offset(
+        self, timestamp: int, *, current_epoch: int = -1, may_wait: bool = True
+    ) -> OffsetResult:
+        """The offset for a timestamp, or for one of Kafka's special ones (negative).
+
+        Unless it `may_wait` for the disk it may want a job to be run first.
+        """
         replica = self.replica
         code = self._check_epoch(current_epoch)
         if code is ErrorCode.NONE and not replica.is_leader:
@@ -437,6 +446,10 @@ class Partition:
         if timestamp == LATEST_TIERED:
             return OffsetResult(ErrorCode.NONE)  # nothing is tiered
         try:
+            if not may_wait and timestamp >= MAX_TIMESTAMP:
+                job = log.lookup_ahead(None if timestamp == MAX_TIMESTAMP else timestamp, end)
+                if job is not None:
+                    return OffsetResult(ErrorCode.NONE, job=job)
             if timestamp == MAX_TIMESTAMP:
                 found = log.max_timestamp(end)
             elif timestamp >= 0:

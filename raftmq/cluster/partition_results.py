@@ -46,6 +46,8 @@ class OffsetResult:
     offset: Offset = NO_OFFSET
     timestamp: int = NO_TIMESTAMP
     leader_epoch: LeaderEpoch = NO_EPOCH
+    job: Runnable | None = None
+    """As `ReadResult.job`."""
 
 
 @frozen(slots=True)

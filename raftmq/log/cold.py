@@ -15,12 +15,16 @@ from typing import Final
 
 from attrs import define
 
+from raftmq.log.index_job import IndexJob
 from raftmq.log.segment import Segment
+from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.page_cache import is_warm, warm
 from raftmq.ports import File
 
 BEYOND_BYTES: Final = 16 << 10
 """A walk over headers reads a little more than it was asked for."""
+LOOKUP_BYTES: Final = 128 << 10
+"""A look-up by time walks an index interval of headers and reads the batch that it comes to."""
 
 
 @define(slots=True, eq=False)
@@ -41,7 +45,7 @@ class WarmJob:
 
 def cold_job(
     segments: Sequence[Segment], offset: int, position: int | None, size: int
-) -> WarmJob | None:
+) -> WarmJob | IndexJob | None:
     """What must come into memory before the batch at `offset` and `size` bytes can be found.
 
     `segments` begin with the one that holds the batch; `position` is where that batch begins, None
@@ -59,9 +63,38 @@ def cold_job(
             if position is None:
                 break  # where the bytes are shows when it is loaded
         if position is None:
-            position = segment.floor(offset)[1]
+            try:
+                position = segment.offset_index.floor(offset)[1]
+            except DamagedIndexError:
+                return IndexJob.of(segment)
         wanted = min(size + BEYOND_BYTES, segment.size - position)
         if wanted > 0 and not is_warm(segment.file, position, wanted):
             cold.append((segment.file, position, wanted))
         size -= segment.size - position
     return WarmJob(tuple(cold)) if cold else None
+
+
+def lookup_job(
+    segment: Segment, timestamp_ms: int | None, offset: int
+) -> WarmJob | IndexJob | None:
+    """What must come into memory before a look-up by time walks a segment's headers: its indexes,
+    then the bytes where they say that it begins. With no `timestamp_ms` it begins at `offset`."""
+    if segment.is_missing:
+        return None
+    cold: list[tuple[File, int, int]] = []
+    for index in (segment.time_index, segment.offset_index):
+        unloaded = index.unloaded_file()
+        if unloaded is not None and not is_warm(unloaded[0], 0, unloaded[1]):
+            cold.append((unloaded[0], 0, unloaded[1]))
+    if cold:
+        return WarmJob(tuple(cold))
+    try:
+        if timestamp_ms is not None:
+            offset = max(offset, segment.time_index.start_for(timestamp_ms))
+        position = segment.offset_index.floor(offset)[1]
+    except DamagedIndexError:
+        return IndexJob.of(segment)
+    size = min(LOOKUP_BYTES, segment.size - position)
+    if size <= 0 or is_warm(segment.file, position, size):
+        return None
+    return WarmJob(((segment.file, position, size),))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from raftmq.log.checker import Checker
 from raftmq.log.cold import WarmJob
+from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import FileSpan, LogEntry
 from raftmq.log.reader import LogReader
@@ -72,12 +73,17 @@ class ReadableLog:
         """
         return self._reader.stored_job_at(offset, bytes_max)
 
-    def read_ahead(self, offset: Offset, bytes_max: int) -> WarmJob | None:
+    def read_ahead(self, offset: Offset, bytes_max: int) -> WarmJob | IndexJob | None:
         """What `locate` would wait for the disk for; None when it is in memory.
 
-        Run it in a worker thread and ask again: an index that was cold knows more now.
+        Run it in a worker thread, `take` what it found if it is about an index, and ask again: an
+        index that was cold knows more now.
         """
         return self._reader.read_ahead(offset, bytes_max)
+
+    def lookup_ahead(self, timestamp_ms: int | None, end: Offset) -> WarmJob | IndexJob | None:
+        """As `read_ahead`, for `offset_for_timestamp` and (None) `max_timestamp`."""
+        return self._reader.lookup_ahead(timestamp_ms, end)
 
     def locate(
         self,

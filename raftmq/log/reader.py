@@ -16,7 +16,8 @@ from typing import Final
 from attrs import Factory, define
 
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.cold import WarmJob, cold_job
+from raftmq.log.cold import WarmJob, cold_job, lookup_job
+from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
 from raftmq.log.recent import RecentBatches
@@ -246,7 +247,7 @@ class LogReader:
 
     # --- spans ------------------------------------------------------------------------------
 
-    def read_ahead(self, offset: int, bytes_max: int) -> WarmJob | None:
+    def read_ahead(self, offset: int, bytes_max: int) -> WarmJob | IndexJob | None:
         """What `locate` would wait for the disk for; None when it is in memory."""
         if offset >= self.segments.end_offset or self.recent.find(offset) is not None:
             return None
@@ -412,6 +413,24 @@ class LogReader:
                 if found is not None:
                     return found
         return None
+
+    def lookup_ahead(self, timestamp_ms: int | None, end: Offset) -> WarmJob | IndexJob | None:
+        """What a look-up by time (None: of the greatest) would wait for the disk for."""
+        start = int(self.log_start.offset)
+        best: Segment | None = None
+        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+            if segment.base_offset >= end:
+                break
+            if timestamp_ms is None:
+                if best is None or segment.max_timestamp > best.max_timestamp:
+                    best = segment
+            elif segment.max_timestamp >= timestamp_ms:
+                best = segment
+                break
+        if best is None:
+            return None
+        at = best.max_timestamp_offset if timestamp_ms is None else best.base_offset
+        return lookup_job(best, timestamp_ms, max(start, at))
 
     def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
         """The newest record below `end`, a batch's end; the first if several are as new (KIP-734).

@@ -428,6 +428,33 @@ class Segment:
         self._end_at(scan, size, end_offset)
         self.allocated = size
 
+    def twin(self) -> Segment:
+        """An object of its own for the same bytes; nobody else knows it."""
+        epochs = self._epochs()
+        folder = self.path.rpartition("/")[0]
+        return Segment(folder, self.base_offset, self._config, self._shared, lambda: epochs)
+
+    def adopt(self, twin: Segment) -> None:
+        """Take over the indexes that `twin` made of this segment's beginning, and go on to the end;
+        the caller knows that these bytes were not cut since."""
+        size, end_offset = self.size, self.end_offset
+        self.offset_index.take_over(twin.offset_index)
+        self.time_index.take_over(twin.time_index)
+        self.size, self.end_offset = twin.size, twin.end_offset
+        self.max_timestamp = twin.max_timestamp
+        self.max_timestamp_offset = twin.max_timestamp_offset
+        self._unindexed_bytes = twin._unindexed_bytes
+        self._indexed_timestamp = twin._indexed_timestamp
+        try:
+            for position, header in walk_headers(self.file, self.size, size, self.end_offset):
+                self.note(position, header)
+        except BadBatch as bad:
+            self.add_damage(bad)
+        self.size, self.end_offset = size, end_offset
+        self.write_indexes(is_closed=not self.is_active)
+        for damage in twin.damages:
+            self.mark_damaged(damage)
+
     def _end_at(self, scan: Scan, size: int, end_offset: int) -> None:
         """Everything up to a known end that a scan did not find is damage."""
         self.damages = scan.damages

@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from attrs import define, frozen
 from crc32c import crc32c
@@ -314,6 +314,13 @@ class SparseIndex:
         self._pending_keys.clear()
         self._pending_values.clear()
         self._cache.forget(self.path)
+
+    def take_over(self, other: Self) -> None:
+        """Become what `other` collected, none of which was written yet."""
+        assert other._count == 0, "an index of its own"
+        self.reset()
+        self._pending_keys = other._pending_keys
+        self._pending_values = other._pending_values
 
     def unloaded_file(self) -> tuple[File, int] | None:
         """The file and its size, as long as the next look-up must read it; None when its entries

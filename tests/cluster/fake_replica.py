@@ -144,6 +144,9 @@ class FakeLog:
     def read_ahead(self, offset: Offset, bytes_max: int) -> Runnable | None:
         return self.cold_jobs.pop(0) if self.cold_jobs else None
 
+    def lookup_ahead(self, timestamp_ms: int | None, end: Offset) -> Runnable | None:
+        return self.cold_jobs.pop(0) if self.cold_jobs else None
+
     def needs_verification(
         self, offset: Offset, bytes_max: int, wanted: int = 1
     ) -> VerifyJob | None:

@@ -10,12 +10,13 @@ import pytest
 
 from jepsen_like.disk import SimDisk
 from raftmq.log.cold import WarmJob
+from raftmq.log.index_job import IndexJob
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.ports import File
 from raftmq.types import Offset
-from tests.log.helpers import batch, filled, open_log, sim_disk, span_bytes
+from tests.log.helpers import append, batch, filled, flush, open_log, sim_disk, span_bytes
 
 PAGE = 4096
 CONFIG = LogConfig(segment_bytes=400_000, index_interval_bytes=4096, bare_reserve_bytes=8192)
@@ -102,7 +103,9 @@ def serve(disk: ColdDisk, log: ReplicatedLog, offset: int, size: int) -> tuple[b
         jobs += 1
         assert jobs < 5, "a worker's reading helps nobody"
         job.run()
-        if not isinstance(job, WarmJob):
+        if isinstance(job, IndexJob):
+            job.take()
+        elif not isinstance(job, WarmJob):
             log.checked(job)
 
 
@@ -164,3 +167,121 @@ def test_damage_ahead_is_no_reason_to_check_again() -> None:
     assert len(data) == position
     _, jobs = serve(disk, log, 0, 100_000)
     assert jobs == 0
+
+
+def look_up(disk: ColdDisk, log: ReplicatedLog, stamp: int | None) -> tuple[Any, list[type]]:
+    """What ListOffsets does: jobs until nothing is cold, then the look-up; and the jobs."""
+    jobs: list[type] = []
+    while True:
+        with disk.on_the_loop():
+            job: Any = log.lookup_ahead(stamp, log.log_end_offset)
+            if job is None:
+                if stamp is None:
+                    return log.max_timestamp(log.log_end_offset), jobs
+                return log.offset_for_timestamp(stamp, log.log_end_offset), jobs
+        jobs.append(type(job))
+        assert len(jobs) < 5, "a worker's reading helps nobody"
+        job.run()
+        if isinstance(job, IndexJob):
+            with disk.on_the_loop():
+                assert not job.take(), "nothing is damaged"
+
+
+def numbers_of(log: ReplicatedLog) -> list[int]:
+    """The first batch of each segment, and some within."""
+    firsts = [segment.base_offset // 3 for segment in log._segments.all]
+    return sorted({*firsts, 1, 50, 99, 101, 298, 299})
+
+
+def test_the_loop_never_waits_for_a_look_up_by_time() -> None:
+    _, whole = cold_log()
+    for number in numbers_of(whole):
+        disk, log = cold_log()
+        found, jobs = look_up(disk, log, 1001 + 10 * number)
+        assert found == (1001 + 10 * number, 3 * number + 1, 1)
+        assert jobs in ([WarmJob, WarmJob], [WarmJob]), (
+            "indexes where they are not held, then bytes"
+        )
+    disk, log = cold_log()
+    found, _ = look_up(disk, log, None)
+    assert found == (1002 + 10 * 299, 899, 1)
+    assert look_up(disk, log, 1_000_000) == (None, [])
+
+
+def lose_indexes(disk: ColdDisk, segment: Segment, *, damaged: bool = False) -> None:
+    for index in (segment.offset_index, segment.time_index):
+        if damaged:
+            index.file().pwrite(b"damaged", 70)
+        else:
+            index._files.forget(index.path)
+            disk.remove(index.path)
+    disk.pages.clear()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_lost_indexes_are_made_by_a_worker(damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = cold_log()
+    twin = whole._segments.all[0]
+    twin.rebuild()
+    pairs = twin.time_index.pairs(), twin.offset_index.pairs()
+    monkeypatch.setattr(Segment, "rebuild", lambda _: pytest.fail("rebuilt on the loop"))
+    disk, log = cold_log()
+    segment = log._segments.all[0]
+    lose_indexes(disk, segment, damaged=damaged)
+    found, jobs = look_up(disk, log, 1001 + 10 * 20)
+    assert found == (1201, 61, 1)
+    assert IndexJob in jobs
+    assert (segment.time_index.pairs(), segment.offset_index.pairs()) == pairs
+    again = open_log(disk, CONFIG)  # type: ignore[arg-type]  # as above
+    assert not again.recovery.damaged
+    assert again.offset_for_timestamp(1201, again.log_end_offset) == found
+
+
+def test_a_fetch_lets_a_worker_make_lost_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Segment, "rebuild", lambda _: pytest.fail("rebuilt on the loop"))
+    disk, log = cold_log()
+    lose_indexes(disk, log._segments.all[0])
+    data, _ = serve(disk, log, 61, 5_000)
+    assert data.startswith(batch(60, 1, 3, 1000, timestamp=1200))
+
+
+def test_what_was_appended_meanwhile_is_in_the_new_indexes() -> None:
+    inner = sim_disk()
+    disk = ColdDisk(inner)
+    log = filled(disk, 100, CONFIG, count=3, size=1000)  # type: ignore[arg-type]  # as above
+    segment = log._segments.all[-1]
+    pairs = segment.offset_index.count
+    job = IndexJob.of(segment)
+    for number in range(100, 120):
+        append(log, 1, 3, 1000, timestamp=1000 + 10 * number)
+    flush(log)
+    job.run()
+    assert not job.take()
+    assert segment.offset_index.count > pairs
+    assert segment.max_timestamp == 1000 + 10 * 119 + 2
+    end = log.log_end_offset
+    for number in (90, 100, 119):
+        stamp = 1001 + 10 * number
+        assert log.offset_for_timestamp(stamp, end) == (stamp, 3 * number + 1, 1)
+
+
+def test_a_worker_that_looked_at_what_was_cut_since_is_not_heard() -> None:
+    _, log = cold_log()
+    segment = log._segments.all[0]
+    job = IndexJob.of(segment)
+    job.run()
+    segment.version += 1
+    job.twin.max_timestamp = 7
+    assert not job.take()
+    assert segment.max_timestamp != 7
+
+
+def test_damage_that_a_worker_meets_is_remembered() -> None:
+    _, log = cold_log()
+    segment = log._segments.all[0]
+    position = next(p for p, h in segment.headers_from(30) if h.base_offset == 30)
+    segment.file.pwrite(b"damaged", position + 100)
+    job = IndexJob.of(segment)
+    job.run()
+    assert job.take()
+    assert log.damaged == [(30, 33)]

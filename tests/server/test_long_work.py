@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raftmq.ports import DiskError
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch
+from raftmq.server.handlers.offsets import COLD_ROUNDS_MAX
 from tests.server.world import FakeSlot, World
 
 
@@ -102,3 +110,41 @@ def test_a_large_request_that_is_malformed_costs_its_connection() -> None:
         world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
     assert slot.is_failed
     assert world.broker.metrics.api("list_offsets").failures == 1
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 100])
+def test_a_look_up_by_time_lets_workers_read_what_is_cold(rounds: int) -> None:
+    world = World()
+    world.add_topic("t")
+    for i in range(3):
+        batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000 + i)
+        world.produce(9, [("t", 0, batch)], acks=1)
+    world.replica("t").commit(2)
+    started: list[Promise[None]] = []
+    ran: list[int] = []
+
+    def submit(work: Any) -> Promise[None]:
+        work()
+        started.append(Promise())
+        return started[-1]
+
+    world.broker.workers = SimpleNamespace(submit=submit)  # type: ignore[assignment]
+    jobs: Any = [SimpleNamespace(run=lambda n=n: ran.append(n)) for n in range(rounds)]
+    world.replica("t").log.cold_jobs = jobs
+    wishes = [
+        {"partition_index": index, "current_leader_epoch": -1, "timestamp": stamp}
+        for index, stamp in ((0, 1_000_001), (0, -1), (9, 1_000_001))
+    ]
+    topics = [{"name": "t", "partitions": wishes}]
+    slot = world.send(ApiKey.LIST_OFFSETS, 7, replica_id=-1, topics=topics)
+    for number in range(min(rounds, COLD_ROUNDS_MAX)):
+        assert slot.pieces is None
+        assert len(ran) == number + 1
+        if number:
+            started[-1].resolve(None)
+        else:
+            started[-1].fail(DiskError("the device failed"))  # shows when the log is asked
+        for _ in range(3):
+            world.bench.deadlines.expire(world.bench.clock.now_ms)
+    rows = world.read(ApiKey.LIST_OFFSETS, 7, slot).topics[0].partitions
+    assert [(row.error_code, row.offset) for row in rows] == [(0, 1), (0, 2), (3, -1)]

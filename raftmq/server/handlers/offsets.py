@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
+
+from attrs import evolve, frozen
 
 from raftmq.cluster.partition import MAX_TIMESTAMP, Partition
 from raftmq.cluster.partition_results import DeleteResult, OffsetResult
 from raftmq.errors import ErrorCode
+from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
@@ -15,47 +19,111 @@ from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
 
 Answer: TypeAlias = dict[str, Any]
 
+COLD_ROUNDS_MAX: Final = 4
+"""After so many rounds of workers the loop itself reads what is missing still."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _MAX_TIMESTAMP_FROM: Final = 7
 
 
 def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     """Answer ListOffsets for every partition."""
-    return all_at_once(list_offsets_slowly(broker, header, request))
+    return broker.slices.run(list_offsets_slowly(broker, header, request))
 
 
 def list_offsets_slowly(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
-    """Answer ListOffsets in short turns."""
+    """Answer ListOffsets in short turns; workers read what is cold of indexes and batches."""
     version = header.api_version
     topics = []
+    cold: list[_Cold] = []
     count = 0
     for topic in request.topics:
-        rows = []
+        rows: list[Answer] = []
         for part in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
-                yield
-            result = _list_one(broker, version, topic.name, part)
-            rows.append(
-                {
-                    "partition_index": part.partition_index,
-                    "error_code": _code_for(version, result.code),
-                    "timestamp": result.timestamp,
-                    "offset": result.offset,
-                    "leader_epoch": result.leader_epoch,
-                }
-            )
+                yield None
+            found, result = _list_one(broker, version, topic.name, part)
+            rows.append(_offset_row(version, part, result))
+            if result.job is not None:
+                assert isinstance(found, Partition)
+                cold.append(_Cold(rows, len(rows) - 1, found, part, result.job))
         topics.append({"name": topic.name, "partitions": rows})
+    rounds = 0
+    while cold:
+        rounds += 1
+        yield _prepare(broker, cold)
+        waiting, cold = cold, []
+        for one in waiting:
+            result = one.look(may_wait=rounds >= COLD_ROUNDS_MAX)
+            if result.job is not None:
+                cold.append(evolve(one, job=result.job))
+            one.rows[one.at] = _offset_row(version, one.part, result)
+            yield None
     return {"throttle_time": 0, "topics": topics}
 
 
-def _list_one(broker: Broker, version: int, topic: str, part: Struct) -> OffsetResult:
+@frozen(slots=True)
+class _Cold:
+    """A look-up by time for which something must come into memory first, and where it is told."""
+
+    rows: list[Answer]
+    at: int
+    partition: Partition
+    part: Struct
+    job: Runnable
+
+    def look(self, *, may_wait: bool) -> OffsetResult:
+        """Ask again."""
+        part = self.part
+        return self.partition.list_offset(
+            part.timestamp, current_epoch=part.current_leader_epoch, may_wait=may_wait
+        )
+
+
+def _prepare(broker: Broker, cold: list[_Cold]) -> Promise[None]:
+    """Run all jobs; kept when each has ended, whatever became of it."""
+    ended: Promise[None] = Promise()
+    left = len(cold)
+    broker.metrics.read_aheads += left
+
+    def settled_for(one: _Cold) -> Callable[[Promise[None]], None]:
+        def settled(done: Promise[None]) -> None:
+            nonlocal left
+            left -= 1
+            if done.error is None:
+                one.partition.prepared(one.job)
+            # An error of the disk shows again when the partition is asked.
+            if not left:
+                ended.resolve(None)
+
+        return settled
+
+    for one in cold:
+        broker.workers.submit(one.job.run).when_done(settled_for(one))
+    return ended
+
+
+def _offset_row(version: int, part: Struct, result: OffsetResult) -> Answer:
+    return {
+        "partition_index": part.partition_index,
+        "error_code": _code_for(version, result.code),
+        "timestamp": result.timestamp,
+        "offset": result.offset,
+        "leader_epoch": result.leader_epoch,
+    }
+
+
+def _list_one(
+    broker: Broker, version: int, topic: str, part: Struct
+) -> tuple[Partition | ErrorCode, OffsetResult]:
     if part.timestamp <= MAX_TIMESTAMP and version < _MAX_TIMESTAMP_FROM:
-        return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
+        code = ErrorCode.UNSUPPORTED_VERSION
+        return code, OffsetResult(code)
     found = broker.find_partition(topic, None, part.partition_index)
     if isinstance(found, ErrorCode):
-        return OffsetResult(found)
-    return found.list_offset(part.timestamp, current_epoch=part.current_leader_epoch)
+        return found, OffsetResult(found)
+    epoch = part.current_leader_epoch
+    return found, found.list_offset(part.timestamp, current_epoch=epoch, may_wait=False)
 
 
 def _code_for(version: int, code: ErrorCode) -> ErrorCode:
@@ -80,7 +148,7 @@ def offset_for_leader_epoch_slowly(
         for part in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
-                yield
+                yield None
             found = broker.find_partition(topic.topic, None, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if isinstance(found, ErrorCode):
