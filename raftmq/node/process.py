@@ -27,8 +27,10 @@ from raftmq.server.listener import open_listen_socket
 OK, FAILED, UNUSABLE = 0, 1, 2
 SWITCH_INTERVAL_S: Final = 0.0005
 """A flusher thread that holds the interpreter longer delays every heartbeat."""
-GC_THRESHOLDS: Final = 20_000, 20, 50
-"""Requests leave no cycles behind; looking for them every 700 objects costs a tenth of the time."""
+GC_THRESHOLDS: Final = 10_000, 3, 1_000
+"""Requests leave no cycles behind; looking for them every 700 objects costs a tenth of the time.
+The second number bounds how many objects a collection between the small and the full ones looks at
+(40,000): when a thousand partitions come to be, all their objects are new at once."""
 OTHER_DESCRIPTORS: Final = 1_000
 """Peers, the admin port, the journal, threads, and files of segments that are being appended to."""
 

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,13 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
 from raftmq.counts import BUCKET_COUNT, Histogram, TopicCounts
-from raftmq.node.collections_watch import FULL_COLLECTIONS, _collecting, watch_collections
+from raftmq.node.collections_watch import (
+    FROZEN_MIN,
+    FULL_COLLECTIONS,
+    _collecting,
+    _Watch,
+    watch_collections,
+)
 from raftmq.node.metrics import exposition
 from raftmq.node.metrics.exposition import AREAS, Exposition, Prepared
 from raftmq.node.metrics.families import OTHER, Family, Metric
@@ -132,6 +139,35 @@ def test_full_collections_are_timed_and_others_are_not() -> None:
         assert FULL_COLLECTIONS.seconds > 0
     finally:
         gc.callbacks.remove(_collecting)
+        gc.unfreeze()
+
+
+def test_what_outlived_a_full_collection_is_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
+    frozen, young = Ring(), Ring()
+    gone, early = weakref.ref(frozen), weakref.ref(young)
+    del young
+    watch_collections()
+    try:
+        gc.collect()
+        assert early() is None, "garbage was found before anything was frozen"
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_objects(generation=2) == []
+        del frozen
+        gc.collect()
+        assert gone() is not None, "frozen rings stay"
+        monkeypatch.setattr(_Watch, "frozen_max", 1_000)
+        gc.collect()
+        assert gone() is None, "until there are too many of them"
+        assert _Watch.frozen_max == FROZEN_MIN
+    finally:
+        gc.callbacks.remove(_collecting)
+        gc.unfreeze()
 
 
 # ---- bounds, without a cluster ----
