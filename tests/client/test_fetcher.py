@@ -11,6 +11,7 @@ from raftmq.protocol.fetch import (
     FetchPartitionResponse,
     FetchResponse,
     FetchTopicResponse,
+    decode_fetch_request,
 )
 from raftmq.protocol.leaders import CurrentLeader
 from raftmq.records import NewRecord, build_batch
@@ -127,6 +128,19 @@ def test_it_fetches_ahead_but_only_so_far() -> None:
     assert reader.due().api == ApiKey.FETCH
 
 
+def test_a_fetch_asks_for_no_more_than_the_buffer_has_room_for() -> None:
+    reader = Reader(buffer_bytes_max=1_000)
+    reader.core.seek(KEY, 0)
+    for expected, values in ((1_000, [b"x" * 200]), (None, [])):
+        call = reader.due()
+        request = decode_fetch_request(12, memoryview(b"".join(call.body(12))))
+        if expected is not None:
+            assert request.max_bytes == expected
+        else:
+            assert 1 <= request.max_bytes < 800, "what is buffered counts"
+        reader.answer(call, *(batch(0, value) for value in values))
+
+
 def test_a_damaged_batch_is_asked_for_again_then_told() -> None:
     reader = Reader()
     reader.core.seek(KEY, 0)
@@ -209,6 +223,16 @@ def test_aborted_transactions_are_hidden_and_markers_never_shown() -> None:
     reader.answer(reader.due(), *stored, aborted_transactions=aborted)
     assert reader.values() == [b"committed", b"later"]
     assert reader.core.positions() == {KEY: 6}
+    bulk = Reader(isolation=READ_COMMITTED)
+    bulk.core.seek(KEY, 0)
+    bulk.answer(bulk.due(), *stored, aborted_transactions=aborted)
+    taken = bulk.core.take_batches(KEY)
+    assert [(header.base_offset, bytes(batch)) for header, batch in taken] == [
+        (1, stored[1]),
+        (4, stored[4]),
+    ]
+    assert bulk.core.positions() == {KEY: 6}
+    assert bulk.core.take_batches(KEY) == []
     plain = Reader()
     plain.core.seek(KEY, 0)
     plain.answer(plain.due(), *stored)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,10 @@ from raftmq_client.blocking import Admin, Producer
 from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.session import check_prerequisites
 from tests.live.harness import Cluster, lack
+from tests.spark.connector import connector_jars
 
 ROOT = Path(__file__).parent.parent.parent
 PATHS = [str(ROOT / "spark"), str(ROOT / "client"), str(ROOT)]
-CONNECTOR = {"4.2": "4.2.0", "4.3": "4.2.0"}
-"""Newest connector on Maven Central for each Spark."""
-
 Produced = dict[int, list[tuple[bytes | None, bytes | None]]]
 
 
@@ -37,26 +33,6 @@ def extra(module: str) -> Any:
         if os.environ.get("RAFTMQ_SPARK_REQUIRED"):
             raise
         pytest.skip(f"needs the extra spark: {error}", allow_module_level=True)
-
-
-def connector_jars() -> list[str]:
-    """Spark's own Kafka source, fetched once by Maven; nothing where it cannot be."""
-    import pyspark
-
-    version = CONNECTOR.get(pyspark.__version__[:3], pyspark.__version__)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "raftmq-spark", version)
-    if not list(cache.glob("spark-sql-kafka*.jar")):
-        if shutil.which("mvn") is None:
-            return []
-        cache.mkdir(parents=True, exist_ok=True)
-        pom = (Path(__file__).parent / "connector-pom.xml").read_text()
-        (cache / "pom.xml").write_text(pom.replace("VERSION", version))
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={cache}"]
-        done = subprocess.run(command, cwd=cache, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            print(done.stdout[-2000:])  # noqa: T201 - pytest shows it with the failure
-            return []
-    return sorted(str(path) for path in cache.glob("*.jar"))
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ class BatchReader:
             partition_bytes_max=fetch_bytes,
             # One answer waits while the one before it is decoded; most are nearly full.
             partition_buffer_bytes=fetch_bytes // 2,
-            buffer_bytes_max=fetch_bytes // 2,
+            buffer_bytes_max=fetch_bytes * 2,
             request_timeout_ms=request_timeout_ms,
             rack=rack,
         )
