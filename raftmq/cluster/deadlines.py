@@ -2,7 +2,8 @@
 
 Synchronous: somebody (a trio task, the simulation) calls `expire` with the time. Cancelling is
 cheap, since nearly every deadline is cancelled: the entry stays in the heap, dead, until its time
-or until dead entries outnumber live ones.
+or until dead entries outnumber live ones. Long waits that end on a grid of times share one entry
+for each of these (`together`), where leaving is as cheap.
 """
 
 from __future__ import annotations
@@ -10,11 +11,29 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from raftmq.ports import Clock
 
 _SWEEP_MIN: Final = 1024
+
+
+class Waiter(Protocol):
+    """Something that waits until a time on the grid."""
+
+    def expire(self) -> None:
+        """It has come."""
+        ...
+
+
+class _Together:
+    """Those that wait for the same time."""
+
+    __slots__ = ("at_ms", "waiters")
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+        self.waiters: dict[int, Waiter] = {}  # by id()
 
 
 class Deadline:
@@ -39,7 +58,10 @@ class Deadlines:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heap: list[tuple[float, int, Deadline]] = []
+        self._heap: list[tuple[float, int, Deadline | _Together]] = []
+        self._together: dict[float, _Together] = {}
+        # Where the grid begins: nodes of one machine need not all be busy at the same moments.
+        self._origin_ms = clock.monotonic_ms()
         self._sequence = 0
         self._dead = 0
         self._soon: deque[Callable[[], None]] = deque()
@@ -47,7 +69,8 @@ class Deadlines:
         """Called when another deadline is the first one: who sleeps until `next_ms` looks again."""
 
     def __len__(self) -> int:
-        return len(self._heap) - self._dead
+        alone = len(self._heap) - self._dead - len(self._together)
+        return alone + sum(len(group.waiters) for group in self._together.values())
 
     @property
     def next_ms(self) -> float | None:
@@ -58,12 +81,33 @@ class Deadlines:
         """Call `callback` once `delay_ms` from now, unless cancelled."""
         at_ms = self._clock.monotonic_ms() + delay_ms
         deadline = Deadline(self, at_ms, callback)
+        self._push(at_ms, deadline)
+        return deadline
+
+    def together(self, delay_ms: float, grid_ms: float, waiter: Waiter) -> float:
+        """Let `waiter` expire at the first time on the grid that is `delay_ms` from now or later;
+        returns that time, by which it may `leave` before."""
+        at_ms = self._clock.monotonic_ms() + delay_ms
+        at_ms += (self._origin_ms - at_ms) % grid_ms
+        group = self._together.get(at_ms)
+        if group is None:
+            group = self._together[at_ms] = _Together(at_ms)
+            self._push(at_ms, group)
+        group.waiters[id(waiter)] = waiter
+        return at_ms
+
+    def leave(self, at_ms: float, waiter: Waiter) -> None:
+        """Wait no more until `at_ms`; harmless when that is over."""
+        group = self._together.get(at_ms)
+        if group is not None:
+            group.waiters.pop(id(waiter), None)
+
+    def _push(self, at_ms: float, entry: Deadline | _Together) -> None:
         self._sequence += 1
         is_first = not self._heap or at_ms < self._heap[0][0]
-        heapq.heappush(self._heap, (at_ms, self._sequence, deadline))
+        heapq.heappush(self._heap, (at_ms, self._sequence, entry))
         if is_first and self.on_earlier is not None:
             self.on_earlier()
-        return deadline
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` at the next `expire`: not in this turn, which has done enough."""
@@ -81,12 +125,20 @@ class Deadlines:
             self._soon.popleft()()
         while self._heap and self._heap[0][0] <= now_ms and left != 0:
             left -= 1
-            _, _, deadline = heapq.heappop(self._heap)
-            callback = deadline.callback
+            entry = self._heap[0][2]
+            if isinstance(entry, _Together):
+                if entry.waiters:
+                    entry.waiters.popitem()[1].expire()
+                else:
+                    heapq.heappop(self._heap)
+                    del self._together[entry.at_ms]
+                continue
+            heapq.heappop(self._heap)
+            callback = entry.callback
             if callback is None:
                 self._dead -= 1
                 continue
-            deadline.callback = None
+            entry.callback = None
             callback()
         return bool(self._soon) or (bool(self._heap) and self._heap[0][0] <= now_ms)
 
@@ -94,6 +146,10 @@ class Deadlines:
         """Count a dead entry; drop all of them once they are the majority."""
         self._dead += 1
         if self._dead > _SWEEP_MIN and self._dead * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].callback is not None]
+            self._heap = [entry for entry in self._heap if not _is_dead(entry[2])]
             heapq.heapify(self._heap)
             self._dead = 0
+
+
+def _is_dead(entry: Deadline | _Together) -> bool:
+    return isinstance(entry, Deadline) and entry.callback is None

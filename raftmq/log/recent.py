@@ -2,7 +2,7 @@
 
 Each log has a `RecentBatches`, contiguous up to its log end. One `RecentBudget` bounds the bytes of
 all logs of a process: the batch that was added first anywhere goes first. A batch is kept as the
-buffer it came in; nobody changes it any more.
+buffer it came in (a small one as a copy); nobody changes it any more.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from typing import Final
 from attrs import define
 
 from raftmq.log.model import LogEntry
+from raftmq.types import Buffer
 
+COPIED_BYTES_MAX: Final = 1 << 10
+"""A batch so small is kept as a copy: as a view it would hold the whole request or frame that it
+came in, and the view alone takes more than it."""
 _COMPACT_AT: Final = 256
 OBJECT_BYTES: Final = 700
 """What a batch takes beside its own bytes (measured): it is charged too, or a budget full of
-batches of one small record would take five times what it says."""
+batches of one small record would take five times what it says. Copied ones take half."""
+
+
+def kept(batch: Buffer) -> Buffer:
+    """A batch as it is kept: the buffer itself, or a copy where that takes less memory."""
+    return bytes(batch) if len(batch) <= COPIED_BYTES_MAX else batch
 
 
 class RecentBudget:

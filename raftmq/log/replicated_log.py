@@ -34,7 +34,7 @@ from raftmq.log.model import (
 )
 from raftmq.log.readable_log import ReadableLog
 from raftmq.log.reader import LogReader, StagedBatch
-from raftmq.log.recent import RecentBatch, RecentBatches
+from raftmq.log.recent import RecentBatch, RecentBatches, kept
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import Fill, RepairJob
 from raftmq.log.retention import retention_target
@@ -236,6 +236,7 @@ class ReplicatedLog(ReadableLog):
         assert header.leader_epoch == self._bare.last_epoch, "an epoch begins with a bare entry"
         size = len(batch)
         assert header.size == size, "exactly one batch"
+        batch = kept(batch)
         start = self.end_index
         next_offset = header.next_offset
         entry = LogEntry(

@@ -1,9 +1,15 @@
 """One client's connection: bytes in, requests begun at once, answers left to the reply queue.
 
-The reader receives small frames through one scratch buffer that all connections share (only between
-two awaits, so nobody else can be in it) and a large frame into a buffer of its own size, where the
-records stay: a Produce is stamped and appended from there without a copy. A request begins in the
-reader's own turn; nothing hops to another task between receive and append.
+A connection at rest is no task: `Readiness` calls `receive` when its socket has bytes. Small frames
+come through one scratch buffer that all connections share (only within one call, so nobody else can
+be in it), a large frame into a buffer of its own size, where the records stay: a Produce is stamped
+and appended from there without a copy. A request begins in that same call; nothing hops to another
+task between receive and append.
+
+Who has to wait (room in the pipeline, memory, the rest of a large frame, a spent turn) leaves
+`Readiness` for a task, `_read`, which stays while its client is busy: it goes back to rest when the
+sweep finds it quiet. Either of both reads, never both. Answers that a socket does not take at once
+have a task of their own (`ReplyQueue.drain`), for as long.
 
 Never decides anything about a request but its size. What a client does wrong costs this connection.
 """
@@ -11,28 +17,38 @@ Never decides anything about a request but its size. What a client does wrong co
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.low_water import LINGER_S, LowWater
-from raftmq.protocol.fetch import FetchRequest
 from raftmq.server.cork import Cork
 from raftmq.server.elections import Hold
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
+from raftmq.server.readiness import Readiness
 from raftmq.server.replies import ReplyQueue, Slot
-from raftmq.server.turns import RECEIVE_COST, Turns
+from raftmq.server.turns import (
+    RECEIVE_COST,
+    SMALL_RECEIVE_BYTES,
+    SMALL_RECEIVE_COST,
+    Turns,
+)
+
+if TYPE_CHECKING:
+    from raftmq.server.fetch_memo import FetchMemo
 
 SCRATCH_BYTES: Final = 32 << 10
 TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
 PART_S: Final = 0.1
 """How long a client is given to hang up after it was told that we do."""
+QUIET_S: Final = 1.0
+"""A connection from which nothing came for so long needs no tasks."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -52,7 +68,17 @@ class Begin(Protocol):
 class Shared:
     """What all connections of a port have in common."""
 
-    __slots__ = ("begin", "cork", "limits", "memory", "metrics", "scratch", "turns")
+    __slots__ = (
+        "begin",
+        "cork",
+        "limits",
+        "memory",
+        "metrics",
+        "nursery",
+        "readiness",
+        "scratch",
+        "turns",
+    )
 
     def __init__(
         self, begin: Begin, limits: Limits, metrics: ServerMetrics, cork: Cork | None = None
@@ -63,97 +89,126 @@ class Shared:
         self.metrics = metrics
         self.memory = RequestMemory(limits.request_memory_bytes_max)
         self.turns = Turns()
+        self.readiness = Readiness(self.turns)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.nursery: trio.Nursery | None = None
+        """Of the tasks that connections need for a while; open for as long as there are any."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a task for a connection."""
+        assert self.nursery is not None, "connections are served within a nursery"
+        self.nursery.start_soon(work)
 
 
 class Connection:
     """One client, until it hangs up or is hung up on."""
 
     __slots__ = (
-        "_cancel",
+        "_is_ending",
         "_is_finishing",
         "_large",
         "_large_since",
+        "_lingering",
+        "_on_closed",
+        "_pending",
         "_reading",
         "_shared",
         "_sock",
         "_turn_bytes",
         "_turn_frames",
+        "_writing",
         "client_software",
         "fetch_memo",
         "hold",
+        "is_closed",
         "last_active",
         "on_close",
         "peer",
         "replies",
     )
 
-    def __init__(self, sock: socket.socket, peer: str, shared: Shared) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, shared: Shared, on_closed: Callable[[], None]
+    ) -> None:
         self._sock = sock
         self._shared = shared
-        self._cancel = trio.CancelScope()
+        self._on_closed = on_closed
+        self._pending = b""  # received, not begun: an incomplete frame; complete ones without room
         self._large: LowWater | None = None  # of a large frame, in part here, in node memory
         self._large_since = 0.0
-        self._reading = trio.CancelScope()
+        self._reading: trio.CancelScope | None = None  # of the task that reads
+        self._lingering: trio.CancelScope | None = None  # of its wait for more, in a task
+        self._writing: trio.CancelScope | None = None  # of the task that writes
+        self._is_ending = False  # broken: it is closed as soon as whoever found out has returned
         self._is_finishing = False
         self._turn_bytes = 0
         self._turn_frames = 0
+        self.is_closed = False
         self.peer = peer
         self.client_software = ""
-        self.fetch_memo: tuple[int, bytes, FetchRequest] | None = None
-        """The last fetch without a session: version, body and what it says."""
+        self.fetch_memo: FetchMemo | None = None
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
-            sock, shared.limits, shared.memory, shared.metrics, self._cancel.cancel, shared.cork
+            sock, shared.limits, shared.memory, shared.metrics, self, shared.cork
         )
 
-    async def serve(self) -> None:
-        """Serve until either side ends it; closes the socket."""
+    # ---- life ----
+
+    def open(self) -> None:
+        """Serve from now on, as one at rest."""
         try:
-            with self._cancel:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.replies.drain)
-                    with self._reading:
-                        await self._read_requests()
-                    if self._is_finishing:
-                        await self._part()
-                    nursery.cancel_scope.cancel()
-        except* RemoteProtocolError as group:
-            self._shared.metrics.protocol_errors += 1
-            _log.warning("connection closed: bad request", peer=self.peer, why=_first(group))
-        except* (OSError, trio.ClosedResourceError):
-            pass  # the client is gone: nobody is left to tell
-        finally:
+            self._shared.readiness.watch(self._sock.fileno(), self)
+        except OSError as error:  # the kernel has no memory for it, or too many are watched
+            _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
             self.close()
 
     def close(self) -> None:
-        """Hang up: cancel what is parked, give memory back, close the socket."""
-        self._cancel.cancel()
+        """Hang up: drop what is parked, give memory back, end the tasks, close the socket. Not to
+        be called by whoever settles an answer (`broken` is for them)."""
+        if self.is_closed:
+            return
+        self.is_closed = self._is_ending = True
+        descriptor = self._sock.fileno()
+        self._shared.readiness.unwatch(descriptor)
+        for scope in (self._reading, self._writing):
+            if scope is not None:
+                scope.cancel()
         self.replies.close()
         while self.on_close:
             _, callback = self.on_close.popitem()
             callback()
-        if self._sock.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
+        trio.lowlevel.notify_closing(descriptor)
+        self._sock.close()
+        self._on_closed()
+
+    def broken(self) -> None:
+        """Hang up soon: who settles an answer may be the Raft engine."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._shared.readiness.unwatch(self._sock.fileno())
+            self._shared.spawn(self._end)
+
+    async def _end(self) -> None:
+        self.close()
 
     def finish(self) -> None:
         """Begin no more requests; answer those in hand, then hang up."""
+        if self._is_finishing or self._is_ending:
+            return
         self._is_finishing = True
-        self._reading.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+        else:
+            self._to_task()
 
-    async def _part(self) -> None:
-        """Answer what was begun; then let the client hang up first, lest unread requests turn our
-        end into a reset that takes answers on their way along."""
-        await self.replies.idle()
-        self._sock.shutdown(socket.SHUT_WR)
-        with trio.move_on_after(PART_S):
-            while True:
-                await trio.lowlevel.wait_readable(self._sock)
-                if not self._sock.recv(SCRATCH_BYTES):
-                    return
+    def rest_if_quiet(self, now: float) -> None:
+        """End tasks that a busy client needed and this one does not any more."""
+        if now - self.last_active > QUIET_S:
+            if self._lingering is not None:
+                self._lingering.cancel()
+            self.replies.rest()
 
     def hang_up_if_stalled(self, now: float) -> bool:
         """Close when idle, or stuck in the middle of a frame or of an answer, for too long."""
@@ -173,29 +228,119 @@ class Connection:
         else:
             is_over = self.replies.is_idle and quiet_ms > limits.connection_idle_ms
         if is_over:
-            self._cancel.cancel()
+            self.close()
         return is_over
 
-    async def _read_requests(self) -> None:
+    # ---- reading at rest ----
+
+    def receive(self) -> None:
+        """Begin what came, as far as that needs no waiting."""
+        if self._is_ending or self._reading is not None:
+            return
+        if not self.replies.has_room:
+            self._to_task()
+            return
+        self._turn_frames = self._turn_bytes = 0
+        try:
+            if not self._receive_now():
+                self.close()
+            elif self._must_wait() and not self._is_ending:
+                self._to_task()
+        except RemoteProtocolError as error:
+            self._refused(error)
+            self.close()
+        except OSError:
+            self.close()  # the client is gone: nobody is left to tell
+
+    def _receive_now(self) -> bool:
+        """Take in what the socket has; False when that is its end."""
+        shared = self._shared
+        scratch = shared.scratch
+        while True:
+            pending = self._pending
+            start = len(pending)
+            if start:
+                scratch[:start] = pending
+            try:
+                count = self._sock.recv_into(scratch[start:] if start else scratch)
+            except BlockingIOError:
+                shared.turns.give_back(RECEIVE_COST)
+                return True
+            if count == 0:
+                return False
+            self._received(count)
+            end = start + count
+            used = self._begin_complete(scratch[:end])
+            self._pending = bytes(scratch[used:end]) if used < end else b""
+            if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
+                shared.turns.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
+                return True
+            if end < SCRATCH_BYTES or self._is_ending or self._must_wait():
+                return True  # that was all there is: asking the socket again would only tell so
+            if self._turn_bytes >= TURN_BYTES_MAX or not shared.turns.try_take(RECEIVE_COST):
+                return True  # it is named again in the next pass
+
+    def _must_wait(self) -> bool:
+        """True when there is something to do that takes a task."""
+        if not self.replies.has_room:
+            return True
+        pending = self._pending
+        if len(pending) < FRAME_HEAD.size:
+            return False
+        end: int = FRAME_HEAD.unpack_from(pending)[0] + 4
+        return end > SCRATCH_BYTES or end <= len(pending)
+
+    def _to_task(self) -> None:
+        self._shared.readiness.unwatch(self._sock.fileno())
+        self._reading = trio.CancelScope()
+        self._shared.spawn(self._read)
+
+    # ---- reading in a task ----
+
+    async def _read(self) -> None:
+        """Read until the client is quiet, or either side ends it."""
+        is_over = True
+        try:
+            scope = self._reading
+            assert scope is not None, "whoever began this task said so"
+            if not self._is_finishing:
+                with scope:
+                    is_over = await self._read_while_busy()
+            if self._is_finishing and not self.is_closed:
+                with trio.CancelScope() as self._reading:
+                    await self._part()
+                is_over = True
+        except RemoteProtocolError as error:
+            self._refused(error)
+        except (OSError, trio.ClosedResourceError):
+            pass  # the client is gone: nobody is left to tell
+        finally:
+            self._reading = self._lingering = None
+            if is_over:
+                self.close()
+        if not self._is_ending:
+            self.open()
+
+    async def _read_while_busy(self) -> bool:
+        """Read; True at the end, False when the client is quiet."""
         replies = self.replies
         sock = self._sock
         scratch = self._shared.scratch
         turns = self._shared.turns
-        pending = b""  # received, not begun: incomplete frames, or complete ones without room
         while True:
             if not replies.has_room:
                 await replies.room()
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
                 await trio.lowlevel.checkpoint()
                 self._turn_frames = self._turn_bytes = 0
+            pending = self._pending
             used = self._begin_complete(memoryview(pending))
             if used:
-                pending = pending[used:]
+                self._pending = pending[used:]
                 continue
             size = self._size_of_large(pending)
             if size:
                 await self._receive_large(size, pending)
-                pending = b""
                 continue
             start = len(pending)
             if not turns.try_take(RECEIVE_COST):
@@ -205,18 +350,57 @@ class Connection:
                 count = sock.recv_into(scratch[start:])
             except BlockingIOError:
                 turns.give_back(RECEIVE_COST)
-                self._turn_frames = self._turn_bytes = 0
-                await trio.lowlevel.wait_readable(sock)
+                if not await self._linger():
+                    return False
                 continue
             if count == 0:
-                return
+                return True
             self._received(count)
             used = self._begin_complete(scratch[: start + count])
-            pending = bytes(scratch[used : start + count])
-            if not pending and start + count < SCRATCH_BYTES and replies.has_room:
-                # That was all there is: asking the socket again would only tell so.
-                self._turn_frames = self._turn_bytes = 0
-                await trio.lowlevel.wait_readable(sock)
+            self._pending = pending = bytes(scratch[used : start + count])
+            is_all = not pending and start + count < SCRATCH_BYTES and replies.has_room
+            # If so, asking the socket again would only tell that.
+            if is_all and not await self._linger():
+                return False
+
+    async def _linger(self) -> bool:
+        """Wait until there is more to read; False when that takes too long for a task."""
+        self._turn_frames = self._turn_bytes = 0
+        with trio.CancelScope() as self._lingering:
+            await trio.lowlevel.wait_readable(self._sock)
+        scope, self._lingering = self._lingering, None
+        return not scope.cancelled_caught
+
+    async def _part(self) -> None:
+        """Answer what was begun; then let the client hang up first, lest unread requests turn our
+        end into a reset that takes answers on their way along."""
+        await self.replies.idle()
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(PART_S):
+            while True:
+                await trio.lowlevel.wait_readable(self._sock)
+                if not self._sock.recv(SCRATCH_BYTES):
+                    return
+
+    # ---- writing in a task ----
+
+    def stalled(self) -> None:
+        """Answers wait for the socket, or for their bytes: let a task go on with them."""
+        self._writing = trio.CancelScope()
+        self._shared.spawn(self._write)
+
+    async def _write(self) -> None:
+        scope = self._writing
+        assert scope is not None, "whoever began this task said so"
+        try:
+            with scope:
+                await self.replies.drain()
+        except (OSError, trio.ClosedResourceError):
+            self.close()
+        finally:
+            self._writing = None
+
+    # ---- frames ----
 
     def _begin_complete(self, view: memoryview) -> int:
         """Begin the complete frames at the front while there is room; how many bytes they took."""
@@ -262,6 +446,7 @@ class Connection:
         return size if size + 4 > SCRATCH_BYTES else 0
 
     async def _receive_large(self, size: int, pending: bytes) -> None:
+        """Receive and begin the frame of which `pending` is all that came so far."""
         memory = self._shared.memory
         sock = self._sock
         await memory.charge_when_free(size)
@@ -271,6 +456,7 @@ class Connection:
             frame = bytearray(size)
             filled = len(pending) - 4
             frame[:filled] = pending[4:]
+            self._pending = b""
             view = memoryview(frame)
             while filled < size:
                 try:
@@ -299,9 +485,6 @@ class Connection:
         self._turn_bytes += count
         self.last_active = trio.current_time()
 
-
-def _first(group: BaseExceptionGroup[RemoteProtocolError]) -> str:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error)
+    def _refused(self, error: RemoteProtocolError) -> None:
+        self._shared.metrics.protocol_errors += 1
+        _log.warning("connection closed: bad request", peer=self.peer, why=str(error))

@@ -40,7 +40,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.broker import Broker
 from raftmq.server.connection import Connection
-from raftmq.server.fetch_sessions import FINAL_EPOCH
+from raftmq.server.fetch_memo import FetchMemo
 from raftmq.server.handlers import fetch, offsets, produce
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
@@ -50,13 +50,13 @@ from raftmq.server.replies import Pieces, Slot
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
+Encode: TypeAlias = Callable[[RequestHeader, int, Any], Pieces]
+"""encode(header, correlation id, response): the answer as it is sent."""
 SlowHandler: TypeAlias = Callable[
     [Broker, RequestHeader, Struct], Generator[None, None, dict[str, Any]]
 ]
 Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
 
-FETCH_MEMO_BYTES_MAX: Final = 512
-"""A poller without a session asks in the same words until it gets something."""
 SLOW_BYTES: Final = 8 << 10
 """A request of these APIs that is larger is answered in short turns."""
 SLOW_HANDLERS: Final[Mapping[ApiKey, SlowHandler]] = {
@@ -102,6 +102,11 @@ class Dispatcher:
                 slot.answer((_SIZE.pack(len(body)) + body,))
                 return
             raise RemoteProtocolError(f"{ApiKey(api_key).title} v{version} is not offered")
+        if api_key == ApiKey.FETCH:
+            memo = connection.fetch_memo
+            if memo is not None and memo.is_of(version, frame):
+                self._begin_again(memo, correlation_id, slot, connection, started)
+                return
         header, position = decode_request_header(frame)
         body_view = frame[position:]
         self._broker.elections.asker = connection.hold
@@ -109,14 +114,14 @@ class Dispatcher:
             if api_key == ApiKey.PRODUCE:
                 self._begin_produce(header, body_view, slot, started, metrics)
             elif api_key == ApiKey.FETCH:
-                self._begin_fetch(header, body_view, slot, connection, started, metrics)
+                self._begin_fetch(header, body_view, slot, connection, started, frame)
             else:
                 self._begin_other(header, body_view, slot, connection, started, metrics)
         except RemoteProtocolError:
             metrics.failures += 1
             raise
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
-            self._failed(header, error, metrics)
+            self.failed(header, error)
             raise RemoteProtocolError("the request could not be served") from None
 
     def _begin_produce(
@@ -138,13 +143,7 @@ class Dispatcher:
                 raise RemoteProtocolError("a produce with acks=0 failed")
             slot.answer(())
             return
-
-        def answer(response: ProduceResponse) -> Pieces:
-            head = encode_response_header(ApiKey.PRODUCE, version, header.correlation_id)
-            body = encode_produce_response(version, response)
-            return (_SIZE.pack(len(head) + len(body)) + head + body,)
-
-        self._settle(result, answer, slot, header, started, metrics)
+        _InHand(self, header, header.correlation_id, _encode_produce, slot, started).settle(result)
 
     def _begin_fetch(
         self,
@@ -153,24 +152,36 @@ class Dispatcher:
         slot: Slot,
         connection: Connection,
         started: float,
-        metrics: ApiMetrics,
+        frame: memoryview,
     ) -> None:
         version = header.api_version
-        memo = connection.fetch_memo
-        if memo is not None and memo[0] == version and memo[1] == body:
-            request = memo[2]
-        else:
-            request = decode_fetch_request(version, body, elements_max=self._elements_max)
-            if request.session_epoch == FINAL_EPOCH and len(body) <= FETCH_MEMO_BYTES_MAX:
-                connection.fetch_memo = (version, bytes(body), request)
-        result = fetch.handle(self._broker, header, request)
+        request = decode_fetch_request(version, body, elements_max=self._elements_max)
+        memo = FetchMemo.of(header, frame, request)
+        if memo is not None:
+            connection.fetch_memo = memo
+        result = fetch.handle(self._broker, header, request, memo)
+        encode = _encode_fetch if memo is None else memo.encode
+        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started)
+        in_hand.settle(result, connection)
 
-        def answer(response: FetchResponse) -> Pieces:
-            pieces: Any = encode_fetch_frame(version, header.correlation_id, response)
-            return cast(Pieces, pieces)
-
-        self._abandon_with(connection, result)
-        self._settle(result, answer, slot, header, started, metrics)
+    def _begin_again(
+        self,
+        memo: FetchMemo,
+        correlation_id: int,
+        slot: Slot,
+        connection: Connection,
+        started: float,
+    ) -> None:
+        """A fetch in the words of the last one."""
+        header = memo.header
+        self._broker.elections.asker = connection.hold
+        try:
+            result = fetch.handle(self._broker, header, memo.request, memo)
+            in_hand = _InHand(self, header, correlation_id, memo.encode, slot, started)
+            in_hand.settle(result, connection)
+        except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
+            self.failed(header, error)
+            raise RemoteProtocolError("the request could not be served") from None
 
     def _begin_other(
         self,
@@ -194,19 +205,21 @@ class Dispatcher:
             request = decode_request(api_key, version, body, elements_max=self._elements_max)
             self._broker.client_host = connection.peer.rpartition(":")[0]
             result = handler(self._broker, header, request)
+        encode = self._encode_other
+        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started)
+        in_hand.settle(result, connection)
 
-        def answer(response: Answer) -> Pieces:
-            head = encode_response_header(api_key, version, header.correlation_id)
-            if not isinstance(response, bytes):
-                metrics.count_errors(response)
-                response = encode_response(api_key, version, response)
-            elif isinstance(response, EncodedAnswer):
-                for code in response.errors:
-                    metrics.error(code)
-            return (_SIZE.pack(len(head) + len(response)) + head, response)
-
-        self._abandon_with(connection, result)
-        self._settle(result, answer, slot, header, started, metrics)
+    def _encode_other(self, header: RequestHeader, correlation_id: int, response: Answer) -> Pieces:
+        api_key, version = header.api_key, header.api_version
+        metrics = self._metrics[api_key]
+        head = encode_response_header(api_key, version, correlation_id)
+        if not isinstance(response, bytes):
+            metrics.count_errors(response)
+            response = encode_response(api_key, version, response)
+        elif isinstance(response, EncodedAnswer):
+            for code in response.errors:
+                metrics.error(code)
+        return (_SIZE.pack(len(head) + len(response)) + head, response)
 
     def _answer_slowly(
         self, header: RequestHeader, body: memoryview, handler: SlowHandler, metrics: ApiMetrics
@@ -223,62 +236,13 @@ class Dispatcher:
             yield
         return (yield from encode_response_slowly(api_key, version, response))
 
-    def _abandon_with(self, connection: Connection, result: object) -> None:
-        """When the client hangs up, what is parked for it is dropped at once."""
-        if isinstance(result, Abandonable) and not result.is_done:
-            key = id(result)
-            connection.on_close[key] = result.abandon
+    def metrics_of(self, api_key: int) -> ApiMetrics:
+        """The counts of an API that is announced."""
+        return self._metrics[api_key]
 
-            def forget(_done: Promise[Any]) -> None:
-                connection.on_close.pop(key, None)
-
-            result.when_done(forget)
-
-    def _settle(
-        self,
-        result: Any,
-        answer: Callable[[Any], Pieces],
-        slot: Slot,
-        header: RequestHeader,
-        started: float,
-        metrics: ApiMetrics,
-    ) -> None:
-        if result is HANG_UP:
-            self._hang_up(slot, metrics)
-            return
-        if not isinstance(result, Promise):
-            slot.answer(answer(result))
-            metrics.observe(time.perf_counter() - started)
-            return
-
-        def settled(promise: Promise[Any]) -> None:
-            try:
-                value = promise.result()
-                if value is HANG_UP:
-                    self._hang_up(slot, metrics)
-                    return
-                pieces = answer(value)
-            except RemoteProtocolError as error:
-                metrics.failures += 1
-                _log.warning("connection closed: bad request", why=str(error))
-                slot.fail()
-                return
-            except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
-                self._failed(header, error, metrics)
-                slot.fail()
-                return
-            slot.answer(pieces)
-            metrics.observe(time.perf_counter() - started)
-
-        result.when_done(settled)
-
-    def _hang_up(self, slot: Slot, metrics: ApiMetrics) -> None:
-        metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)
-        _log.info("clients are sent to other nodes", why="no metadata majority is seen")
-        slot.fail()
-
-    def _failed(self, header: RequestHeader, error: Exception, metrics: ApiMetrics) -> None:
-        metrics.failures += 1
+    def failed(self, header: RequestHeader, error: Exception) -> None:
+        """A request met a bug of ours."""
+        self._metrics[header.api_key].failures += 1
         if _breaks_engine(error):
             # What the engine holds in memory is not what it believes: it must promise nothing more.
             self._broker.on_broken_invariant(f"broken invariant: {error!r}")
@@ -290,6 +254,98 @@ class Dispatcher:
             why=repr(error),
             exc_info=error,
         )
+
+
+class _InHand:
+    """One request until it is answered; called when what it waits for is settled."""
+
+    __slots__ = (
+        "_connection",
+        "_correlation_id",
+        "_dispatcher",
+        "_encode",
+        "_header",
+        "_slot",
+        "_started",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        header: RequestHeader,
+        correlation_id: int,
+        encode: Encode,
+        slot: Slot,
+        started: float,
+    ) -> None:
+        """`header` may be that of an earlier request, which had another correlation id."""
+        self._dispatcher = dispatcher
+        self._header = header
+        self._correlation_id = correlation_id
+        self._encode = encode
+        self._slot = slot
+        self._started = started
+        self._connection: Connection | None = None
+
+    def settle(self, result: Any, connection: Connection | None = None) -> None:
+        """Answer now or later. When `connection` ends first, what is parked is dropped at once."""
+        if result is HANG_UP:
+            self._hang_up()
+        elif not isinstance(result, Promise):
+            self._slot.answer(self._encode(self._header, self._correlation_id, result))
+            self._observe()
+        else:
+            if connection is not None and isinstance(result, Abandonable) and not result.is_done:
+                self._connection = connection
+                connection.on_close[id(result)] = result.abandon
+            result.when_done(self)
+
+    def __call__(self, promise: Promise[Any]) -> None:
+        """It is settled."""
+        if self._connection is not None:
+            self._connection.on_close.pop(id(promise), None)
+        try:
+            value = promise.result()
+            if value is HANG_UP:
+                self._hang_up()
+                return
+            pieces = self._encode(self._header, self._correlation_id, value)
+        except RemoteProtocolError as error:
+            self._metrics.failures += 1
+            _log.warning("connection closed: bad request", why=str(error))
+            self._slot.fail()
+            return
+        except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
+            self._dispatcher.failed(self._header, error)
+            self._slot.fail()
+            return
+        self._slot.answer(pieces)
+        self._observe()
+
+    @property
+    def _metrics(self) -> ApiMetrics:
+        return self._dispatcher.metrics_of(self._header.api_key)
+
+    def _observe(self) -> None:
+        self._metrics.observe(time.perf_counter() - self._started)
+
+    def _hang_up(self) -> None:
+        self._metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)
+        _log.info("clients are sent to other nodes", why="no metadata majority is seen")
+        self._slot.fail()
+
+
+def _encode_produce(
+    header: RequestHeader, correlation_id: int, response: ProduceResponse
+) -> Pieces:
+    head = encode_response_header(ApiKey.PRODUCE, header.api_version, correlation_id)
+    body = encode_produce_response(header.api_version, response)
+    return (_SIZE.pack(len(head) + len(body)) + head + body,)
+
+
+def _encode_fetch(header: RequestHeader, correlation_id: int, response: FetchResponse) -> Pieces:
+    pieces: Any = encode_fetch_frame(header.api_version, correlation_id, response)
+    return cast(Pieces, pieces)
 
 
 def _breaks_engine(error: Exception) -> bool:

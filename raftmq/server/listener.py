@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -85,16 +87,33 @@ class ClientPort:
         """Accept until cancelled; closes the listening socket and every connection then."""
         listen_sock.setblocking(False)
         try:
-            async with trio.open_nursery() as nursery:
+            async with self.served() as nursery:
                 nursery.start_soon(self._sweep)
-                nursery.start_soon(self.shared.turns.run)
                 task_status.started()
                 with self._accepting:
-                    await self._accept_forever(listen_sock, nursery)
+                    await self._accept_forever(listen_sock)
                 _close_listener(listen_sock)
                 await trio.sleep_forever()
         finally:
             _close_listener(listen_sock)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[trio.Nursery]:
+        """Connections are served within this; hangs up on all of them at its end."""
+        shared = self.shared
+        try:
+            async with trio.open_nursery() as nursery:
+                shared.nursery = nursery
+                nursery.start_soon(shared.turns.run)
+                nursery.start_soon(shared.readiness.run)
+                try:
+                    yield nursery
+                finally:
+                    # The nursery is open until here, so nobody asks for a task of a closed one.
+                    self.hang_up_all()
+                    nursery.cancel_scope.cancel()
+        finally:
+            shared.readiness.close()
 
     async def drain(self, answer_parked: Callable[[], None]) -> None:
         """Accept nobody, begin no request, answer those in hand, and hang up.
@@ -114,7 +133,7 @@ class ClientPort:
         for connection in list(self.connections.values()):
             connection.close()
 
-    async def _accept_forever(self, listen_sock: socket.socket, nursery: trio.Nursery) -> None:
+    async def _accept_forever(self, listen_sock: socket.socket) -> None:
         accepted = 0
         while True:
             try:
@@ -135,44 +154,50 @@ class ClientPort:
                 _log.warning("connection refused: connections_max", peer=_peer_name(address))
                 sock.close()
                 continue
-            nursery.start_soon(self.serve_socket, sock, _peer_name(address))
+            self.adopt(sock, _peer_name(address))
             accepted += 1
             if accepted % ACCEPTS_PER_PASS == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def serve_socket(self, sock: socket.socket, peer: str) -> None:
-        """Serve one connected socket to its end."""
+    def adopt(self, sock: socket.socket, peer: str) -> Connection:
+        """Serve a connected socket from now on."""
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            send_bytes = self.limits.socket_send_bytes or _local_send_bytes(sock)
-            if send_bytes:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
-            # A client whose machine vanished while it waits for records says nothing, ever.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
-        connection = Connection(sock, peer, self.shared)
+            with suppress(OSError):  # it is gone already: the first read will say so
+                self._set_options(sock)
         self._next_id += 1
         connection_id = self._next_id
+        connection = Connection(sock, peer, self.shared, partial(self._closed, connection_id))
         self.connections[connection_id] = connection
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1
-        try:
-            await connection.serve()
-        finally:
-            del self.connections[connection_id]
-            self.metrics.connections -= 1
-            if not self.connections:
-                self._emptied.set()
+        connection.open()
+        return connection
+
+    def _set_options(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_bytes = self.limits.socket_send_bytes or _local_send_bytes(sock)
+        if send_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+        # A client whose machine vanished while it waits for records says nothing, ever.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
+
+    def _closed(self, connection_id: int) -> None:
+        del self.connections[connection_id]
+        self.metrics.connections -= 1
+        if not self.connections:
+            self._emptied.set()
 
     async def _sweep(self) -> None:
         while True:
             await trio.sleep(SWEEP_S)
             now = trio.current_time()
             for connection in list(self.connections.values()):
-                connection.hang_up_if_stalled(now)
+                if not connection.hang_up_if_stalled(now):
+                    connection.rest_if_quiet(now)
 
 
 def _close_listener(listen_sock: socket.socket) -> None:

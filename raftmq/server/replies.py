@@ -3,7 +3,8 @@
 An answer is a list of pieces: bytes, or spans of files that `sendfile` moves without a copy.
 Whoever settles an answer whose turn it is sends it at once, in its own call, as long as the socket
 takes it (a hop to another task costs more than the send). What remains (socket full, bytes not in
-memory, a turn of sendfile used up) is left to the writer task, which sleeps otherwise.
+memory, a turn of sendfile used up) is left to a writer task, which is made when it is needed first,
+sleeps between stalls and ends when its client has been quiet for a while.
 
 Invariants: slots leave from the front only; bytes of two answers never mix; a failing socket never
 raises into the caller that settled an answer (it may be the Raft engine), it ends the connection.
@@ -14,9 +15,9 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import trio
 
@@ -43,6 +44,18 @@ Pieces: TypeAlias = Sequence[Piece]
 
 class SpanTruncatedError(RaftmqError):
     """A span's file ended early: the answer under way cannot be completed."""
+
+
+class Line(Protocol):
+    """The connection that these answers leave by."""
+
+    def stalled(self) -> None:
+        """Run `drain` in a task."""
+        ...
+
+    def broken(self) -> None:
+        """End the connection, soon: the caller may be in the middle of anything."""
+        ...
 
 
 class _Stall(Enum):
@@ -80,12 +93,13 @@ class ReplyQueue:
     __slots__ = (
         "_bytes",
         "_cork",
+        "_has_writer",
         "_is_closed",
         "_is_pumping",
         "_limits",
+        "_line",
         "_memory",
         "_metrics",
-        "_on_broken",
         "_outbox",
         "_outbox_charge",
         "_reader",
@@ -105,22 +119,25 @@ class ReplyQueue:
         limits: Limits,
         memory: RequestMemory,
         metrics: ServerMetrics,
-        on_broken: Callable[[], None],
+        line: Line,
         cork: Cork,
     ) -> None:
         self._sock = sock
         self._limits = limits
         self._memory = memory
         self._metrics = metrics
-        self._on_broken = on_broken
+        self._line = line
         self._cork = cork
-        self._slots: deque[Slot] = deque()
-        self._outbox: deque[Piece] = deque()  # the answer under way, its front piece partly sent
+        self._slots: list[Slot] = []  # few: the pipeline has a depth
+        # The answer under way, its front piece partly sent; made when there is one of many pieces,
+        # or one that the socket does not take at once (an empty deque is 600 bytes).
+        self._outbox: deque[Piece] | None = None
         self._outbox_charge = 0
         self._span_sent = 0  # of the front span
         self._warm_end = 0  # of the front span: up to there it was found in memory
         self._bytes = 0  # charged and not yet given back: requests unanswered, answers unsent
         self._stall: _Stall | None = None  # set: the writer task alone may send
+        self._has_writer = False
         self._is_pumping = False
         self._is_closed = False
         self._wants_idle = False
@@ -189,7 +206,7 @@ class ReplyQueue:
 
     def broken(self) -> None:
         """End the connection."""
-        self._on_broken()
+        self._line.broken()
         self.close()
 
     async def room(self) -> None:
@@ -216,17 +233,26 @@ class ReplyQueue:
 
             await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def rest(self) -> None:
+        """End the writer task if it sleeps: the next stall makes another."""
+        if self._writer is not None:
+            self._wake_writer()
+        if not self._outbox:
+            self._outbox = None
+
     async def drain(self) -> None:
-        """The writer task: goes on where a direct send could not."""
+        """The writer task: goes on where a direct send could not; ends at `rest`."""
+        try:
+            await self._drain()
+        finally:
+            self._has_writer = False
+
+    async def _drain(self) -> None:
         while True:
             if self._stall is None:
-                self._writer = trio.lowlevel.current_task()
-
-                def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                    self._writer = None
-                    return trio.lowlevel.Abort.SUCCEEDED
-
-                await trio.lowlevel.wait_task_rescheduled(abort)
+                await self._stalled_again()
+                if self._stall is None:
+                    return
             self._metrics.writer_wakes += 1
             if self._stall is _Stall.FULL:
                 self.stalled_since = trio.current_time()
@@ -243,6 +269,20 @@ class ReplyQueue:
                 return
             self._pump()
 
+    async def _stalled_again(self) -> None:
+        self._writer = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._writer = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _wake_writer(self) -> None:
+        assert self._writer is not None, "it sleeps"
+        writer, self._writer = self._writer, None
+        trio.lowlevel.reschedule(writer)
+
     def close(self) -> None:
         """Give all charges back; answers that settle later go nowhere."""
         if self._is_closed:
@@ -253,7 +293,7 @@ class ReplyQueue:
         for slot in self._slots:
             if slot.pieces is not None:
                 self._memory.release(slot.charge)
-        self._outbox.clear()
+        self._outbox = None
         self._slots.clear()
 
     def _pump(self) -> None:
@@ -266,9 +306,12 @@ class ReplyQueue:
             self.broken()
         finally:
             self._is_pumping = False
-        if self._stall is not None and self._writer is not None:
-            writer, self._writer = self._writer, None
-            trio.lowlevel.reschedule(writer)
+        if self._stall is not None:
+            if self._writer is not None:
+                self._wake_writer()
+            elif not self._has_writer:
+                self._has_writer = True
+                self._line.stalled()
         if self._reader is not None and (self.is_idle if self._wants_idle else self.has_room):
             reader, self._reader = self._reader, None
             trio.lowlevel.reschedule(reader)
@@ -276,8 +319,8 @@ class ReplyQueue:
     def _send_ready(self) -> _Stall | None:
         turn_bytes = SENDFILE_TURN_BYTES_MAX
         slots = self._slots
-        outbox = self._outbox
         while True:
+            outbox = self._outbox
             if not outbox:
                 if self._outbox_charge:
                     self._memory.release(self._outbox_charge)
@@ -285,35 +328,62 @@ class ReplyQueue:
                     self._outbox_charge = 0
                 if not slots or slots[0].pieces is None:
                     return None
-                self._take_ready()
+                if not self._send_alone(slots[0]):
+                    self._take_ready()
                 continue
             front = outbox[0]
             if isinstance(front, (bytes, bytearray, memoryview)):
-                stall = self._send_bytes(front)
+                stall = self._send_bytes(outbox, front)
                 if stall is not None:
                     return stall
                 continue
             if turn_bytes <= 0:
                 return _Stall.TURN
-            sent = self._send_span(front, turn_bytes)
+            sent = self._send_span(outbox, front, turn_bytes)
             if isinstance(sent, _Stall):
                 return sent
             turn_bytes -= sent
 
+    def _send_alone(self, slot: Slot) -> bool:
+        """Send an answer that is one piece of bytes with none ready behind it; True when the
+        socket took all of it, and else nothing happened but that the first bytes left."""
+        pieces, slots = slot.pieces, self._slots
+        if pieces is None or len(pieces) != 1 or (len(slots) > 1 and slots[1].pieces is not None):
+            return False
+        data = pieces[0]
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            return False
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return False
+        self._metrics.bytes_out += sent
+        if sent < len(data):
+            slot.pieces = (memoryview(data)[sent:],)
+            return False
+        del slots[0]
+        self._memory.release(slot.charge)
+        self._bytes -= slot.charge
+        return True
+
     def _take_ready(self) -> None:
         """Move answers whose turn it is to the outbox: several small ones leave as one piece."""
         slots = self._slots
-        while slots and self._outbox_charge < JOIN_BYTES_MAX:
-            pieces = slots[0].pieces
-            if pieces is None:
-                return
-            self._outbox_charge += slots.popleft().charge
-            self._outbox.extend(pieces)
-
-    def _send_bytes(self, data: Buffer) -> _Stall | None:
         outbox = self._outbox
+        if outbox is None:
+            outbox = self._outbox = deque()
+        count = 0
+        for slot in slots:
+            if slot.pieces is None or self._outbox_charge >= JOIN_BYTES_MAX:
+                break
+            self._outbox_charge += slot.charge
+            outbox.extend(slot.pieces)
+            count += 1
+        del slots[:count]
+
+    def _send_bytes(self, outbox: deque[Piece], data: Buffer) -> _Stall | None:
         if len(outbox) > 1:
-            joined, count = self._join_front()
+            joined, count = self._join_front(outbox)
             if count > 1:
                 for _ in range(count):
                     outbox.popleft()
@@ -332,11 +402,11 @@ class ReplyQueue:
         outbox[0] = memoryview(data)[sent:]
         return _Stall.FULL
 
-    def _join_front(self) -> tuple[bytes, int]:
+    def _join_front(self, outbox: deque[Piece]) -> tuple[bytes, int]:
         """Small pieces at the front as one, with how many they are."""
         parts: list[Buffer] = []
         total = 0
-        for piece in self._outbox:
+        for piece in outbox:
             if isinstance(piece, (bytes, bytearray, memoryview)):
                 size = len(piece)
                 if total + size > JOIN_BYTES_MAX:
@@ -352,10 +422,10 @@ class ReplyQueue:
             total += size
         return (b"".join(parts), len(parts)) if len(parts) > 1 else (b"", len(parts))
 
-    def _send_span(self, span: Span, bytes_max: int) -> int | _Stall:
+    def _send_span(self, outbox: deque[Piece], span: Span, bytes_max: int) -> int | _Stall:
         left = span.size - self._span_sent
         if left == 0:
-            self._outbox.popleft()
+            outbox.popleft()
             self._span_sent = self._warm_end = 0
             return 0
         size = min(left, bytes_max)
@@ -378,16 +448,16 @@ class ReplyQueue:
         self._metrics.bytes_out += sent
         self._span_sent += sent
         if self._span_sent == span.size:
-            self._outbox.popleft()
+            outbox.popleft()
             self._span_sent = self._warm_end = 0
         return sent
 
     async def _read_ahead(self) -> None:
         """Let a worker thread bring the next span's bytes into memory."""
         self._metrics.read_aheads += 1
-        for piece in self._outbox:
+        for number, piece in enumerate(self._outbox or ()):
             if not isinstance(piece, (bytes, bytearray, memoryview)):
-                sent = self._span_sent if piece is self._outbox[0] else 0
+                sent = self._span_sent if number == 0 else 0
                 size = min(piece.size - sent, SENDFILE_TURN_BYTES_MAX)
                 await trio.to_thread.run_sync(warm, piece.file, piece.position + sent, size)
                 return

@@ -8,6 +8,8 @@ connections wait, in order of arrival, for one of the next passes. One alone alw
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +18,9 @@ PASS_COST_MAX: Final = 1 << 20
 """In bytes of Produce: such a request costs some milliseconds (check, write, send to the peers)."""
 RECEIVE_COST: Final = 64 << 10
 """What a receive with up to sixteen small requests costs."""
+SMALL_RECEIVE_COST: Final = 16 << 10
+"""What a receive with a single small request costs; a heartbeat, a poll."""
+SMALL_RECEIVE_BYTES: Final = 1 << 10
 
 
 class Turns:
@@ -27,7 +32,7 @@ class Turns:
         self._left = PASS_COST_MAX
         self._is_running = False
         self._runner: trio.lowlevel.Task | None = None
-        self._waiting: deque[tuple[int, trio.lowlevel.Task]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
 
     @property
     def waiting_count(self) -> int:
@@ -52,10 +57,19 @@ class Turns:
         if self._is_running:
             self._left += cost
 
+    def wait(self, cost: int, go_on: Callable[[], object]) -> tuple[int, Callable[[], object]]:
+        """Call `go_on` in a pass with budget left, which is charged; returns its place in line.
+
+        It is called after `try_take` refused, so `run` is running.
+        """
+        entry = (cost, go_on)
+        self._waiting.append(entry)
+        return entry
+
     async def take(self, cost: int) -> None:
         """Wait for a pass with budget left, and charge it."""
-        entry = (cost, trio.lowlevel.current_task())
-        self._waiting.append(entry)
+        task = trio.lowlevel.current_task()
+        entry = self.wait(cost, partial(trio.lowlevel.reschedule, task))
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
             self._waiting.remove(entry)
@@ -73,13 +87,13 @@ class Turns:
                 await trio.lowlevel.checkpoint()
                 self._left = PASS_COST_MAX
                 while self._waiting and self._left > 0:
-                    cost, task = self._waiting.popleft()
+                    cost, go_on = self._waiting.popleft()
                     self._left -= cost
-                    trio.lowlevel.reschedule(task)
+                    go_on()
         finally:
             self._is_running = False
             while self._waiting:
-                trio.lowlevel.reschedule(self._waiting.popleft()[1])
+                self._waiting.popleft()[1]()
 
     async def _sleep(self) -> None:
         self._runner = trio.lowlevel.current_task()

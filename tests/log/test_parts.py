@@ -21,7 +21,14 @@ from raftmq.log.file_cache import FileCache
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, LogConfig, LogEntry, NewerFormatError
 from raftmq.log.offset_index import OffsetIndex
-from raftmq.log.recent import OBJECT_BYTES, RecentBatch, RecentBatches, RecentBudget
+from raftmq.log.recent import (
+    COPIED_BYTES_MAX,
+    OBJECT_BYTES,
+    RecentBatch,
+    RecentBatches,
+    RecentBudget,
+    kept,
+)
 from raftmq.log.retention import retention_target
 from raftmq.log.segment import Damage
 from raftmq.log.sparse_index import DamagedIndexError, IndexCache, SegmentSummary
@@ -403,3 +410,12 @@ def test_damage_that_contains_damage() -> None:
     assert log.damaged == [(1, 2), (3, 4)]
     segment.mark_damaged(Damage(0, 2, 0, 178))
     assert log.damaged == [(0, 2), (3, 4)]
+
+
+@pytest.mark.parametrize("size", [1, COPIED_BYTES_MAX, COPIED_BYTES_MAX + 1])
+def test_a_small_batch_does_not_keep_the_frame_it_came_in(size: int) -> None:
+    frame = bytearray(size + 100)
+    batch = memoryview(frame)[50 : 50 + size]
+    is_view = kept(batch) is batch
+    assert is_view == (size > COPIED_BYTES_MAX)
+    assert bytes(kept(batch)) == bytes(batch)

@@ -20,6 +20,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import FileSpan
 from raftmq.server.connection import SCRATCH_BYTES, Connection, Shared
 from raftmq.server.limits import Limits
+from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.replies import Pieces, Slot
 
@@ -94,17 +95,13 @@ async def connected(broker: FakeBroker, limits: Limits | None = None) -> AsyncIt
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    shared = Shared(broker.begin, limits or Limits(), ServerMetrics())
-    connection = Connection(ours, "test:1", shared)
+    port = ClientPort(broker.begin, limits or Limits(), ServerMetrics())
+    shared = port.shared
     served = trio.Event()
-
-    async def serve() -> None:
-        await connection.serve()
-        served.set()
-
     sock = trio.socket.from_stdlib_socket(theirs)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
+    async with port.served() as nursery:
+        connection = Connection(ours, "test:1", shared, served.set)
+        connection.open()
         try:
             yield Client(sock, connection, shared, served)
         finally:
@@ -115,6 +112,8 @@ async def connected(broker: FakeBroker, limits: Limits | None = None) -> AsyncIt
             for slot in list(broker.slots.values()):
                 slot.answer(())
             assert shared.memory.bytes_used == 0, "every byte charged is given back"
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(nursery.child_tasks) == 2, "no task of a connection outlives it"
 
 
 async def test_answers_a_request() -> None:

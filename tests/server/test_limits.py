@@ -150,9 +150,8 @@ async def test_clients_of_this_machine_get_a_small_buffer(configured: int, expec
     with open_listen_socket("127.0.0.1", 0) as listening:
         client = socket.create_connection(listening.getsockname())
         server, _ = listening.accept()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(port.serve_socket, server, "here")
-            await trio.testing.wait_all_tasks_blocked()
+        async with port.served():
+            port.adopt(server, "here")
             # Linux doubles it, for its own bookkeeping.
             assert server.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * expected
             client.close()

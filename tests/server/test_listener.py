@@ -110,8 +110,8 @@ async def test_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -
     port = ClientPort(begin, Limits(), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
     scarce = Scarce(sock)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(port._accept_forever, scarce, nursery)
+    async with port.served() as nursery:
+        nursery.start_soon(port._accept_forever, scarce)
         with trio.fail_after(5):
             stream = await trio.open_tcp_stream("127.0.0.1", sock.getsockname()[1])
             assert await call(stream)

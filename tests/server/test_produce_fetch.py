@@ -257,10 +257,10 @@ def test_a_poller_that_repeats_itself_is_understood_at_once() -> None:
     assert world.connection.fetch_memo is not memo
     assert fetched(world, 11, world.fetch(11, [("t", 0, 0)], session_epoch=-1)).records
     world.fetch(12, [("t", 0, index) for index in range(200)], session_epoch=-1)
-    assert world.connection.fetch_memo[0] == 11, "large ones are not kept"
+    assert world.connection.fetch_memo.header.api_version == 11, "large ones are not kept"
     session = world.fetched(12, world.fetch(12, [("t", 0, 3)], max_wait_ms=0, session_epoch=0))
     assert session.session_id
-    assert world.connection.fetch_memo[0] == 11, "neither those with a session"
+    assert world.connection.fetch_memo.header.api_version == 11, "neither those with a session"
 
 
 def test_min_bytes_are_counted_over_partitions() -> None:

@@ -25,6 +25,7 @@ from raftmq.protocol.fetch import (
     FetchTopicResponse,
 )
 from raftmq.server.broker import Broker
+from raftmq.server.fetch_memo import FetchMemo
 from raftmq.server.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.parked import Abandonable
 from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
@@ -39,7 +40,8 @@ BYTES_MAX: Final = 64 << 20
 """More than this in one answer serves nobody: the client asks again at once."""
 LONG_WAIT_MS: Final = 400
 WAIT_GRID_MS: Final = 20
-"""A long wait ends up to so much later than it was asked to."""
+WAIT_GRID_MS_MAX: Final = 200
+"""A long wait ends up to so much later than it was asked to: a twenty-fifth of it, within these."""
 COLD_ROUNDS_MAX: Final = 4
 """Index, bytes, their check, and once more where memory is so short that they left it again."""
 
@@ -47,10 +49,16 @@ _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH
 
 
 def handle(
-    broker: Broker, header: RequestHeader, request: FetchRequest
+    broker: Broker, header: RequestHeader, request: FetchRequest, memo: FetchMemo | None = None
 ) -> FetchResponse | Promise[FetchResponse]:
-    """Read what there is; wait when that is too little."""
+    """Read what there is; wait when that is too little. `memo` remembers this very request."""
     version = header.api_version
+    if memo is not None and memo.reading is not None:
+        reading, memo.reading = memo.reading, None
+        if reading.finds_nothing():
+            parked = ParkedFetch(reading, request.min_bytes, memo)
+            parked.park(min(request.max_wait_ms, MAX_WAIT_MS_MAX))
+            return parked
     if request.replica_id >= 0:
         # Replicas of ours do not come this way; nobody else may claim to be one.
         return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
@@ -58,7 +66,7 @@ def handle(
         context = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
     except KafkaError as error:
         return _refuse_all(broker, error.code)
-    reading = _Reading(broker, version, request, context)
+    reading = Reading(broker, version, request, context)
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
     if reading.is_large:
         parked = ParkedFetch(reading, min_bytes)
@@ -76,7 +84,7 @@ def handle(
         return parked
     if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
         return reading.respond()
-    parked = ParkedFetch(reading, min_bytes)
+    parked = ParkedFetch(reading, min_bytes, None if request.rack_id else memo)
     parked.park(wait_ms)
     return parked
 
@@ -86,10 +94,11 @@ def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
     return FetchResponse(error_code=code)
 
 
-class _Reading:
+class Reading:
     """One look at all wanted partitions."""
 
     __slots__ = (
+        "_answer",
         "_broker",
         "_context",
         "_ends",
@@ -123,6 +132,7 @@ class _Reading:
         self.jobs: list[tuple[Partition, Runnable]] = []
         """What a worker must read or check before it can be served."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
+        self._answer: FetchResponse | None = None  # of a look that found nothing, to repeat it
 
     @property
     def is_large(self) -> bool:
@@ -141,6 +151,7 @@ class _Reading:
         self._ends = []
         self.jobs = []
         self._found = []
+        self._answer = None
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
@@ -181,6 +192,35 @@ class _Reading:
         if hinted and self._version >= ENDPOINTS_FROM:
             response.node_endpoints = self._broker.endpoints(hinted)
         return response
+
+    def respond_again(self) -> FetchResponse:
+        """As `respond`, for a look that `finds_nothing`: always the same object."""
+        if self._answer is None:
+            self._answer = self.respond()
+        return self._answer
+
+    def finds_nothing(self) -> bool:
+        """True when looking again, here and now, would find what was found last: nothing, and that
+        each log ends where the client is."""
+        request = self._request
+        if self.is_urgent or self.size or self.jobs or request.rack_id or self._context.session_id:
+            return False  # a rack may have a replica of its own by now
+        if request.min_bytes <= 0 or request.max_wait_ms <= 0 or self.is_large:
+            return False
+        broker = self._broker
+        for (wanted, answer), (partition, offset) in zip(
+            self.answers, self.partitions, strict=True
+        ):
+            asked = wanted.request
+            name, topic_id = _named(wanted)
+            if (
+                answer.high_watermark != offset
+                or asked.last_fetched_epoch >= 0
+                or not _is_still(partition, answer, asked.current_leader_epoch)
+                or broker.find_partition(name, topic_id, asked.partition) is not partition
+            ):
+                return False
+        return True
 
     def next_leaders(self) -> Promise[None] | None:
         """Kept when it is known who leads what this node has just ceased to lead; None when that is
@@ -275,30 +315,50 @@ class _Reading:
         return answer
 
 
+def _is_still(partition: Partition, answer: FetchPartitionResponse, current_epoch: int) -> bool:
+    """True when a partition led here begins and ends where `answer` says, in the same epoch."""
+    replica = partition.replica
+    return (
+        partition.is_leader
+        and replica.high_watermark == answer.high_watermark
+        and replica.log_start_offset == answer.log_start_offset
+        and (current_epoch < 0 or current_epoch == replica.leader_epoch)
+        and partition.serves_fetches
+    )
+
+
 def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
     key = wanted.topic
     return (key, None) if isinstance(key, str) else (None, key)
+
+
+def _grid_ms(wait_ms: float) -> int:
+    steps = int(wait_ms / (25 * WAIT_GRID_MS))
+    return min(max(steps * WAIT_GRID_MS, WAIT_GRID_MS), WAIT_GRID_MS_MAX)
 
 
 class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
     __slots__ = (
-        "_deadline",
         "_is_parked",
+        "_memo",
         "_min_bytes",
         "_parked_at",
         "_reading",
         "_rounds",
         "_until_ms",
+        "_wait",
     )
 
-    def __init__(self, reading: _Reading, min_bytes: int) -> None:
+    def __init__(self, reading: Reading, min_bytes: int, memo: FetchMemo | None = None) -> None:
+        """`memo` gets the reading back when the wait ended as it began."""
         super().__init__()
         self._reading = reading
+        self._memo = memo
         self._min_bytes = min_bytes
         self._parked_at: list[Partition] = []
-        self._deadline: Deadline | None = None
+        self._wait: Deadline | float | None = None  # the latter: a time on the grid
         self._is_parked = False
         self._rounds = 0
         self._until_ms = 0.0
@@ -373,9 +433,9 @@ class ParkedFetch(Abandonable[FetchResponse]):
             partition.fetches.park(self)
         if wait_ms >= LONG_WAIT_MS:
             # Those that end at about the same time are answered, and ask again, in one pass.
-            until_ms = broker.clock.monotonic_ms() + wait_ms
-            wait_ms += -until_ms % WAIT_GRID_MS
-        self._deadline = broker.deadlines.after(wait_ms, self._expire)
+            self._wait = broker.deadlines.together(wait_ms, _grid_ms(wait_ms), self)
+        else:
+            self._wait = broker.deadlines.after(wait_ms, self.expire)
         broker.metrics.parked_fetches += 1
         if self._reading.is_large and self._reading.has_moved():
             self.woken()  # while the others were looked at
@@ -414,21 +474,32 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self._unpark()
             self.resolve(FetchResponse())
 
-    def _expire(self) -> None:
-        if self._reading.is_large:
-            self._unpark()
+    def expire(self) -> None:
+        """Its time is over."""
+        reading = self._reading
+        self._unpark()
+        if reading.is_large:
             self._answer()
             return
-        self._reading.has_news(0)  # reads again where there is anything to read
-        self._unpark()
-        self.resolve(self._reading.respond())
+        if self._memo is not None and reading.finds_nothing():
+            self._memo.reading = reading
+            self.resolve(reading.respond_again())
+            return
+        if self._memo is not None:
+            reading.read(may_wait=True)
+        else:
+            reading.has_news(0)  # reads again where there is anything to read
+        self.resolve(reading.respond())
 
     def _unpark(self) -> None:
         if not self._is_parked:
             return
         self._is_parked = False
-        if self._deadline is not None:
-            self._deadline.cancel()
+        wait, self._wait = self._wait, None
+        if isinstance(wait, Deadline):
+            wait.cancel()
+        elif wait is not None:
+            self._reading.broker.deadlines.leave(wait, self)
         for partition in self._parked_at:
             partition.fetches.unpark(self)
         self._parked_at = []

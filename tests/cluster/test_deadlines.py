@@ -1,0 +1,123 @@
+"""Deadlines: single ones, and those that share a time on a grid."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from raftmq.cluster.deadlines import Deadlines
+
+
+@define
+class FakeClock:
+    now_ms: float = 1000.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return int(self.now_ms)
+
+
+@define(eq=False)
+class Waiting:
+    name: str
+    ended: list[str]
+
+    def expire(self) -> None:
+        self.ended.append(self.name)
+
+
+@define
+class Table:
+    clock: FakeClock = field(factory=FakeClock)
+    ended: list[str] = field(factory=list)
+    woken: int = 0
+    deadlines: Deadlines = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.deadlines = Deadlines(self.clock)
+        self.deadlines.on_earlier = self._wake
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def wait(self, name: str, delay_ms: float, grid_ms: float = 20) -> tuple[float, Waiting]:
+        waiting = Waiting(name, self.ended)
+        return self.deadlines.together(delay_ms, grid_ms, waiting), waiting
+
+
+def test_waits_end_together_and_never_early() -> None:
+    table = Table()
+    for name, delay_ms in (("a", 481), ("b", 500), ("c", 490), ("d", 501)):
+        at_ms, _ = table.wait(name, delay_ms)
+        assert 0 <= at_ms - (1000 + delay_ms) < 20
+    assert len(table.deadlines) == 4
+    assert table.woken == 1, "one entry, and the later one is not the first"
+    assert table.deadlines.next_ms == 1500
+    assert not table.deadlines.expire(1499.9)
+    assert table.ended == []
+    assert not table.deadlines.expire(1500)
+    assert sorted(table.ended) == ["a", "b", "c"]
+    assert len(table.deadlines) == 1
+    table.deadlines.expire(1520)
+    assert sorted(table.ended) == ["a", "b", "c", "d"]
+    assert len(table.deadlines) == 0
+    assert table.deadlines.next_ms is None
+
+
+def test_who_leaves_does_not_expire() -> None:
+    table = Table()
+    at_ms, first = table.wait("first", 500)
+    _, second = table.wait("second", 500)
+    table.deadlines.leave(at_ms, first)
+    table.deadlines.leave(at_ms, first)
+    assert len(table.deadlines) == 1
+    table.deadlines.expire(1500)
+    assert table.ended == ["second"]
+    table.deadlines.leave(at_ms, second)
+    assert len(table.deadlines) == 0
+    table.wait("third", 500)
+    table.deadlines.expire(1500)
+    assert table.ended == ["second", "third"], "the time may be waited for again"
+
+
+def test_those_of_one_time_do_not_end_all_at_once() -> None:
+    table = Table()
+    for number in range(10):
+        table.wait(str(number), 500)
+    table.deadlines.after(500, lambda: table.ended.append("alone"))
+    counts = []
+    while table.deadlines.expire(1500, count_max=4):
+        counts.append(len(table.ended))
+    assert counts[:2] == [4, 8]
+    assert len(table.ended) == 11
+
+
+def test_one_may_join_and_leave_while_others_end() -> None:
+    table = Table()
+    deadlines = table.deadlines
+
+    @define(eq=False)
+    class Leaver:
+        def expire(self) -> None:
+            table.ended.append("leaver")
+            deadlines.leave(at_ms, other)
+            deadlines.together(500, 20, other)
+
+    at_ms, other = table.wait("other", 500)
+    deadlines.together(500, 20, Leaver())
+    table.clock.now_ms = 1500
+    deadlines.expire(1500)
+    assert table.ended == ["leaver"]
+    deadlines.expire(2000)
+    assert table.ended == ["leaver", "other"]
+
+
+def test_a_sweep_of_dead_ones_keeps_groups() -> None:
+    table = Table()
+    table.wait("kept", 500)
+    for _ in range(3000):
+        table.deadlines.after(600, lambda: table.ended.append("dead")).cancel()
+    assert len(table.deadlines) == 1
+    table.deadlines.expire(2000)
+    assert table.ended == ["kept"]
