@@ -57,6 +57,7 @@ _KNOWN: Final = (
     "includeHeaders",
     "columns",
     "group",
+    "pushFilters",
 )
 _STREAMS_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
@@ -101,6 +102,7 @@ class SourceOptions:
     records_max: int | None = None
     """Most offsets of one part of a range: `maxRecordsPerPartition`."""
     columns: tuple[str, ...] = COLUMNS[:-1]
+    pushes_filters: bool = False
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
@@ -127,6 +129,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         partitions_min=_read(texts, "minPartitions", read_positive, None),
         records_max=_read(texts, "maxRecordsPerPartition", read_positive, None),
         columns=_read_columns(texts),
+        pushes_filters=_read(texts, "pushFilters", read_bool, False),
     )
 
 

@@ -8,12 +8,10 @@ those processes is plain data. The only module of this package that imports Spar
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT: Final = "raftmq"
-_PUSHING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _TYPES: Final[dict[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
@@ -84,12 +81,10 @@ class RaftmqDataSource(datasource.DataSource):
                 f"the schema is {expected.simpleString()}; it cannot be given, but option"
                 " 'columns' chooses columns and their order"
             )
-        # Spark refuses a reader with pushFilters wherever spark.sql.python.filterPushdown.enabled
-        # is not set, and does not tell which is the case; but it runs another worker then.
-        main = getattr(sys.modules.get("__main__"), "__spec__", None)
-        if _PUSHING_WORKER in sys.modules or getattr(main, "name", "") == _PUSHING_WORKER:
-            return FilteringReader(self.checked)
-        return RaftmqReader(self.checked)
+        # Spark itself refuses a reader with pushFilters, naming the setting, where
+        # spark.sql.python.filterPushdown.enabled is not set.
+        kind = FilteringReader if self.checked.pushes_filters else RaftmqReader
+        return kind(self.checked)
 
 
 class RaftmqReader(datasource.DataSourceReader):
@@ -114,18 +109,20 @@ class RaftmqReader(datasource.DataSourceReader):
 
         part: RangePart = partition.value
         options = self._options
-        schema = to_arrow_schema(spark_schema(options.columns), timezone="UTC")
-        for batch in read_range(
+        yield from read_range(
             options.client,
             part,
             columns=options.columns,
             fails_on_data_loss=options.fails_on_data_loss,
-        ):
-            yield batch if batch.schema.equals(schema) else batch.cast(schema)
+        )
 
 
 class FilteringReader(RaftmqReader):
-    """A reader that leaves out ranges which filters exclude."""
+    """A reader that leaves out ranges which filters exclude: only where the user asks for it.
+
+    Spark 4.2 and 4.3 keep what a scan with pushed filters planned for every other scan of the same
+    DataFrame, too (PythonScanBuilder, `ds.setReadInfo`), which then reads too few rows.
+    """
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         """Take what narrows ranges; give back what Spark must still evaluate."""

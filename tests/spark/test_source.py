@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,28 +237,56 @@ def test_a_task_that_fails_is_run_again_on_the_same_rows(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
-def test_filters_narrow_ranges_where_spark_allows_it(
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def fill_three(cluster: Cluster, topic: str) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(300):
+            producer.send(topic, b"v", partition=number % 3, timestamp=1_000 * number)
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_filters_narrow_ranges_where_both_ask_for_it(
     spark: Any, shared_cluster: Cluster, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(3)
-    with Producer(shared_cluster.bootstrap) as producer:
-        for number in range(300):
-            producer.send(topic, b"v", partition=number % 3, timestamp=1_000 * number)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        read = frame(spark, shared_cluster, subscribe=topic)
-        some = read.filter("partition in (0, 2) and offset >= 90 and offset < 95")
-        assert some.rdd.getNumPartitions() == 2
-        expected = [(p, offset) for p in (0, 2) for offset in range(90, 95)]
-        assert sorted((row.partition, row.offset) for row in some.collect()) == expected
-        read = frame(spark, shared_cluster, subscribe=topic)
-        late = read.filter("timestamp >= timestamp_millis(290000) and value = cast('v' as binary)")
-        assert late.count() == 10
-        read = frame(spark, shared_cluster, subscribe=topic)
-        assert read.filter("offset < 10").count() == 30
-        assert read.filter("partition = 1").count() == 100
-        assert read.count() == 300
-        none = frame(spark, shared_cluster, subscribe=topic).filter("topic = 'another'")
-        assert none.collect() == []
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    fill_three(shared_cluster, topic)
+
+    def filtered(condition: str) -> Any:
+        read = frame(spark, shared_cluster, subscribe=topic, pushFilters="true")
+        return read.filter(condition)
+
+    some = filtered("partition in (0, 2) and offset >= 90 and offset < 95")
+    assert some.rdd.getNumPartitions() == 2
+    expected = [(p, offset) for p in (0, 2) for offset in range(90, 95)]
+    assert sorted((row.partition, row.offset) for row in some.collect()) == expected
+    late = "timestamp >= timestamp_millis(290000) and value = cast('v' as binary)"
+    assert filtered(late).count() == 10
+    assert filtered("topic = 'another'").collect() == []
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_by_default_scans_of_one_frame_do_not_narrow_each_other(
+    spark: Any, shared_cluster: Cluster, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(3)
+    fill_three(shared_cluster, topic)
+    read = frame(spark, shared_cluster, subscribe=topic)
+    assert read.filter("offset < 10").count() == 30
+    assert read.filter("partition = 1").count() == 100
+    assert read.count() == 300
+    both = read.filter("offset < 10").unionAll(read.filter("partition = 1"))
+    assert both.count() == 130
+
+
+def test_pushing_filters_needs_sparks_setting(
+    spark: Any, shared_cluster: Cluster, make_topic: MakeTopic
+) -> None:
+    read = frame(spark, shared_cluster, subscribe=make_topic(), pushFilters="true")
+    with pytest.raises(Exception, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+        read.count()
