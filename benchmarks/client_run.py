@@ -160,9 +160,9 @@ async def aio_iterate(job: Job) -> Done:
         async for record in consumer:
             counting.size += len(record.value)
             counting.records += 1
-            if counting.records == 1 or counting.records >= job.count:
-                if counting.is_over(1):
-                    break
+            is_watched = counting.records == 1 or counting.records >= job.count
+            if is_watched and counting.is_over(1):
+                break
         return counting.done()
 
 
@@ -206,9 +206,9 @@ def blocking_iterate(job: Job) -> Done:
         for record in consumer:
             counting.size += len(record.value)
             counting.records += 1
-            if counting.records == 1 or counting.records >= job.count:
-                if counting.is_over(1):
-                    break
+            is_watched = counting.records == 1 or counting.records >= job.count
+            if is_watched and counting.is_over(1):
+                break
         return counting.done()
 
 
@@ -307,9 +307,9 @@ async def aiokafka_iterate(job: Job) -> Done:
             async for record in consumer:
                 counting.size += len(record.value)
                 counting.records += 1
-                if counting.records == 1 or counting.records >= job.count:
-                    if counting.is_over(1):
-                        return counting.done()
+                is_watched = counting.records == 1 or counting.records >= job.count
+                if is_watched and counting.is_over(1):
+                    return counting.done()
     raise BenchmarkError("no consumer")
 
 

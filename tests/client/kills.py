@@ -70,6 +70,8 @@ class Verdict:
 
     promise: str
     kills: dict[str, int]
+    left_in_order: int
+    """Consumers that were asked to go."""
     seconds: float
     sent_lives: int
     acknowledged: int
@@ -171,6 +173,7 @@ class Storm:
         self.folder = folder
         self.rng = random.Random(plan.seed)
         self.killed: Counter[str] = Counter()
+        self.left = 0
         self._positions: dict[Path, tuple[int, int]] = {}
 
     def run(self) -> Verdict:
@@ -247,16 +250,20 @@ class Storm:
         plan = self.plan
         self._wait_for_progress()
         ends_at = time.monotonic() + plan.seconds
-        for count, victim in enumerate(self._victims()):
-            if count >= plan.kills if plan.kills else time.monotonic() > ends_at:
-                return
-            self._strike(cluster, victim)
-            self.killed[victim.partition("-")[0]] += 1
+        victims = self._victims()
+        while sum(self.killed.values()) < plan.kills if plan.kills else time.monotonic() < ends_at:
+            victim = next(victims)
+            if self._strike(cluster, victim):
+                self.killed[victim.partition("-")[0]] += 1
+            else:
+                self.left += 1
             self._wait_for_progress()
-            if not (count + 1) % 20:
-                out(f"{count + 1} kills, {self._acknowledged:,} acknowledged")
+            count = sum(self.killed.values())
+            if not count % 20:
+                out(f"{count} kills, {self._acknowledged:,} acknowledged")
 
-    def _strike(self, cluster: Cluster, victim: str) -> None:
+    def _strike(self, cluster: Cluster, victim: str) -> bool:
+        """Kill it and start it again; False where it was asked to go in order."""
         kind, _, number = victim.partition("-")
         if kind == "node":
             node = cluster[int(number)]
@@ -264,12 +271,13 @@ class Storm:
             time.sleep(self.rng.choice([0.0, 0.1, 0.5]))  # how long it is away
             node.start()
             node.wait_ready()
-            return
+            return True
         client = self.producer if kind == "producer" else self.consumers[int(number) - 1]
         # Now and then one goes in order: then nothing of its partitions may be handed out twice.
         must_die = kind == "producer" or self.rng.random() < 0.7
         client.end(signal.SIGKILL if must_die else signal.SIGTERM)
         client.start()
+        return must_die
 
     _acknowledged = 0
 
@@ -360,6 +368,7 @@ class Storm:
         return Verdict(
             promise=self.plan.promise,
             kills=dict(self.killed),
+            left_in_order=self.left,
             seconds=round(seconds, 1),
             sent_lives=self.producer.lives,
             acknowledged=len(acknowledged),

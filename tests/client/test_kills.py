@@ -17,6 +17,7 @@ from tests.client.kills import LIFE, Plan, Verdict, follow, inversions, run
 CLEAN = Verdict(
     promise="at_least_once",
     kills={"node": 3},
+    left_in_order=0,
     seconds=1.0,
     sent_lives=1,
     acknowledged=10,
