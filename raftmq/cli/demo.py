@@ -8,6 +8,7 @@ before any thread or rich exists in this process.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import random
 import shutil
@@ -43,6 +44,12 @@ _ELECTION_S: Final = 10.0
 def demo(arguments: Sequence[str]) -> int:
     """Tell the whole story; gives the exit code."""
     options = _parser().parse_args(list(arguments))
+    try:
+        if options.export is not None:
+            _check_spark()
+    except RaftmqError as error:
+        note(f"raftmq demo: {error}")
+        return 1
     signals = Signals()
     folder = Path(tempfile.mkdtemp(prefix="raftmq-demo-"))
     cluster: DevCluster | None = None
@@ -52,7 +59,7 @@ def demo(arguments: Sequence[str]) -> int:
         if not start_cluster(cluster, signals):
             return 1
         _be_interruptible()
-        return _Story(cluster, begun, options.records, options.plain).tell()
+        return _Story(cluster, begun, options.records, options.plain, options.export).tell()
     except KeyboardInterrupt:
         note("raftmq demo: interrupted")
         return 1
@@ -75,8 +82,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=int, help="client port of the first node [free ones]")
     parser.add_argument("--records", type=int, default=RECORDS, help=f"how many [{RECORDS}]")
+    parser.add_argument(
+        "--export", metavar="DIR", help="also export the records to Parquet, with Spark"
+    )
     parser.add_argument("--plain", action="store_true", help="no colours, also on a terminal")
     return parser
+
+
+def _check_spark() -> None:
+    """Raise what is missing for an export before anything is started."""
+    from raftmq_spark.session import check_prerequisites
+
+    check_prerequisites()
+
+
+def _has_spark() -> bool:
+    """Whether an export could run here, as far as a glance tells."""
+    return importlib.util.find_spec("pyspark") is not None and (
+        "JAVA_HOME" in os.environ or shutil.which("java") is not None
+    )
 
 
 def _plan(folder: Path, port: int | None) -> DevCluster:
@@ -140,10 +164,13 @@ class _Acks:
 class _Story:
     """The steps, told as they happen."""
 
-    def __init__(self, cluster: DevCluster, begun: float, records: int, plain: bool) -> None:
+    def __init__(
+        self, cluster: DevCluster, begun: float, records: int, plain: bool, to: str | None
+    ) -> None:
         self._cluster = cluster
         self._begun = begun
         self._records = records
+        self._to = to
         self._console: Any = None
         if sys.stdout.isatty() and not plain:
             from rich.console import Console
@@ -175,6 +202,10 @@ class _Story:
             leader = self._leader(admin)
             self._say(f"node {leader} leads now; {len(acks.acknowledged)} records acknowledged")
         read = self._read_back(bootstrap, acks)
+        if self._to is not None:
+            self._export(bootstrap, self._to)
+        elif _has_spark():
+            self._say("`raftmq demo --export DIR` also exports them to Parquet, exactly once")
         return self._judge(acks, read)
 
     def _leader(self, admin: Any) -> int:
@@ -226,6 +257,14 @@ class _Story:
         self._say(f"read back {len(read)} records from the two nodes that are left")
         del acks
         return read
+
+    def _export(self, bootstrap: str, to: str) -> None:
+        """Every record to Parquet, with a node down, and the archive held against the log."""
+        from raftmq.cli.export import export_all
+
+        rows = export_all(bootstrap, TOPIC, "raftmq-demo-archive", to)
+        self._say(f"exported {rows} rows to {to} and held them against the log: all equal", "green")
+        self._say(f"check the files again with `raftmq export --to {to} --verify --no-log`")
 
     def _judge(self, acks: _Acks, read: list[int]) -> int:
         seen = set(read)

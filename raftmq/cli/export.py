@@ -359,6 +359,27 @@ def _replay(
     show(columns, rows, as_json=as_json)
 
 
+def export_all(bootstrap: str, topic: str, group: str, to: str) -> int:
+    """Export a topic in a local Spark and check the archive; how many rows it has.
+
+    Raises:
+        RaftmqError: something is missing or in the way, or the archive is not as the log.
+    """
+    from raftmq_spark.export import archive, job, planning, store, verify
+    from raftmq_spark.export.runner import SparkRunner
+    from raftmq_spark.security import ClientSettings
+
+    client = ClientSettings(bootstrap, "raftmq-cli")
+    location = store.locate(to)
+    with SparkRunner() as runner:
+        job.export(job.Order((topic,), location, client, planning.Wishes(group)), runner)
+    verdict = verify.verify(archive.find_archive(store.open_store(location)), client)
+    if not verdict.is_good:
+        finding = verdict.findings[0]
+        raise CommandError(f"{finding.what}: {finding.kind.value}, {finding.why}")
+    return verdict.rows
+
+
 # Progress.
 
 

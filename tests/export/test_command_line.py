@@ -1,0 +1,96 @@
+"""`raftmq export` as a person meets it: what it refuses, what it says where things are missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCKING = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+sys.meta_path.insert(0, Missing())
+from raftmq.cli.main import run
+run(sys.argv[1:])
+"""
+
+
+def run(
+    *words: str, blocked: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKING.format(blocked=set(blocked) or "()"), "export", *words],
+        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("t", "-g", "g"), "where is the archive?"),
+        (("-g", "g", "--to", "/x"), "which topics?"),
+        (("t", "--to", "/x"), "--group"),
+        (("--to", "/x", "--verify", "--replay"), "two commands"),
+        (("t", "--to", "/x", "--verify"), "takes no topics"),
+        (("--to", "/x", "--verify", "-g", "g"), "--group belongs to exports"),
+        (("t", "-g", "g", "--to", "/x", "--into", "u"), "belong to --replay"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], told: str) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    done = run("t", "-g", "g", "--to", str(tmp_path), PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 1
+    # Where the extra is missing as well, that is said first.
+    assert "Java 17" in done.stderr or "raftmq[spark]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("t", "-g", "g"), ("--verify",), ("--replay",)])
+def test_without_the_extra_it_says_what_to_install(words: tuple[str, ...], tmp_path: Path) -> None:
+    missing = ("pyspark", "pyarrow", "pandas", "numpy")
+    done = run(*words, "--to", str(tmp_path), blocked=missing)
+    assert done.returncode == 1
+    assert "raftmq[spark]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_help_shows_examples() -> None:
+    done = run("--help", blocked=("pyspark", "pyarrow"))
+    assert done.returncode == 0
+    assert "raftmq export orders clicks --group archive --to /data/archive" in done.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_no_archive_no_traceback(tmp_path: Path) -> None:
+    done = run("--to", str(tmp_path / "none"), "--verify", "--no-log")
+    assert done.returncode == 1
+    assert "is no archive" in done.stderr
+    done = run("--to", "ftp://h/x", "--verify")
+    assert done.returncode == 1
+    assert "an archive is a folder" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,147 @@
+"""`raftmq export` in a real local Spark on real nodes: killed drivers, workers and leaders."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from raftmq_client.blocking import Admin
+from raftmq_spark.errors import MissingPrerequisiteError
+from raftmq_spark.export.archive import archive_files, find_archive
+from raftmq_spark.export.verify import verify
+from raftmq_spark.security import ClientSettings
+from raftmq_spark.session import check_prerequisites
+from tests.export.inline import archive_rows, committed, files_of, open_at, produce, read_topic
+from tests.live.harness import Cluster, lack, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
+ROOT = Path(__file__).parent.parent.parent
+PATHS = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
+COUNT = 12_000
+
+
+@pytest.fixture(autouse=True)
+def _prerequisites() -> None:
+    try:
+        check_prerequisites()
+    except MissingPrerequisiteError as missing:
+        lack(str(missing))
+
+
+def begin(bootstrap: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "raftmq.cli.main", "export", *words, "-b", bootstrap]
+    return subprocess.Popen(
+        [*command, "--master", "local[2,4]", "--json"],
+        env={**os.environ, "PYTHONPATH": PATHS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Any:
+    told, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(told)
+
+
+def make_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    with Admin(bootstrap, timeout_ms=60_000) as admin:
+        admin.create_topic(topic, partitions, 3)
+    produce(bootstrap, topic, COUNT, partitions=partitions)
+
+
+def check(bootstrap: str, to: Path, topic: str, partitions: int) -> None:
+    """Every row once, equal to the log's, in the order of offsets within each file and range."""
+    rows = archive_rows(to)
+    assert len(rows) == COUNT
+    assert sorted(rows) == read_topic(bootstrap, topic, range(partitions))
+    archive = find_archive(open_at(to))
+    assert sorted(file.path for file in archive.files()) == files_of(to)
+    verdict = verify(archive, ClientSettings(bootstrap, "raftmq-test"))
+    assert verdict.is_good, verdict.findings
+    assert verdict.rows_in_log == COUNT
+
+
+def test_once_and_then_nothing_new(shared_cluster: Cluster, unique: str, tmp_path: Path) -> None:
+    bootstrap, to = shared_cluster.bootstrap, tmp_path / "archive"
+    make_topic(bootstrap, unique, 3)
+    words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "1500")
+    first = finish(begin(bootstrap, *words))
+    assert first["rows"] == COUNT
+    assert [line["ROWS"] for line in first["partitions"]] == [COUNT // 3] * 3
+    second = finish(begin(bootstrap, *words))
+    assert (second["manifest"], second["rows"]) == (None, 0)
+    check(bootstrap, to, unique, 3)
+    assert committed(bootstrap, unique, unique) == dict.fromkeys(range(3), COUNT // 3)
+    assert all(Path(path).is_file() for path in archive_files(str(to)))
+
+
+def test_a_driver_killed_while_it_writes(
+    shared_cluster: Cluster, unique: str, tmp_path: Path
+) -> None:
+    """With its JVM going on for a moment: what that writes counts for nothing and goes."""
+    bootstrap, to = shared_cluster.bootstrap, tmp_path / "archive"
+    make_topic(bootstrap, unique, 2)
+    words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "200")
+    driver = begin(bootstrap, *words)
+    wait_until(lambda: driver.poll() is not None or len(files_of(to)) > 3, 200, "files")
+    children = psutil.Process(driver.pid).children(recursive=True)
+    driver.kill()
+    driver.communicate(timeout=60)
+    assert driver.returncode == -signal.SIGKILL
+    report = finish(begin(bootstrap, *words))
+    assert report["rows"] == COUNT
+    assert len(report["voided_runs"]) == 1
+    assert report["deleted_files"]
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []  # Spark ends with its driver
+    check(bootstrap, to, unique, 2)
+
+
+def test_a_worker_and_a_leader_killed_while_it_writes(unique: str, tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster") as cluster:
+        bootstrap, to = cluster.bootstrap, tmp_path / "archive"
+        make_topic(bootstrap, unique, 2)
+        words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "200")
+        driver = begin(bootstrap, *words)
+        wait_until(lambda: driver.poll() is not None or len(files_of(to)) > 3, 200, "files")
+        workers = [
+            process
+            for process in psutil.Process(driver.pid).children(recursive=True)
+            if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children()
+        ]
+        assert workers, "a Python worker of Spark's"
+        workers[0].kill()
+        with Admin(bootstrap, timeout_ms=60_000) as admin:
+            leader = admin.topic(unique).partitions[0].leader
+        cluster.nodes[leader].kill()
+        report = finish(driver)
+        assert report["rows"] == COUNT
+        assert report["manifest"] == 1
+        cluster.bring_back()
+        check(bootstrap, to, unique, 2)
+
+
+def test_it_is_read_by_spark_as_a_table(
+    shared_cluster: Cluster, unique: str, tmp_path: Path
+) -> None:
+    """Topic and date are columns of the folder; a stray file does not count by the manifests."""
+    import pyarrow.dataset as ds
+
+    bootstrap, to = shared_cluster.bootstrap, tmp_path / "archive"
+    make_topic(bootstrap, unique, 1)
+    finish(begin(bootstrap, unique, "-g", unique, "--to", str(to)))
+    table = ds.dataset(to, partitioning="hive", exclude_invalid_files=False).to_table()
+    assert table.num_rows == COUNT
+    assert {"topic", "date", "partition", "offset"} <= set(table.column_names)
+    assert set(table["topic"].to_pylist()) == {unique}
+    assert ds.dataset(archive_files(str(to))).count_rows() == COUNT
