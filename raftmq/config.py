@@ -162,6 +162,11 @@ class NodeConfig:
         "leads; not where the commit waits for one. 0 is no limit.",
         default=64 << 20,
     )
+    replicas_max: int = _key(
+        "Most partition replicas on a node: each keeps two files open, beside open_files_max. What "
+        "would make it more is refused, by the controller's own value.",
+        default=20_000,
+    )
     replica_moves_max: int = _key(
         "Partitions that change their replicas at a time, in the whole cluster (`node replace`).",
         default=4,
@@ -333,6 +338,7 @@ _POSITIVE: Final = (
     "broker_session_ms",
     "broker_heartbeat_ms",
     "shutdown_timeout_ms",
+    "replicas_max",
     "replica_moves_max",
     "metrics_partitions_max",
     "metrics_groups_max",

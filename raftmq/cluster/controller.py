@@ -80,6 +80,7 @@ class ControllerConfig:
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group.
         moves_max: partitions that change their replicas at a time.
+        replicas_max: partition replicas of one broker.
     """
 
     session_ms: float = 2_000
@@ -89,6 +90,7 @@ class ControllerConfig:
     static: Mapping[str, str] = field(factory=dict)
     voters_count: int = 1
     moves_max: int = 4
+    replicas_max: int = 20_000
 
 
 @define(eq=False)
@@ -135,7 +137,9 @@ class Controller:
         self._clock = clock
         self._random = random
         self.config = config or ControllerConfig()
-        self._settings = Settings(node_id, self.config.static, self.config.voters_count)
+        self._settings = Settings(
+            node_id, self.config.static, self.config.voters_count, self.config.replicas_max
+        )
         self._liveness = Liveness(self.config.session_ms, self.config.lost_session_ms)
         self._epoch = -1  # of the office held, -1: none
         self._calls: deque[_Call] = deque()

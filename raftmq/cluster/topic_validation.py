@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Final
 from uuid import UUID
 
@@ -43,11 +44,13 @@ class Settings:
         node_id: the controller's node.
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group; so many nodes there will be at least.
+        replicas_max: of one broker.
     """
 
     node_id: NodeId
     static: Mapping[str, str]
     voters_count: int = 1
+    replicas_max: int = 20_000
 
 
 def check_topic_name(name: str) -> None:
@@ -112,6 +115,7 @@ def plan_topic(
     else:
         replicas = _automatic_assignment(image, others, wish, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
+    _check_room(image, others, replicas, settings.replicas_max)
     return TopicCreation(name=wish.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
 
@@ -149,7 +153,26 @@ def plan_partitions(
         )
     else:
         replicas = _added_assignment(image, topic, wish.assignments, added)
+    _check_room(image, (), replicas, settings.replicas_max)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
+
+
+def _check_room(
+    image: MetadataImage, others: Sequence[Replicas], added: Sequence[Replicas], replicas_max: int
+) -> None:
+    """Refuse replicas for which a broker would lack descriptors."""
+    counts: dict[NodeId, int] = {}
+    held = (partition.replicas for topic in image.topics_by_id() for partition in topic.partitions)
+    for replicas in chain(held, others, added):
+        for node_id in replicas:
+            counts[node_id] = counts.get(node_id, 0) + 1
+    for node_id in sorted({node_id for replicas in added for node_id in replicas}):
+        if counts[node_id] > replicas_max:
+            raise KafkaError(
+                f"Broker {node_id} would hold {counts[node_id]} partition replicas; replicas_max "
+                f"is {replicas_max}.",
+                code=ErrorCode.POLICY_VIOLATION,
+            )
 
 
 def plan_configs(

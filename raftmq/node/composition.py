@@ -166,6 +166,7 @@ class NodeCore:
                 static=config.defaults,
                 voters_count=len(self._first_voters()),
                 moves_max=config.replica_moves_max,
+                replicas_max=config.replicas_max,
             ),
             heartbeat_ms=config.broker_heartbeat_ms,
             bootstrap=self._first_voters(),

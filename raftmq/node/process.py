@@ -32,7 +32,9 @@ GC_THRESHOLDS: Final = 10_000, 3, 1_000
 The second number bounds how many objects a collection between the small and the full ones looks at
 (40,000): when a thousand partitions come to be, all their objects are new at once."""
 OTHER_DESCRIPTORS: Final = 1_000
-"""Peers, the admin port, the journal, threads, and files of segments that are being appended to."""
+"""Peers, the admin port, the journal, threads."""
+FILES_PER_REPLICA: Final = 2
+"""The segment that is appended to, and the bare entries beside it."""
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -122,6 +124,7 @@ def run_node(
 def raise_descriptor_limit(config: NodeConfig) -> int:
     """Take as many descriptors as the system allows; warn when the configured limits need more."""
     wanted = config.connections_max + config.open_files_max + OTHER_DESCRIPTORS
+    wanted += FILES_PER_REPLICA * config.replicas_max
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -131,7 +134,8 @@ def raise_descriptor_limit(config: NodeConfig) -> int:
             "descriptors may run out",
             limit=limit,
             wanted=wanted,
-            hint="raise the hard limit (ulimit -Hn), or lower connections_max or open_files_max",
+            hint="raise the hard limit (ulimit -Hn), or lower connections_max, open_files_max or "
+            "replicas_max",
         )
     return limit
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
@@ -47,14 +47,13 @@ from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.parked import HANG_UP, Abandonable
 from raftmq.server.replies import Pieces, Slot
+from raftmq.server.slices import Work
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
 Encode: TypeAlias = Callable[[RequestHeader, int, Any], Pieces]
 """encode(header, correlation id, response): the answer as it is sent."""
-SlowHandler: TypeAlias = Callable[
-    [Broker, RequestHeader, Struct], Generator[None, None, dict[str, Any]]
-]
+SlowHandler: TypeAlias = Callable[[Broker, RequestHeader, Struct], Work[dict[str, Any]]]
 Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
 
 SLOW_BYTES: Final = 8 << 10
@@ -223,7 +222,7 @@ class Dispatcher:
 
     def _answer_slowly(
         self, header: RequestHeader, body: memoryview, handler: SlowHandler, metrics: ApiMetrics
-    ) -> Generator[None, None, bytes]:
+    ) -> Work[bytes]:
         """Decode, answer and encode a question about many partitions, in short turns."""
         api_key, version = header.api_key, header.api_version
         elements_max = self._elements_max
@@ -233,7 +232,7 @@ class Dispatcher:
         response = yield from handler(self._broker, header, request)
         for topic in response["topics"]:
             metrics.count_errors(topic)
-            yield
+            yield None
         return (yield from encode_response_slowly(api_key, version, response))
 
     def metrics_of(self, api_key: int) -> ApiMetrics:

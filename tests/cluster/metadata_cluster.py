@@ -249,12 +249,15 @@ class MetadataCluster:
         racks: dict[int, str] | None = None,
         engine_config: EngineConfig | None = None,
         static: dict[str, str] | None = None,
+        replicas_max: int = 20_000,
     ) -> None:
         self.clock = FakeClock()
         self.voters = tuple(NodeId(n) for n in range(1, voters + 1))
         self.racks = racks or {}
         self.engine_config = engine_config or EngineConfig()
-        self.controller_config = ControllerConfig(static=static or {}, voters_count=voters)
+        self.controller_config = ControllerConfig(
+            static=static or {}, voters_count=voters, replicas_max=replicas_max
+        )
         self.leader: int | None = None
         self.epoch = 0
         self.term_start = 0

@@ -72,6 +72,20 @@ def test_defaults_are_three_replicas_and_one_partition() -> None:
     assert (outcome.partitions, outcome.replication_factor) == (4, 2)
 
 
+def test_no_broker_holds_more_replicas_than_it_may() -> None:
+    """Each keeps files open; without descriptors a node could not even roll a segment."""
+    cluster = _formed(replicas_max=4)
+    three = {"partitions": 3, "replication_factor": 3}
+    [outcome, beyond] = _create(cluster, NewTopic(name="a", **three), NewTopic(name="b", **three))
+    assert outcome.code is ErrorCode.NONE
+    assert beyond.code is ErrorCode.POLICY_VIOLATION
+    assert beyond.message == "Broker 1 would hold 6 partition replicas; replicas_max is 4."
+    more = CreatePartitionsCall(topics=(NewPartitions(name="a", count=5),))
+    assert _call(cluster, more)[0].code is ErrorCode.POLICY_VIOLATION
+    more = CreatePartitionsCall(topics=(NewPartitions(name="a", count=4),))
+    assert _call(cluster, more)[0].code is ErrorCode.NONE
+
+
 def _outdate(cluster: MetadataCluster, times: int) -> list[int]:
     """Let plans of topics be overtaken by other commands so many times; returns what is left."""
     left = [times]

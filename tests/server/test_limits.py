@@ -59,6 +59,7 @@ LIMITS = {
     "parked_fetches_max": "server/test_produce_fetch.py::test_no_more_fetches_wait_than_may",
     "peer_queue_bytes_max": "adapters/test_peer_links.py::test_a_full_queue_drops_and_says_so",
     "open_files_max": "log/test_parts.py::test_the_file_cache_forgets_the_least_recently_used",
+    "replicas_max": "cluster/test_controller.py::test_no_broker_holds_more_replicas_than_it_may",
     "index_memory_bytes_max": "log/test_parts.py::test_the_index_cache_is_bounded",
     "recent_bytes_max": "log/test_parts.py::test_the_budget_holds_over_all_logs",
 }
@@ -162,9 +163,10 @@ def test_a_node_takes_the_descriptors_that_it_may(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("raftmq.node.process.logger", lines)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = NodeConfig(node_id=1, data=".", connections_max=100, open_files_max=100)
+    config = attrs.evolve(config, replicas_max=50)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
-        wanted = 200 + OTHER_DESCRIPTORS
+        wanted = 200 + 100 + OTHER_DESCRIPTORS
         assert raise_descriptor_limit(config) == min(wanted, hard)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(wanted, hard)
         many = attrs.evolve(config, connections_max=1 << 40)

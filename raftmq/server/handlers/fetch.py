@@ -157,7 +157,7 @@ class Reading:
         left = min(self._request.max_bytes, BYTES_MAX)
         for count, wanted in enumerate(self._context.wanted, 1):
             if count % TURN_PARTITIONS == 0:
-                yield
+                yield None
             answer = self._read_one(wanted, left)
             self.answers.append((wanted, answer))
             if answer.records:

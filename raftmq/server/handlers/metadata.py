@@ -160,7 +160,7 @@ def _encode(
             partitions.append(_partition(broker, topic, partition))
             count += 1
             if count % TURN_PARTITIONS == 0:
-                yield
+                yield None
     topics = [row for row, _ in found]
     message = {
         "throttle_time": 0,
