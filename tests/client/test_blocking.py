@@ -431,8 +431,14 @@ def test_at_most_once_commits_before_it_hands_out(broker: FakeBroker) -> None:
 def test_a_member_that_did_not_poll_is_told_why_it_lost_its_partitions(broker: FakeBroker) -> None:
     with Producer(broker.address) as producer:
         producer.send("t", b"x", partition=0)
+    revoked: list[tuple[TopicPartition, ...]] = []
     with Consumer(
-        broker.address, group="g", topics=["t"], reset="earliest", max_poll_interval_ms=1_500
+        broker.address,
+        group="g",
+        topics=["t"],
+        reset="earliest",
+        max_poll_interval_ms=1_500,
+        on_revoked=revoked.append,
     ) as consumer:
         while not consumer.poll(0.05):
             pass
@@ -440,6 +446,7 @@ def test_a_member_that_did_not_poll_is_told_why_it_lost_its_partitions(broker: F
         assert left
         with pytest.raises(PollIntervalError, match="max_poll_interval_ms"):
             consumer.poll(0.05)
+        assert (len(revoked), consumer.assignment) == (1, ()), "told before the reason"
         while not consumer.poll(0.05):  # joins again, and reads what it did not commit
             pass
 

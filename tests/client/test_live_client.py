@@ -157,6 +157,8 @@ def test_a_leader_that_dies_or_freezes_costs_neither_order_nor_records(
     topic = f"killed-{time.time_ns()}"
     with driver.admin(fragile.bootstrap) as admin:
         admin.create_topic(topic, 4)
+        with driver.producer(fragile.bootstrap) as producer:
+            assert producer.partitions(topic) == 4
         leader = admin.topic(topic).partitions[0].leader
     with driver.producer(fragile.bootstrap) as producer:
         receipts: list[Any] = []

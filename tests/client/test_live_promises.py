@@ -322,9 +322,9 @@ def test_the_closest_replica_is_read(driver: Driver, kafka: KafkaCluster) -> Non
     topic = f"near-{time.time_ns()}"
     with driver.admin(kafka.bootstrap) as admin:
         admin.create_topic(topic, 1, 3)
+        fill(driver, kafka.bootstrap, topic, 3)  # from here on every broker knows it
         leader = admin.topic(topic).partitions[0].leader
     near = leader % 3 + 1
-    fill(driver, kafka.bootstrap, topic, 3)
     with driver.consumer(kafka.bootstrap, rack=f"rack-{near}") as consumer:
         consumer.assign({key(topic): 0})
         assert len(read(consumer, 3)) == 3

@@ -26,6 +26,7 @@ from raftmq.protocol.produce import (
     decode_produce_request,
 )
 from raftmq.records import BatchHeader, NewRecord, check_batch, read_records
+from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import Receipt
 from raftmq_client.core.call import Call
 from raftmq_client.core.metadata import (
@@ -36,7 +37,7 @@ from raftmq_client.core.metadata import (
     TopicInfo,
 )
 from raftmq_client.core.partitioners import make_partitioner
-from raftmq_client.core.produce_requests import ProducerOptions
+from raftmq_client.core.produce_requests import PartitionState, ProducerOptions
 from raftmq_client.core.producer import ProducerCore
 from raftmq_client.errors import (
     ConnectionFailedError,
@@ -63,9 +64,10 @@ class ModelLog:
         if header.producer_epoch < self.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, -1
         if header.producer_epoch > self.epoch:
-            if header.base_sequence != 0:
+            if header.base_sequence != 0 and self.epoch >= 0:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
-            self.epoch, self.next_sequence = header.producer_epoch, 0
+            # Of a producer that it does not know, Kafka takes any sequence as the first (KIP-360).
+            self.epoch, self.next_sequence = header.producer_epoch, header.base_sequence
             self.recent.clear()
         for sequence, count, offset in self.recent:
             if sequence == header.base_sequence and count == header.record_count:
@@ -82,7 +84,7 @@ class ModelLog:
 class World:
     """A producer, a clock, and brokers that answer as the test says."""
 
-    def __init__(self, partitions: int = 1, **options: object) -> None:
+    def __init__(self, partitions: int = 1, *, is_known: bool = False, **options: object) -> None:
         self.metadata = MetadataCore()
         self.metadata.apply(cluster(partitions), 0)
         self.now = 0.0
@@ -95,10 +97,18 @@ class World:
             lambda _node: 0.0,
         )
         self.logs = [ModelLog() for _ in range(partitions)]
+        if is_known:  # as after a first acknowledgement
+            for number, log in enumerate(self.logs):
+                key = TopicPartition("t", number)
+                self.core._partitions[key] = PartitionState(key, is_known=True)
+                log.epoch = 0
         self.calls: deque[Call] = deque()
 
     def send(self, value: bytes, partition: int = 0) -> Receipt:
-        receipt, _ = self.core.send("t", NewRecord(None, value, 1), partition, None, self.now)
+        record = NewRecord(None, value, 1)
+        receipt: Receipt | None = self.core.append("t", record, partition, None)  # as drivers do
+        if receipt is None:
+            receipt, _ = self.core.send("t", record, partition, None, self.now)
         return receipt
 
     def step(self) -> None:
@@ -160,7 +170,7 @@ def cluster(partitions: int, leader: int = 1, epoch: int = 1) -> ClusterInfo:
 
 
 def test_records_are_batched_by_size_and_offsets_told() -> None:
-    world = World()
+    world = World(is_known=True)
     receipts = [world.send(b"%03d" % i) for i in range(20)]
     world.step()
     assert len(world.calls) > 1
@@ -173,7 +183,7 @@ def test_records_are_batched_by_size_and_offsets_told() -> None:
 
 
 def test_a_batch_lingers_until_its_time_or_until_somebody_waits() -> None:
-    world = World(linger_ms=50.0)
+    world = World(is_known=True, linger_ms=50.0)
     receipt = world.send(b"x")
     world.step()
     assert not world.calls
@@ -203,7 +213,7 @@ def test_a_lost_answer_is_asked_for_again_and_not_appended_twice() -> None:
 
 
 def test_after_a_failure_nothing_overtakes() -> None:
-    world = World(batch_bytes=100, in_flight_max=5)
+    world = World(is_known=True, batch_bytes=100, in_flight_max=5)
     receipts = [world.send(b"%d" % i) for i in range(10)]
     world.step()
     first, *rest = [world.calls.popleft() for _ in range(5)]
@@ -220,8 +230,27 @@ def test_after_a_failure_nothing_overtakes() -> None:
     assert world.logs[0].values == [b"%d" % i for i in range(10)]
 
 
-def test_a_gap_that_is_final_is_closed_by_a_new_epoch() -> None:
+def test_a_refused_first_batch_is_not_overtaken_by_the_second() -> None:
     world = World(batch_bytes=100)
+    for i in range(4):
+        world.send(b"%d" % i)
+    world.step()
+    (first,) = world.calls
+    world.calls.clear()
+    world.refuse(first, ErrorCode.NOT_LEADER_OR_FOLLOWER)  # it has just begun to lead
+    for _ in range(20):
+        world.later(100)
+        while world.calls:
+            world.serve(world.calls.popleft())
+    assert world.logs[0].values == [b"0", b"1", b"2", b"3"]
+    for i in range(4, 9):
+        world.send(b"%d" % i)
+    world.step()
+    assert len(world.calls) > 1, "from the first acknowledgement on there are several on their way"
+
+
+def test_a_gap_that_is_final_is_closed_by_a_new_epoch() -> None:
+    world = World(is_known=True, batch_bytes=100)
     bad, *good = [world.send(b"%d" % i) for i in range(6)]
     world.step()
     calls = [world.calls.popleft() for _ in range(len(world.calls))]
@@ -256,6 +285,53 @@ def test_a_batch_too_large_for_the_broker_is_split() -> None:
                 world.serve(call)
     assert [receipt.result().offset for receipt in receipts] == list(range(16))
     assert world.logs[0].values == [b"%02d" % i for i in range(16)]
+
+
+def test_receipts_know_their_place_and_are_told_once_after_a_batch_was_split() -> None:
+    world = World(batch_bytes=1000)
+    told: list[int] = []
+    receipts = [world.send(b"%02d" % i) for i in range(16)]
+    for number in (3, 12):
+        receipts[number].listen(lambda receipt: told.append(receipt.result().offset))
+    world.step()
+    for _ in range(30):
+        world.later(100)
+        while world.calls:
+            call = world.calls.popleft()
+            if any(header.record_count > 5 for _, header, _ in world.batches(call)):
+                world.refuse(call, ErrorCode.MESSAGE_TOO_LARGE)
+            else:
+                world.serve(call)
+        for receipt in world.core.take_settled():
+            for listener in receipt.listeners or ():
+                listener(receipt)
+    assert sorted(told) == [3, 12]
+    assert [receipt.place.offset for receipt in receipts if receipt.place] == list(range(16))
+
+
+def test_a_settled_batch_takes_no_more_records() -> None:
+    """The quick way of `append` must not put a record where nobody will send it."""
+    world = World(linger_ms=1_000_000.0, delivery_timeout_ms=100.0)
+    first = world.send(b"a")
+    world.later(200)
+    assert first.outcome is Outcome.FAILED
+    second = world.send(b"b")
+    assert second.outcome is None
+    world.core.hurry(second)
+    world.step()
+    world.serve(world.calls.popleft())
+    assert second.result().offset == 0
+
+
+def test_records_of_an_unknown_topic_are_not_overtaken() -> None:
+    world = World(linger_ms=1_000_000.0)
+    world.send(b"a")
+    known = dict(world.metadata.topics)
+    world.metadata.topics.clear()
+    waiting = world.core.send("t", NewRecord(None, b"c", 1), 0, None, world.now)[0]
+    world.metadata.topics.update(known)
+    assert world.core.append("t", NewRecord(None, b"d", 1), 0, None) is None
+    assert waiting.batch is None
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,9 @@ class ConsumerCore:
         if group is None:
             return None
         group.polled(now)
-        if group.error is not None:
+        if group.error is not None and not (
+            group.events and isinstance(group.events[0], GaveUp)  # told before the reason
+        ):
             error, group.error = group.error, None
             raise error
         if not group.events:

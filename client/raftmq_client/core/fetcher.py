@@ -246,7 +246,10 @@ class FetcherCore:
             elif self._has_room(reader) and not self._busy.get(node, 0):
                 fetches.setdefault(node, []).append(reader)
         calls = [self._lookup(node, readers) for node, readers in lookups.items()]
-        calls.extend(self._fetch(node, readers, now) for node, readers in fetches.items())
+        # Each broker asked may fill its share of the buffer: together they hardly exceed it.
+        asked = sum(self._busy.values()) + len(fetches)
+        share = max(1, (self.options.buffer_bytes_max - self._buffered_bytes) // max(1, asked))
+        calls.extend(self._fetch(node, readers, share, now) for node, readers in fetches.items())
         return calls
 
     def deadline(self) -> float:
@@ -337,7 +340,7 @@ class FetcherCore:
 
     # Fetching.
 
-    def _fetch(self, node: int, readers: Sequence[PartitionReader], now: float) -> Call:
+    def _fetch(self, node: int, readers: Sequence[PartitionReader], share: int, now: float) -> Call:
         tokens: dict[TopicPartition, tuple[PartitionReader, int]] = {}
         for reader in readers:
             reader.fetching_from = node
@@ -345,7 +348,7 @@ class FetcherCore:
             tokens[reader.key] = (reader, reader.token)
             self._wake(now + self.options.max_wait_ms + _STALL_MS)
         self._busy[node] = self._busy.get(node, 0) + 1
-        request = self._request(readers)
+        request = self._request(readers, share)
 
         def finish(response: Any, error: ClientError | None, at: float) -> None:
             self._busy[node] -= 1
@@ -362,7 +365,7 @@ class FetcherCore:
             timeout_ms=self.options.request_timeout_ms + self.options.max_wait_ms,
         )
 
-    def _request(self, readers: Sequence[PartitionReader]) -> FetchRequest:
+    def _request(self, readers: Sequence[PartitionReader], share: int) -> FetchRequest:
         options = self.options
         topics = []
         for topic, keys in by_topic(reader.key for reader in readers):
@@ -381,7 +384,7 @@ class FetcherCore:
         return FetchRequest(
             max_wait_ms=options.max_wait_ms,
             min_bytes=options.min_bytes,
-            max_bytes=options.max_bytes,
+            max_bytes=min(options.max_bytes, share),
             isolation_level=options.isolation,
             topics=topics,
             rack_id=options.rack,

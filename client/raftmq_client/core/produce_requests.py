@@ -103,6 +103,8 @@ class PartitionState:
     producer_id: int = -1
     producer_epoch: int = -1
     next_sequence: int = 0
+    is_known: bool = False
+    """The broker has acknowledged a batch of this producer id and epoch."""
     next_slot: int = 0
     in_flight: list[Batch] = field(factory=list)
     node: int = -1
@@ -111,6 +113,18 @@ class PartitionState:
     failures: int = 0
     not_before: float = 0.0
     sent_at: float = 0.0
+
+    def in_flight_limit(self, options: ProducerOptions) -> int:
+        """How many batches may be on their way at once without being appended out of order.
+
+        Without sequences one: a retry behind a later batch would reorder. With them one, too, until
+        the broker has acknowledged the first: Kafka takes any sequence from a producer that it does
+        not know, so the second would be appended where the first was refused (a leader that has
+        just begun refuses for a moment).
+        """
+        if options.acks == 0 or (options.is_idempotent and self.is_known):
+            return options.in_flight_max
+        return 1
 
     def put_back(self, batch: Batch) -> None:
         """Send a batch again, in the order of sending."""

@@ -301,9 +301,7 @@ class ProducerCore:
         if partition.is_recovering and partition.in_flight:
             return False
         partition.is_recovering = False
-        limit = self.options.in_flight_max
-        if not self.options.is_idempotent and self.options.acks != 0:
-            limit = 1  # without sequences a retry behind a later batch would reorder
+        limit = partition.in_flight_limit(self.options)
         if len(partition.in_flight) >= limit:
             return False
         if partition.not_before > now:
@@ -482,6 +480,7 @@ class ProducerCore:
     ) -> None:
         partition.in_flight.remove(batch)
         partition.failures = 0
+        partition.is_known = partition.is_known or batch.producer_epoch == partition.producer_epoch
         self._settle(batch, None, base_offset, log_append_time)
 
     def _failed(
@@ -532,6 +531,7 @@ class ProducerCore:
             else:
                 partition.producer_epoch += 1
             partition.next_sequence = 0
+            partition.is_known = False
             for other in [batch, *partition.in_flight, *partition.retries]:
                 other.base_sequence = -1
         self._retry(partition, batch, error, now)
