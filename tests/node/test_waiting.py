@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
@@ -47,3 +50,34 @@ async def test_it_is_told_after_a_while_and_then_seldom(autojump_clock: MockCloc
 
 async def test_a_start_that_only_takes_long_says_nothing(autojump_clock: MockClock) -> None:
     assert await _wait(_node(2), 100) == []
+
+
+async def test_nobody_counts_on_a_node_that_still_compiles_codecs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once registered it may be made a leader at once, and its loop had three turns for one."""
+    release = threading.Event()
+    monkeypatch.setattr("raftmq.node.node.warm_up", lambda: release.wait(10))
+
+    async def formed() -> None:
+        """The first voters are known."""
+
+    node = _node(None)
+    node._is_warm = trio.Event()
+    node.plane.on_tick = []
+    node.control.lifecycle.is_current = False
+    node._form = formed
+    node._open_metadata = lambda: None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node._warm_up)
+            nursery.start_soon(node.join)
+            await trio.testing.wait_all_tasks_blocked()
+            assert node.plane.on_tick == [], "what ticks registers the broker"
+            release.set()
+            with trio.fail_after(10):
+                while not node.plane.on_tick:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    finally:
+        release.set()
