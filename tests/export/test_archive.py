@@ -123,9 +123,11 @@ def test_more_dates_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
         assert len(written.files) == files
         assert len({file.path for file in written.files}) == files
         assert len({file.date for file in written.files}) == 3
-    archive.put(state, run, [written], [])
+    manifest = archive.put(state, run, [written], [])
     # Those of the first attempt, as of a speculative task, count for nothing.
     assert [kind for kind, _ in findings(archive)] == [Kind.SURPLUS] * 3
+    assert len(archive.sweep(run, manifest)) == 3
+    assert findings(archive) == []
 
 
 def test_rows_out_of_order_are_never_written(

@@ -197,7 +197,21 @@ class Archive:
         for topic in run.topics:
             entries = self.store.list(topic_folder(topic), is_deep=True, with_unfinished=True)
             for entry in entries:
-                if f"-{run.run}-" in entry.path.rpartition("/")[2]:
+                if _is_of(run, entry):
+                    self.store.delete(entry.path)
+                    deleted.append(entry.path)
+        return deleted
+
+    def sweep(self, run: Run, manifest: Manifest) -> list[str]:
+        """Delete what failed or needless attempts of a run that counts left; what was deleted.
+
+        Every attempt at a range writes to the same dates, so only those folders are looked at.
+        """
+        listed = {file.path for file in manifest.files()}
+        deleted = []
+        for folder in sorted({path.rpartition("/")[0] for path in listed}):
+            for entry in self.store.list(folder, with_unfinished=True):
+                if entry.path not in listed and _is_of(run, entry):
                     self.store.delete(entry.path)
                     deleted.append(entry.path)
         return deleted
@@ -305,6 +319,10 @@ def topic_folder(topic: str) -> str:
 def now_text() -> str:
     """The time, for people: nothing is decided by it."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _is_of(run: Run, entry: Entry) -> bool:
+    return f"-{run.run}-" in entry.path.rpartition("/")[2]
 
 
 def _run_path(run: str) -> str:

@@ -21,7 +21,7 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.errors import ClientError
-from raftmq_spark.errors import DataLossError
+from raftmq_spark.errors import DataLossError, SparkSourceError
 from raftmq_spark.export.archive import Archive, State, open_archive
 from raftmq_spark.export.errors import ArchiveError, ExportError, LostRecordsError
 from raftmq_spark.export.lease import Lease
@@ -185,6 +185,8 @@ class _Export:
         dead, deleted = [], []
         for run in self._archive.open_runs():
             if self._archive.settle(run):
+                manifest = self._archive.manifest(run.number).manifest
+                deleted += self._archive.sweep(run, manifest)
                 self._archive.end(run)
             else:
                 deleted += self._archive.clean(run)
@@ -244,7 +246,7 @@ class _Export:
                     ) from error
                 self._watcher.say(f"{error}; planning again")
                 state = self._archive.state()
-            except (ExportError, ClientError, KeyboardInterrupt):
+            except (SparkSourceError, ClientError, OSError, KeyboardInterrupt):
                 self._give_up(run)
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -281,6 +283,7 @@ class _Export:
             }
             self._commit(offsets, manifest.number)
         self._watcher.reached(Step.COMMITTED)
+        self._archive.sweep(run, manifest)
         self._archive.end(run)
         return manifest
 

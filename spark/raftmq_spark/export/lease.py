@@ -34,7 +34,7 @@ from raftmq_client.core.group_admin import (
     GroupMember,
     describe_group,
 )
-from raftmq_client.core.group_requests import Identity, commit_request
+from raftmq_client.core.group_requests import Identity, commit_request, heartbeat_request
 from raftmq_client.errors import BrokerError, ClientError, check_code
 from raftmq_spark.export.errors import BusyError
 from raftmq_spark.security import ClientSettings
@@ -140,19 +140,18 @@ class Lease:
             self._engine.close()
 
     def check(self) -> None:
-        """Make sure that this export still has the group.
+        """Ask the coordinator whether this export still has the group.
 
         Raises:
             BusyError: it lost it: another export took over, or somebody joined.
         """
-        core = self._core
-        with self._engine.lock:
-            self._engine.check()
-            now = self._now_identity()
-            if core.error is None and now == self._identity and core.state is MemberState.STABLE:
-                return
-            reason = core.error
-        raise self._lost(reason)
+        assert self._identity is not None
+
+        def read(response: Struct) -> None:
+            check_code(response.error_code, about=f"group {self.group!r}")
+
+        request = heartbeat_request(self._identity)
+        self._ask(Operation(ApiKey.HEARTBEAT, request, read, Route.COORDINATOR, self.group))
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> list[TopicPartition]:
         """Commit offsets as the member that joined; gives partitions that are gone meanwhile.
@@ -181,13 +180,17 @@ class Lease:
             Route.COORDINATOR,
             self.group,
         )
+        self._ask(operation)
+        return gone
+
+    def _ask(self, operation: Operation[None]) -> None:
+        """Something that the coordinator answers to the member alone that joined here."""
         try:
             self._engine.run(self._flows.run(operation))
         except BrokerError as error:
             if error.code in _FENCED:
                 raise self._lost(error) from error
             raise
-        return gone
 
     # Taking and giving back.
 
