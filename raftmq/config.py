@@ -163,8 +163,8 @@ class NodeConfig:
         default=64 << 20,
     )
     replicas_max: int = _key(
-        "Most partition replicas on a node: each keeps two files open, beside open_files_max. What "
-        "would make it more is refused, by the controller's own value.",
+        "Most partition replicas on a node: each keeps two files open, beside open_files_max. "
+        "Topics and partitions that would make it more are refused, by the controller's own value.",
         default=20_000,
     )
     replica_moves_max: int = _key(
