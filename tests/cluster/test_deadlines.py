@@ -65,6 +65,14 @@ def test_waits_end_together_and_never_early() -> None:
     assert table.deadlines.next_ms is None
 
 
+def test_the_grid_begins_with_the_node() -> None:
+    """Nodes of one machine are not all busy at the same moments."""
+    table = Table(FakeClock(1007.5))
+    table.clock.now_ms = 5000.0
+    at_ms, _ = table.wait("a", 5000, 200)
+    assert at_ms == 10_007.5
+
+
 def test_who_leaves_does_not_expire() -> None:
     table = Table()
     at_ms, first = table.wait("first", 500)
