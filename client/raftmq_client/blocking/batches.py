@@ -60,6 +60,7 @@ class BatchReader:
             rack=rack,
         )
         self._partition = partition
+        self._end = end
         client_options = ClientOptions(
             bootstrap=parse_bootstrap(bootstrap),
             client_id=client_id,
