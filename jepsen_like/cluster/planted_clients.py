@@ -228,7 +228,7 @@ CLIENT_BUGS: Final[dict[str, ClusterBug]] = {
     ),
     "committed-without-barrier": ClusterBug(
         patching((RaftMetadataEngine, "read_barrier", _kept)),
-        stress.coordinators,
+        stress.secluded,
         9,
         (18,),
         ("linear-committed", "lost-commit"),

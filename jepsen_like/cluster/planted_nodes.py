@@ -109,13 +109,17 @@ def _parsed_batches(data: Any) -> list[Any]:
 NODE_BUGS: Final[dict[str, ClusterBug]] = {
     "wiped-keeps-storage": ClusterBug(
         patching((DataFolder, "unlocked", classmethod(_same_storage))),
-        stress.wipes,
+        stress.wipes_of_the_newest,
         5,
         (6,),
         ("LeaderCompleteness", "CommittedIsDurableAtMajority", "MonotonicHighWatermark"),
     ),
     "wiped-never-readmitted": ClusterBug(
-        patching((Readmission, "step", nothing)), stress.wipes, 10, (6,), ("Liveness",)
+        patching((Readmission, "step", nothing)),
+        stress.briefly(stress.wipes),
+        10,
+        (6,),
+        ("Liveness",),
     ),
     "damage-served": ClusterBug(
         patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),
@@ -132,7 +136,7 @@ NODE_BUGS: Final[dict[str, ClusterBug]] = {
         ("DamageIsNeverServed", "divergence", "phantom"),
     ),
     "damage-never-repaired": ClusterBug(
-        patching((Repairer, "_ask", nothing)), stress.rot, 4, (), ("Liveness",)
+        patching((Repairer, "_ask", nothing)), stress.briefly(stress.rot), 4, (), ("Liveness",)
     ),
     "failed-sync-believed": ClusterBug(
         patching((Segment, "write_again", nothing), (BareEntries, "write_again", nothing)),

@@ -24,6 +24,11 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
     return attrs.evolve(options, **{**small, **changes})
 
 
+def briefly(stress: Stress) -> Stress:
+    """The same, no longer than the safety phase: what is to be caught shows after the heal."""
+    return lambda seed: attrs.evolve(stress(seed), has_floors=False)
+
+
 def leaders(seed: int) -> ClusterOptions:
     """Leaders die or are cut off again and again, and producers send again."""
     return drawn(
@@ -68,6 +73,13 @@ def wipes(seed: int) -> ClusterOptions:
     return drawn(seed, fault_every_ms=(150.0, 500.0), fault_lasts_ms=(50.0, 400.0)).with_weights(
         wipe=4, isolate_leader=2, crash_leader=1
     )
+
+
+def wipes_of_the_newest(seed: int) -> ClusterOptions:
+    """Storages are lost while others are behind, and leaders right after."""
+    return drawn(
+        seed, has_floors=False, fault_every_ms=(40.0, 160.0), fault_lasts_ms=(100.0, 600.0)
+    ).with_weights(wipe=5, isolate=4, crash_leader=3, isolate_leader=2, slow_disk=2)
 
 
 def rot(seed: int) -> ClusterOptions:
@@ -162,3 +174,16 @@ def sleepers(seed: int) -> ClusterOptions:
         fault_every_ms=(900.0, 2_200.0),
         fault_lasts_ms=(1_500.0, 2_600.0),
     ).with_weights(pause=6, kill=1, isolate_controller=1)
+
+
+def secluded(seed: int) -> ClusterOptions:
+    """Nodes are out of touch for longer than a broker's session, and clients go on asking them."""
+    return drawn(
+        seed,
+        has_floors=False,
+        session_ms=1_200,
+        safety_ms=10_000,
+        registers=6,
+        fault_every_ms=(500.0, 1_500.0),
+        fault_lasts_ms=(1_800.0, 3_500.0),
+    ).with_weights(isolate=4, pause=1)
