@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from random import Random
+from typing import Final
 
 import trio
 
@@ -41,6 +42,9 @@ from raftmq.server.warm_up import warm_up
 from raftmq.server.workers import Workers
 
 logger = structlog.get_logger("raftmq.node")
+
+ADMIN_WAIT_S: Final = 1.0
+"""So long after the node is ready its admin pages are imported, if nobody asks for them before."""
 
 
 class Node(NodeCore):
@@ -186,6 +190,10 @@ class Node(NodeCore):
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
+        # Slower they do, so the first clients of a node that just came up are served first, unless
+        # somebody asks already.
+        with trio.move_on_after(ADMIN_WAIT_S):
+            await trio.lowlevel.wait_readable(self._admin_sock)
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin_http")
         exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
         nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")

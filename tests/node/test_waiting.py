@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from trio.testing import MockClock
 
 from raftmq.adapters.tasks import TrioTasks
 from raftmq.node.composition import NO_MAJORITY_AGAIN_S, NO_MAJORITY_S
-from raftmq.node.node import Node
+from raftmq.node.node import ADMIN_WAIT_S, Node
 from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId, ReplicaId, StorageId
 
@@ -81,3 +82,28 @@ async def test_nobody_counts_on_a_node_that_still_compiles_codecs(
             nursery.cancel_scope.cancel()
     finally:
         release.set()
+
+
+class _ImportedError(Exception):
+    """The admin pages are wanted."""
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_admin_pages_are_imported_when_asked_for_or_later(
+    is_asked: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their import takes the interpreter from the first clients."""
+
+    def imported(_name: str) -> None:
+        raise _ImportedError
+
+    monkeypatch.setattr("raftmq.node.node.import_module", imported)
+    node = _node(1)
+    with socket.create_server(("127.0.0.1", 0)) as node._admin_sock:
+        asking = socket.create_connection(node._admin_sock.getsockname()) if is_asked else None
+        began = trio.current_time()
+        with pytest.raises(_ImportedError):
+            await node._serve_admin()
+        assert trio.current_time() - began == (0.0 if is_asked else ADMIN_WAIT_S)
+        if asking is not None:
+            asking.close()
