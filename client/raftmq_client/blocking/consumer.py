@@ -147,6 +147,7 @@ class Consumer:
             self._run_group()
             with engine.lock:
                 engine.check()
+                engine.pump()
                 taken = core.take(records_max, now_ms())
                 if taken:
                     if core.options.commits_first and not self._commit_first(taken):

@@ -1,8 +1,9 @@
 """The blocking driver: one background thread that moves bytes and time for a `ClientCore`.
 
-All deciding code runs under `lock`, in whichever thread holds it; sockets belong to the background
-thread alone. `changed` is notified after anything happened, so that callers wait for facts, not for
-time. A fork is detected and refused: the thread does not survive it.
+All deciding code runs under `lock`, in whichever thread holds it, and so does all that is done with
+sockets: by the background thread, or by one that polls. `changed` is notified after anything
+happened, so that callers wait for facts, not for time. A fork is detected and refused: the thread
+does not survive it.
 """
 
 from __future__ import annotations
@@ -249,6 +250,17 @@ class Engine:
                 else:
                     self._handle(key.data, mask)
             self.changed.notify_all()
+
+    def pump(self) -> None:
+        """Receive what has come, in the caller's thread and with the lock held.
+
+        A thread that is busy with records keeps the interpreter from the background thread for
+        milliseconds at a time; whoever is about to ask for more fetches it himself.
+        """
+        for key, mask in self._selector.select(0):
+            if key.data is not None:
+                self._handle(key.data, mask)
+        self._advance()
 
     def _advance(self) -> None:
         """Step the cores until they want nothing more at this moment."""
