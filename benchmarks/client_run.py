@@ -369,7 +369,9 @@ def confluent_consume(job: Job) -> Done:
     with closing(_confluent_consumer(job)) as consumer:
         counting = Counting(job)
         while True:
-            messages = consumer.consume(POLL_RECORDS, _POLL_S)
+            # It waits for as many as are asked for: never for more than there are.
+            wanted = min(POLL_RECORDS, job.count - counting.records)
+            messages = consumer.consume(wanted, _POLL_S)
             for message in messages:
                 value = message.value()
                 if value is None or message.error() is not None:
