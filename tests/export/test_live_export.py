@@ -145,7 +145,8 @@ def test_it_starts_where_the_group_stands(
 def test_a_topic_deleted_in_between(
     shared_cluster: Cluster, make_topic: MakeTopic, tmp_path: Path, unique: str
 ) -> None:
-    bootstrap, topic, other = shared_cluster.bootstrap, make_topic(), make_topic(1, "-other")
+    bootstrap = shared_cluster.bootstrap
+    other, topic = make_topic(1, "-a"), make_topic(1, "-b")  # written in this order
     produce(bootstrap, topic, 20)
     produce(bootstrap, other, 20)
 

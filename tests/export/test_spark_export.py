@@ -140,7 +140,7 @@ def test_it_is_read_by_spark_as_a_table(
     bootstrap, to = shared_cluster.bootstrap, tmp_path / "archive"
     make_topic(bootstrap, unique, 1)
     finish(begin(bootstrap, unique, "-g", unique, "--to", str(to)))
-    table = ds.dataset(to, partitioning="hive", exclude_invalid_files=False).to_table()
+    table = ds.dataset(to, partitioning="hive").to_table()
     assert table.num_rows == COUNT
     assert {"topic", "date", "partition", "offset"} <= set(table.column_names)
     assert set(table["topic"].to_pylist()) == {unique}
