@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -73,12 +74,16 @@ def check_java() -> str:
 def spark_session(name: str = "raftmq", *, master: str = "local[*]", **conf: str) -> SparkSession:
     """A session, or what is missing for one; dots in names of `conf` are written as `__`.
 
+    Spark's Python workers run this very interpreter, unless PYSPARK_PYTHON names another: Spark's
+    own choice is the first `python3` on PATH, which may know nothing of raftmq.
+
     Raises:
         MissingPrerequisiteError: something is missing or too old; says what to install.
     """
     check_prerequisites()
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in conf.items():
         builder = builder.config(key.replace("__", "."), value)

@@ -16,7 +16,7 @@ import pytest
 
 from raftmq_client.blocking import Admin, Producer
 from raftmq_spark.errors import MissingPrerequisiteError
-from raftmq_spark.session import check_prerequisites
+from raftmq_spark.session import check_prerequisites, spark_session
 from tests.live.harness import Cluster, lack
 from tests.spark.connector import connector_jars
 
@@ -42,30 +42,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         check_prerequisites()
     except MissingPrerequisiteError as missing:
         lack(str(missing))
-    from pyspark.sql import SparkSession
-
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
-    session = (
-        SparkSession.builder.master("local[2,2]")
-        .appName("raftmq-tests")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.jars", ",".join(connector_jars()))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join(PATHS))
+        session = spark_session(
+            "raftmq-tests",
+            master="local[2,2]",
+            spark__driver__memory="1g",
+            spark__driver__host="127.0.0.1",
+            spark__driver__bindAddress="127.0.0.1",
+            spark__ui__enabled="false",
+            spark__ui__showConsoleProgress="false",
+            spark__sql__session__timeZone="UTC",
+            spark__sql__shuffle__partitions="2",
+            spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
+            spark__jars=",".join(connector_jars()),
+        )
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
 
 
 @pytest.fixture
