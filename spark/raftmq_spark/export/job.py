@@ -230,6 +230,7 @@ class _Export:
 
     def _write(self, state: State) -> Manifest | None:
         """Plan, write and count; again where retention passes and that is accepted."""
+        order = self._order
         for attempt in range(_PLANS_MAX):
             decided = self._plan(state)
             if decided.is_empty:
@@ -240,11 +241,17 @@ class _Export:
                 return self._count(state, run, decided)
             except DataLossError as error:
                 self._give_up(run)
-                if not self._order.wishes.accepts_loss or attempt == _PLANS_MAX - 1:
+                told = str(error).partition("; failOnDataLoss")[0]  # no option of exports
+                for name in sorted({*order.topics} - {*find_topics(self._admin, order.topics)}):
                     raise LostRecordsError(
-                        f"{error}; --accept-loss goes on without them and writes the gap down"
+                        f"topic {name!r} was deleted while it was exported; nothing of this run"
+                        f" counts, export again without it ({told})"
                     ) from error
-                self._watcher.say(f"{error}; planning again")
+                if not order.wishes.accepts_loss or attempt == _PLANS_MAX - 1:
+                    raise LostRecordsError(
+                        f"{told}; --accept-loss goes on without them and writes the gap down"
+                    ) from error
+                self._watcher.say(f"{told}; planning again")
                 state = self._archive.state()
             except (SparkSourceError, ClientError, OSError, KeyboardInterrupt):
                 self._give_up(run)
