@@ -7,9 +7,11 @@
     python -m jepsen_like live --minutes M                            real nodes and clients
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
     python -m jepsen_like table [--write FILE]                        promises, rules and bugs
+    python -m jepsen_like coverage [--seeds N] [--missing]            what seeds execute
 
 `sim` and `soak` exit 0 when all runs are clean, 1 on an anomaly, 2 when too many verdicts are
 unknown; their last line is a summary, and each run that failed leaves a folder `out/SEED`.
+`sim --resume` goes on where the same command was interrupted, as long as the code is the same.
 `planted` exits 1 when a bug escapes; its last line is `caught X of Y`.
 """
 
@@ -27,8 +29,10 @@ from typing import TextIO
 from jepsen_like.cluster.out import TRIES_MAX, replay, write_failure
 from jepsen_like.cluster.planted import CLUSTER_BUGS
 from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.executed import measure
+from jepsen_like.ledger import Ledger, code_digest
 from jepsen_like.planted import BUGS
-from jepsen_like.pool import hunt_bugs, run_cluster_seeds, run_seeds
+from jepsen_like.pool import hunt_bugs, run_chosen, run_cluster_seeds, run_seeds
 from jepsen_like.sim import Result, Verdict
 from jepsen_like.table import table, write_table
 
@@ -65,8 +69,15 @@ def summarise_runs(results: Sequence[ClusterResult]) -> str:
     return (
         f"{len(results)} runs: {counts}; median per run: acknowledged {middle('acked')}, "
         f"leader changes {middle('leader_changes')}, crashes {middle('crashes')}, "
-        f"rebalances {middle('rebalances')}"
+        f"rebalances {middle('rebalances')}{_speed(results)}"
     )
+
+
+def _speed(results: Sequence[ClusterResult]) -> str:
+    """Events of virtual time by the time of a core that the runs took, all that they did in it."""
+    seconds = sum(result.seconds for result in results)
+    events = sum(result.counts.events for result in results)
+    return f"; {events / seconds:,.0f} events a second of a core" if seconds else ""
 
 
 def exit_code(results: Sequence[ClusterResult]) -> int:
@@ -87,13 +98,24 @@ def explain_run(result: ClusterResult, arguments: argparse.Namespace, out: TextI
 
 
 def _sim(arguments: argparse.Namespace, out: TextIO) -> int:
-    results = []
+    wanted = range(arguments.seed, arguments.seed + arguments.seeds)
+    results: list[ClusterResult] = []
+    ledger = None
+    if arguments.resume:
+        ledger = Ledger(Path(arguments.out) / f"sim-{arguments.seed}-{code_digest()}.jsonl")
+        results = [result for result in ledger.read() if result.seed in wanted]
+        print(f"{len(results)} of {len(wanted)} runs are done", file=out)
+    done = {result.seed for result in results}
     with _quiet_pipe():
-        for result in run_cluster_seeds(arguments.seed, arguments.seeds, arguments.jobs):
+        left = [seed for seed in wanted if seed not in done]
+        for result in run_chosen(left, arguments.jobs):
             results.append(result)
-            print(describe_run(result), file=out, flush=True)
+            print(f"{len(results)}/{len(wanted)} {describe_run(result)}", file=out, flush=True)
             if result.verdict is not Verdict.CLEAN:
                 explain_run(result, arguments, out)
+                result.history, result.trace = [], ()  # it is in its folder
+            if ledger is not None:
+                ledger.add(result)
         print(summarise_runs(results), file=out)
     return exit_code(results)
 
@@ -226,6 +248,16 @@ def _table(arguments: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
+def _coverage(arguments: argparse.Namespace, out: TextIO) -> int:
+    return measure(
+        arguments.seed,
+        arguments.seeds,
+        arguments.jobs,
+        out,
+        is_missing_told=arguments.missing,
+    )
+
+
 @contextmanager
 def _quiet_pipe() -> Iterator[None]:
     """A reader that went away (`| head`) is no error of ours."""
@@ -260,7 +292,12 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     sim = commands.add_parser("sim", help="run seeds of whole nodes")
     _seeds(sim, 20)
     _folders(sim)
+    sim.add_argument("--resume", action="store_true", help="go on where the same code stopped")
     sim.set_defaults(action=_sim)
+    executed = commands.add_parser("coverage", help="what seeds execute of the deciding code")
+    _seeds(executed, 60)
+    executed.add_argument("--missing", action="store_true", help="tell which lines are not")
+    executed.set_defaults(action=_coverage)
     again = commands.add_parser("replay", help="run a failure again")
     again.add_argument("folder")
     again.set_defaults(action=_replay)

@@ -1,7 +1,13 @@
-"""Many runs in several processes; results come in the order of their seeds."""
+"""Many runs in several processes; results come in the order of their seeds.
+
+A process collects garbage less often than Python's default, since most of a run's objects are in
+its history and stay; and it ends after some runs, so that memory is bounded.
+"""
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 
@@ -9,6 +15,9 @@ from jepsen_like.cluster.planted import hunt_in_cluster
 from jepsen_like.cluster.run import ClusterResult, run_cluster_seed
 from jepsen_like.planted import BUGS, Catch, hunt
 from jepsen_like.sim import Result, Verdict, run_seed
+
+RUNS_PER_PROCESS = 100
+COLLECTIONS = (100_000, 50, 100)
 
 
 def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
@@ -23,16 +32,29 @@ def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
 
 def run_cluster_seeds(first: int, count: int, jobs: int) -> Iterator[ClusterResult]:
     """Run whole nodes with the seeds `first`, `first + 1`, ...; clean runs come without history."""
-    seeds = range(first, first + count)
-    if jobs <= 1:
+    yield from run_chosen(range(first, first + count), jobs)
+
+
+def run_chosen(seeds: Sequence[int], jobs: int) -> Iterator[ClusterResult]:
+    """As `run_cluster_seeds`, any seeds."""
+    if jobs <= 1 or len(seeds) <= 1:
         yield from map(_run_cluster_seed, seeds)
         return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_run_cluster_seed, seeds, chunksize=4)
+    with get_context("spawn").Pool(
+        jobs, _collect_seldom, maxtasksperchild=RUNS_PER_PROCESS
+    ) as pool:
+        yield from pool.imap(_run_cluster_seed, seeds)
+
+
+def _collect_seldom() -> None:
+    gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
 
 
 def _run_cluster_seed(seed: int) -> ClusterResult:
+    began = time.process_time()
     result = run_cluster_seed(seed)
+    result.seconds = time.process_time() - began
     if result.verdict is Verdict.CLEAN:
         result.history = []
         result.trace = ()

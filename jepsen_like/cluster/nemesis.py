@@ -396,8 +396,9 @@ class Nemesis:
 
     def _clock_jump(self) -> None:
         node = self._any_node()
+        far_ms = 15 * 86_400_000.0 if node.may_be_far_off else 3_600_000.0
         node.clock.skew_ms += self._random.choice((-1, 1)) * self._random.choice(
-            (300.0, 60_000.0, 15 * 86_400_000.0)
+            (300.0, 60_000.0, far_ms)
         )
 
     def _clock_strobe(self) -> None:

@@ -44,6 +44,7 @@ _REFUSED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH})
 class Batch:
     """Records on their way, and what became of them."""
 
+    number: int
     sequence: int
     values: list[int]
     operation: Event
@@ -63,6 +64,7 @@ class Pipe:
     producer_id: int = -1
     producer_epoch: int = -1
     sequence: int = 0
+    made: int = 0
     batches: list[Batch] = field(factory=list)
     must_drain: bool = False
 
@@ -70,6 +72,12 @@ class Pipe:
     def in_flight(self) -> int:
         """How many are under way."""
         return sum(batch.is_in_flight for batch in self.batches)
+
+    @property
+    def has_room(self) -> bool:
+        """True while a broker that remembers five batches knows the oldest that is owed: an answer
+        may be lost while those of later batches come."""
+        return not self.batches or self.made - self.batches[0].number < IN_FLIGHT_MAX
 
 
 class Producer:
@@ -112,7 +120,7 @@ class Producer:
                     if not batch.is_done:
                         await self._send(pipe, batch)
                 continue
-            if len(pipe.batches) < IN_FLIGHT_MAX and not world.is_quiet:
+            if pipe.has_room and not world.is_quiet:
                 await self._send(pipe, self._make(pipe))
                 await kafka.sleep(kafka.random.uniform(low, high))
                 if world.options.rest and kafka.random.random() < world.options.rest:
@@ -153,7 +161,8 @@ class Producer:
             records={self._name: [(-1, value) for value in values]},
             idempotent=self._is_idempotent,
         )
-        batch = Batch(pipe.sequence, values, operation, world.now_ms)
+        batch = Batch(pipe.made, pipe.sequence, values, operation, world.now_ms)
+        pipe.made += 1
         pipe.sequence += count
         pipe.batches.append(batch)
         return batch

@@ -51,6 +51,8 @@ class ClusterResult:
     trace: tuple[str, ...] = ()
     trace_hash: str = ""
     history: list[Event] = field(factory=list)
+    seconds: float = 0.0
+    """Of one core; 0 where nobody measured."""
 
 
 @contextmanager
