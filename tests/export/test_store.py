@@ -55,9 +55,9 @@ def test_files_are_seen_whole(make_store: MakeStore) -> None:
     store = make_store()
     with store.create("topic=t/date=2026-03-01/a.parquet") as stream:
         stream.write(b"one")
-        assert store.list("topic=t", is_deep=True) == []
+        assert store.entries("topic=t", is_deep=True) == []
         stream.write(b"two")
-    (entry,) = store.list("topic=t", is_deep=True)
+    (entry,) = store.entries("topic=t", is_deep=True)
     assert (entry.path, entry.size) == ("topic=t/date=2026-03-01/a.parquet", 6)
     assert store.read(entry.path) == b"onetwo"
     assert store.folders() == ["topic=t"]
@@ -73,13 +73,13 @@ def test_a_file_that_failed_leaves_nothing(make_store: MakeStore) -> None:
 
     with pytest.raises(KeyError):
         fail()
-    assert store.list("topic=t", is_deep=True, with_unfinished=True) == []
+    assert store.entries("topic=t", is_deep=True, with_unfinished=True) == []
 
 
 def test_what_is_not_there(make_store: MakeStore) -> None:
     store = make_store()
     assert store.read("nothing") is None
-    assert store.list("no/folder") == []
+    assert store.entries("no/folder") == []
     assert store.folders() == []
     store.delete("nothing")
     with pytest.raises(FileNotFoundError):

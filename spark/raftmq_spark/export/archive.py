@@ -166,7 +166,7 @@ class Archive:
     def open_runs(self) -> list[Run]:
         """Runs that did not end, or have not yet."""
         found = []
-        for entry in self.store.list(RUNS_FOLDER):
+        for entry in self.store.entries(RUNS_FOLDER):
             data = self.store.read(entry.path)
             if data is not None:
                 found.append(decode_run(data, f"{self.store.location}/{entry.path}"))
@@ -195,7 +195,7 @@ class Archive:
         """Delete every file of a run that does not count; what was deleted."""
         deleted = []
         for topic in run.topics:
-            entries = self.store.list(topic_folder(topic), is_deep=True, with_unfinished=True)
+            entries = self.store.entries(topic_folder(topic), is_deep=True, with_unfinished=True)
             for entry in entries:
                 if _is_of(run, entry):
                     self.store.delete(entry.path)
@@ -210,7 +210,7 @@ class Archive:
         listed = {file.path for file in manifest.files()}
         deleted = []
         for folder in sorted({path.rpartition("/")[0] for path in listed}):
-            for entry in self.store.list(folder, with_unfinished=True):
+            for entry in self.store.entries(folder, with_unfinished=True):
                 if entry.path not in listed and _is_of(run, entry):
                     self.store.delete(entry.path)
                     deleted.append(entry.path)
@@ -228,7 +228,7 @@ class Archive:
         entries: list[Entry] = []
         for folder in self.store.folders():
             if folder.startswith(TOPIC_PREFIX):
-                entries.extend(self.store.list(folder, is_deep=True, with_unfinished=True))
+                entries.extend(self.store.entries(folder, is_deep=True, with_unfinished=True))
         return entries
 
 
@@ -291,7 +291,7 @@ def archive_files(to: str) -> list[str]:
 
 def manifest_numbers(store: Store) -> list[int]:
     """The numbers of all manifests that are there, ascending."""
-    found = (manifest_number(entry.path) for entry in store.list(FOLDER))
+    found = (manifest_number(entry.path) for entry in store.entries(FOLDER))
     return sorted(number for number in found if number is not None)
 
 

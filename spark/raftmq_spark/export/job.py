@@ -282,7 +282,7 @@ class _Export:
         manifest = self._archive.put(state, run, in_order, decided.gaps)
         self._watcher.reached(Step.COUNTED)
         if order.wishes.until is Until.STABLE:
-            touched = {item.key for item in (*ranges, *decided.gaps)}
+            touched = {item.key for item in ranges} | {gap.key for gap in decided.gaps}
             offsets = {
                 TopicPartition(key.topic, key.partition): end
                 for key, end in manifest.end_of().items()

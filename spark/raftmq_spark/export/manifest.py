@@ -209,7 +209,8 @@ def decode_identity(data: bytes, path: str) -> Identity:
     Raises:
         ArchiveError: damaged, or of a newer format.
     """
-    return _decode(data, Identity, path)
+    identity: Identity = _decode(data, Identity, path)
+    return identity
 
 
 def decode_run(data: bytes, path: str) -> Run:
@@ -218,7 +219,8 @@ def decode_run(data: bytes, path: str) -> Run:
     Raises:
         ArchiveError: damaged, or of a newer format.
     """
-    return _decode(data, Run, path)
+    run: Run = _decode(data, Run, path)
+    return run
 
 
 def checksum(data: bytes) -> str:
@@ -239,6 +241,12 @@ def _decode(data: bytes, kind: type[Any], path: str) -> Any:
         raise ArchiveError(f"{path} is damaged: {error}") from None
 
 
+def in_order(ranges: Iterable[ExportedRange], gaps: Iterable[Gap]) -> list[ExportedRange | Gap]:
+    """Ranges and gaps together, by partition and offset."""
+    items: list[ExportedRange | Gap] = [*ranges, *gaps]
+    return sorted(items, key=lambda item: (item.key, item.start))
+
+
 def next_ends(
     before: Mapping[PartitionKey, int], ranges: Sequence[ExportedRange], gaps: Sequence[Gap]
 ) -> tuple[End, ...]:
@@ -247,7 +255,7 @@ def next_ends(
     Ranges and gaps of a partition join on to each other and to what was there before.
     """
     reached = dict(before)
-    for item in sorted((*ranges, *gaps), key=lambda item: (item.key, item.start)):
+    for item in in_order(ranges, gaps):
         known = reached.get(item.key)
         assert known is None or known == item.start, f"{item.key} joins at {known}: {item}"
         assert item.end > item.start

@@ -121,7 +121,7 @@ class Store:
         """
         return self.files.open_input_file(self.full(path))
 
-    def list(
+    def entries(
         self, folder: str, *, is_deep: bool = False, with_unfinished: bool = False
     ) -> list[Entry]:
         """Files of a folder, sorted by path; none where there is no such folder.

@@ -27,7 +27,14 @@ from raftmq_spark.decode import arrow_schema
 from raftmq_spark.errors import DataLossError
 from raftmq_spark.export.archive import Archive
 from raftmq_spark.export.errors import ArchiveError
-from raftmq_spark.export.manifest import DataFile, ExportedRange, Gap, Manifest, PartitionKey
+from raftmq_spark.export.manifest import (
+    DataFile,
+    ExportedRange,
+    Gap,
+    Manifest,
+    PartitionKey,
+    in_order,
+)
 from raftmq_spark.export.planning import find_topics, partition_key
 from raftmq_spark.export.writer import COLUMNS, day_text, split_by_day
 from raftmq_spark.plan import RangePart, open_admin
@@ -139,9 +146,7 @@ def _check_ranges(manifests: Iterable[Manifest], verdict: Verdict) -> None:
     """Ranges and gaps join on to each other without overlap, and `ends` says where they end."""
     reached: dict[PartitionKey, int] = {}
     for manifest in manifests:
-        for item in sorted(
-            (*manifest.ranges, *manifest.gaps), key=lambda item: (item.key, item.start)
-        ):
+        for item in in_order(manifest.ranges, manifest.gaps):
             before = reached.get(item.key, item.start)
             if before != item.start:
                 why = f"manifest {manifest.number} goes on at {item.start}, not at {before}"
