@@ -29,7 +29,6 @@ class Order(msgspec.Struct):
         (Typed(Order, "msgpack"), Order(1, "x"), b"\x82\xa6number\x01\xa4item\xa1x"),
         (Typed(list[int]), [1, 2], b"[1,2]"),
     ],
-    ids=str,
 )
 def test_what_is_written_is_read(name: Any, value: object, data: bytes) -> None:
     encode, decode = read_serializer(name), read_deserializer(name)
@@ -59,7 +58,6 @@ def test_bytes_need_no_serializer(value: object) -> None:
         (Typed(Order), {"number": 1}),
         (lambda value: 1 / value, 0),
     ],
-    ids=str,
 )
 def test_what_does_not_fit_is_refused(name: Any, value: object) -> None:
     with pytest.raises(SerializationError, match="key of a record for 't'"):

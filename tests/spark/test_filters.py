@@ -99,7 +99,6 @@ def test_a_timestamp_moves_starts_and_is_left_to_spark_too() -> None:
         make("GreaterThan", "timestamp", datetime.datetime(2024, 1, 1)),
         make("GreaterThan", "timestamp", 5),
     ],
-    ids=str,
 )
 def test_what_is_left_to_spark(item: Any) -> None:
     assert read_filter(item) is None
