@@ -274,17 +274,18 @@ _COLUMNS = ("TOPIC", "PARTITION", "START", "END", "ROWS", "FILES", "BYTES", "GAP
 
 def _summary(manifest: Manifest) -> list[tuple[object, ...]]:
     """A line for each partition."""
-    found: dict[tuple[str, int], list[Any]] = {}
-    for item in (*manifest.gaps, *manifest.ranges):
+    from raftmq_spark.export.manifest import ExportedRange, in_order
+
+    found: dict[tuple[str, int], list[int]] = {}
+    for item in in_order(manifest.ranges, manifest.gaps):
         line = found.setdefault((item.topic, item.partition), [item.start, item.end, 0, 0, 0, 0])
         line[0], line[1] = min(line[0], item.start), max(line[1], item.end)
-        files = getattr(item, "files", None)
-        if files is None:
-            line[5] += item.end - item.start
+        if isinstance(item, ExportedRange):
+            line[2] += item.rows
+            line[3] += len(item.files)
+            line[4] += sum(file.bytes for file in item.files)
         else:
-            line[2] += getattr(item, "rows", 0)
-            line[3] += len(files)
-            line[4] += sum(file.bytes for file in files)
+            line[5] += item.end - item.start
     return [(*key, *line) for key, line in sorted(found.items())]
 
 
