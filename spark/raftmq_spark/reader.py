@@ -62,14 +62,19 @@ def read_range(
         return
     with _Read(client, part, fails_on_data_loss) as read:
         pile = Pile()
+        first = part.start
         for header, batch in read.batches():
+            if read.first != first and pile.rows:  # records were lost before this batch
+                yield _decode(pile, part, first, columns)
+                pile = Pile()
+            first = read.first
             _add(pile, header, batch, part)
             if pile.rows >= rows_min or pile.size >= bytes_min:
-                yield _decode(pile, part, columns)
+                yield _decode(pile, part, first, columns)
                 pile = Pile()
         read.check_topic()  # before the last rows: a topic created anew meanwhile is another one
         if pile.rows:
-            yield _decode(pile, part, columns)
+            yield _decode(pile, part, first, columns)
 
 
 def _add(pile: Pile, header: BatchHeader, batch: memoryview, part: RangePart) -> None:
@@ -79,9 +84,9 @@ def _add(pile: Pile, header: BatchHeader, batch: memoryview, part: RangePart) ->
         raise _unreadable(part, error) from error
 
 
-def _decode(pile: Pile, part: RangePart, columns: Sequence[str]) -> pa.RecordBatch:
+def _decode(pile: Pile, part: RangePart, first: int, columns: Sequence[str]) -> pa.RecordBatch:
     try:
-        return decode(pile, part.topic, part.partition, part.start, part.end, columns)
+        return decode(pile, part.topic, part.partition, first, part.end, columns)
     except UndecodableError as error:
         raise _unreadable(part, error) from error
 
@@ -99,10 +104,13 @@ class _Read:
     part: RangePart
     fails_on_data_loss: bool
     reader: BatchReader = field(init=False)
+    first: int = field(init=False)
+    """Records below it are not wanted, or gone: a batch may begin below the log start."""
     _is_over: bool = False
 
     def __enter__(self) -> Self:
         part, client = self.part, self.client
+        self.first = part.start
         self.reader = BatchReader(
             client.bootstrap,
             TopicPartition(part.topic, part.partition),
@@ -133,7 +141,7 @@ class _Read:
             for header, batch in self._receive():
                 if header.base_offset >= part.end:
                     break
-                if header.next_offset > part.start:
+                if header.next_offset > self.first:
                     yield header, batch
             if reader.position != position:
                 position, moved_at = reader.position, time.monotonic()
@@ -185,6 +193,7 @@ class _Read:
             lost_end = min(log_start, end)
             self._lost(f"offsets [{position}, {lost_end}) are gone, its log starts at {log_start}")
             self._is_over = log_start >= end
+            self.first = log_start
             self.reader.seek(log_start)
         elif position > stable_end:
             self._lost(f"offsets [{position}, {end}) are gone, its log ends at {stable_end}")

@@ -97,6 +97,16 @@ def test_retention_passes_the_start() -> None:
             assert read(broker, part_of(broker, 2, 4), fails_on_data_loss=False) == []
 
 
+def test_a_log_start_within_a_batch() -> None:
+    """Its bytes are still there, but the records below the log start are not."""
+    with FakeBroker({"t": 1}) as broker:
+        fill(broker, 10)
+        broker.logs[("t", 0)].start = 4
+        with pytest.warns(RuntimeWarning, match=r"offsets \[2, 4\) are gone"):
+            found = read(broker, part_of(broker, 2, 9), fails_on_data_loss=False)
+        assert found == [4, 5, 6, 7, 8]
+
+
 def test_a_log_that_ends_before_the_range() -> None:
     with FakeBroker({"t": 1}) as broker:
         fill(broker, 5)
