@@ -66,6 +66,7 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
             data,
             compression_level=0 if level is None else level,
             block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+            block_linked=False,  # Java reads no other
             store_size=False,
         )
         return frame

@@ -194,3 +194,9 @@ def test_uncompressed_obeys_the_limit_too() -> None:
 def test_output_limit() -> None:
     assert output_limit(1000) == 16_000
     assert output_limit(1 << 30) == OUTPUT_MAX
+
+
+def test_lz4_blocks_stand_alone() -> None:
+    """Java's client refuses frames whose blocks depend on each other, which are lz4's default."""
+    frame = compress(Codec.LZ4, bytes(range(256)) * 1024)
+    assert frame[4] & 0x20, "FLG: block independence"
