@@ -108,7 +108,9 @@ def test_a_driver_killed_while_it_writes(
 
 
 def test_a_worker_and_a_leader_killed_while_it_writes(unique: str, tmp_path: Path) -> None:
-    with Cluster(tmp_path / "cluster") as cluster:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with Cluster(folder) as cluster:
         bootstrap, to = cluster.bootstrap, tmp_path / "archive"
         make_topic(bootstrap, unique, 2)
         words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "200")
