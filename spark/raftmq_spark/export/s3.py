@@ -82,7 +82,7 @@ def conditional_put(uri: str) -> _Putter:
     except ImportError:
         raise MissingPrerequisiteError(
             "an archive on S3 needs boto3, whose conditional put keeps manifests from being"
-            " replaced: pip install boto3"
+            " replaced: pip install 'raftmq[spark,s3]'"
         ) from None
     address = _parse(uri)
     client = boto3.client(
