@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from attrs import asdict, frozen
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.dev_run import DevRun
 from benchmarks.errors import BenchmarkError

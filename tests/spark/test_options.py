@@ -25,7 +25,7 @@ def test_defaults_are_the_kafka_sources() -> None:
     assert options.topics == ("a", "b")
     assert (options.starts.kind, options.ends.kind) == (BoundKind.EARLIEST, BoundKind.LATEST)
     assert options.fails_on_data_loss
-    assert options.partitions_min is options.records_max is options.group is None
+    assert (options.partitions_min, options.records_max, options.group) == (None, None, None)
     assert options.columns == COLUMNS[:-1]
 
 

@@ -99,8 +99,8 @@ def test_what_options_do_not_say() -> None:
         fix_ranges(read(endingOffsetsByTimestamp=at(1)), keys, positions)
     with pytest.raises(PlanError, match="no record at or after the starting timestamp"):
         fix(10, 90, startingTimestamp=5, start_times=-1)
-    latest = "startingOffsetsByTimestampStrategy"
-    assert fix(10, 90, startingTimestamp=5, start_times=-1, **{latest: "latest"}) == (90, 90)
+    latest: dict[str, Any] = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert fix(10, 90, startingTimestamp=5, start_times=-1, **latest) == (90, 90)
     with pytest.raises(PlanError, match=r"\[30, 20\) starts behind its end"):
         fix(10, 90, startingOffsets=at(30), endingOffsets=at(20))
 
