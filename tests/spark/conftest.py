@@ -30,7 +30,7 @@ def extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if os.environ.get("RAFTMQ_SPARK_REQUIRED"):
+        if os.environ.get("SPARK_REQUIRED"):
             raise
         pytest.skip(f"needs the extra spark: {error}", allow_module_level=True)
 

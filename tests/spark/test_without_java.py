@@ -104,3 +104,8 @@ def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MissingPrerequisiteError, match=r"cannot run .*No such file"):
         check_java()
+
+
+def test_ci_sets_nothing_that_nodes_take_for_a_setting() -> None:
+    """A node refuses to start with `RAFTMQ_` and an unknown name in its environment."""
+    assert "RAFTMQ_" not in (ROOT / ".ci" / "run").read_text()
