@@ -13,7 +13,6 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.records import HEADER_SIZE, NewRecord, assemble_batch, build_batch, encode_record
 from raftmq_client.errors import CorruptRecordsError
-from raftmq_spark import reader as reading
 from raftmq_spark.errors import DataLossError, ReadError
 from raftmq_spark.options import read_options
 from raftmq_spark.plan import RangePart
@@ -23,6 +22,9 @@ from tests.spark.conftest import extra
 
 pytestmark = pytest.mark.spark
 """Needs pyarrow, but neither Java nor Spark, except for the last."""
+extra("pyarrow")
+
+from raftmq_spark import reader as reading  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
