@@ -8,6 +8,7 @@ log, each record at most once, and the records of a partition in the order of se
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from uuid import UUID
 
@@ -254,6 +255,8 @@ def test_a_gap_that_is_final_is_closed_by_a_new_epoch() -> None:
     bad, *good = [world.send(b"%d" % i) for i in range(6)]
     world.step()
     calls = [world.calls.popleft() for _ in range(len(world.calls))]
+    assert bad.batch is not None
+    gone = len(bad.batch.records)
     world.refuse(calls[0], ErrorCode.INVALID_RECORD)
     for call in calls[1:]:
         world.serve(call)
@@ -265,9 +268,6 @@ def test_a_gap_that_is_final_is_closed_by_a_new_epoch() -> None:
     assert bad.outcome is Outcome.FAILED
     assert [receipt.outcome for receipt in good] == [Outcome.OK] * 5
     assert world.logs[0].epoch == 1
-    failed = bad.batch
-    assert failed is not None
-    gone = len(failed.records)
     assert world.logs[0].values == [b"%d" % i for i in range(gone, 6)]
 
 
@@ -307,6 +307,34 @@ def test_receipts_know_their_place_and_are_told_once_after_a_batch_was_split() -
                 listener(receipt)
     assert sorted(told) == [3, 12]
     assert [receipt.place.offset for receipt in receipts if receipt.place] == list(range(16))
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_receipt_that_is_kept_does_not_keep_the_records(is_split: bool) -> None:
+    world = World()
+    values = [bytes([number]) * 30 for number in range(4)]
+    before = [sys.getrefcount(value) for value in values]
+    receipts = [world.send(value) for value in values]
+    world.step()
+    if is_split:
+        world.refuse(world.calls.popleft(), ErrorCode.MESSAGE_TOO_LARGE)
+        world.later(100)
+    while world.calls:
+        world.serve(world.calls.popleft())
+        world.step()
+    assert [receipt.result().offset for receipt in receipts] == [0, 1, 2, 3]
+    assert [sys.getrefcount(value) for value in values] == before
+
+
+def test_a_request_written_after_its_batch_was_given_up_is_whole() -> None:
+    """A call waits for its connection; its bytes are made when that stands."""
+    world = World(delivery_timeout_ms=1_000)
+    receipt = world.send(b"a")
+    world.step()
+    world.later(1_000)
+    assert receipt.outcome is Outcome.UNKNOWN
+    ((_, _, values),) = world.batches(world.calls.popleft())
+    assert values == [b"a"]
 
 
 def test_a_settled_batch_takes_no_more_records() -> None:

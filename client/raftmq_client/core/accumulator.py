@@ -126,10 +126,10 @@ class Receipt:
         batch = self.batch
         while batch is not None and batch.halves is not None:
             first, second = batch.halves
-            if self.index < len(first.records):
+            if self.index < batch.middle:
                 batch = first
             else:
-                self.index -= len(first.records)
+                self.index -= batch.middle
                 batch = second
             self.batch = batch
         return batch
@@ -149,10 +149,13 @@ class Batch:
     created_at: float
     deadline: float
     records: list[NewRecord] = field(factory=list)
+    """Let go once it is settled or split: receipts keep their batch, and shall not keep these."""
     listening: list[Receipt] = field(factory=list)
     """Receipts that somebody listens to. The others know their batch, and are their owners'."""
     halves: tuple[Batch, Batch] | None = None
     """What it was split into."""
+    middle: int = 0
+    """How many records went to the first half."""
     size_bytes: int = BATCH_OVERHEAD
     is_closed: bool = False
     is_hurried: bool = False
@@ -192,6 +195,7 @@ class Batch:
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self.is_done = True
+        self.records = []  # an attempt that is not written yet has its own hold on them
 
     def split(self) -> tuple[Batch, Batch]:
         """Two halves that keep the sequence numbers of their records."""
@@ -207,8 +211,10 @@ class Batch:
             if self.base_sequence >= 0:
                 half.base_sequence = (self.base_sequence + start) & 0x7FFFFFFF
             halves.append(half)
+        self.middle = middle
         self.halves = halves[0], halves[1]
-        for receipt in self.listening:
+        listening, self.listening, self.records = self.listening, [], []
+        for receipt in listening:
             part = receipt._follow()
             assert part is not None
             part.listening.append(receipt)

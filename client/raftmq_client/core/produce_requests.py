@@ -164,13 +164,15 @@ class Attempt:
     producer_id: int
     producer_epoch: int
     base_sequence: int
+    records: Sequence[NewRecord]
 
     @classmethod
     def of(cls, partition: PartitionState, batch: Batch) -> Attempt:
         """Snapshot a batch that is about to be sent."""
         producer_id = partition.producer_id if batch.base_sequence >= 0 else -1
         epoch, sequence = batch.producer_epoch, batch.base_sequence
-        return cls(partition, batch, batch.attempts, producer_id, epoch, sequence)
+        records = batch.records  # a batch that is settled meanwhile lets them go
+        return cls(partition, batch, batch.attempts, producer_id, epoch, sequence, records)
 
     @property
     def is_stale(self) -> bool:
@@ -186,7 +188,7 @@ def build_request(
     for attempt in attempts:
         key = attempt.batch.key
         records = encode_batch(
-            attempt.batch.records,
+            attempt.records,
             codec=options.codec,
             level=options.compression_level,
             producer_id=attempt.producer_id,

@@ -587,10 +587,11 @@ class ProducerCore:
     ) -> None:
         if batch.is_done:
             return
+        self.pending -= len(batch.records)
         batch.settle(error, base_offset, log_append_time)
         self._settled.extend(batch.listening)
+        batch.listening.clear()
         self.accumulator.release(batch)
-        self.pending -= len(batch.records)
 
     def _wake(self, at: float) -> None:
         self._wake_at = min(self._wake_at, at)
