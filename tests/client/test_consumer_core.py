@@ -13,6 +13,9 @@ from raftmq.types import TopicPartition
 from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
 from raftmq_client.core.client import ClientCore, ClientOptions
 from raftmq_client.core.consumer import ConsumerCore
+from raftmq_client.core.group import Assigned
+from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_requests import Identity
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.options import consumer_options
@@ -20,9 +23,9 @@ from raftmq_client.options import consumer_options
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def batch_of(base: int, *values: bytes) -> bytearray:
+def batch_of(base: int, *values: bytes, epoch: int = 0) -> bytearray:
     batch = bytearray(build_batch([NewRecord(None, value, 0, ()) for value in values]))
-    stamp(batch, base, 0)
+    stamp(batch, base, epoch)
     return batch
 
 
@@ -64,6 +67,13 @@ class Reader:
             return {}
         return dict(self.core._open_commits[-1][1])
 
+    def committed_epochs(self, *args: Any) -> dict[int, int]:
+        """By partition, the leader epochs of a commit's request."""
+        pending = self.core.commit(*(args or (None,)), self.now)
+        assert pending is not None
+        (topic,) = pending.request(Identity("g", 1, "m"))(8).topics
+        return {item.partition_index: item.committed_leader_epoch for item in topic.partitions}
+
 
 def test_a_commit_covers_what_an_iteration_handed_out_and_no_more() -> None:
     reader = Reader(group="g")
@@ -80,6 +90,34 @@ def test_a_commit_covers_what_an_iteration_handed_out_and_no_more() -> None:
     reader.fetch()
     assert sorted(reader.offsets(reader.core.take(500, 0))) == [(0, 2), (1, 0)]
     assert reader.commit() == {T0: 3, T1: 1}
+
+
+def test_a_commit_names_the_leader_epoch_of_the_last_record_it_covers() -> None:
+    reader = Reader(group="g")
+    core = reader.core
+    reader.batches[T0] += [batch_of(0, b"a", epoch=3), batch_of(1, b"b", b"c", epoch=4)]
+    reader.batches[T1].append(batch_of(0, b"d", epoch=6))
+    reader.fetch()
+    message = core.iterate(core.take(500, 0))
+    assert reader.committed_epochs() == {0: 3, 1: -1}
+    assert core.next_record(0).value == b"b"  # type: ignore[union-attr]
+    assert reader.committed_epochs() == {0: 4, 1: -1}
+    core.end_iteration()
+    assert reader.committed_epochs() == {0: 4, 1: -1}, "what was put back does not count"
+    reader.fetch()
+    assert len(core.take(500, 0)) == 2
+    assert reader.committed_epochs() == {0: 4, 1: 6}
+    assert reader.committed_epochs(message) == {0: 3}
+    assert reader.committed_epochs({T0: 1}) == {0: -1}, "nobody said which record that was"
+
+
+def test_a_member_keeps_the_epochs_that_were_committed_before_it() -> None:
+    reader = Reader(group="g")
+    committed = {T0: CommittedOffset(5, 7, "a note")}
+    reader.core._take_over(Assigned((T0, T1), committed))
+    assert reader.committed_epochs() == {0: 7, 1: -1}
+    reader.core.seek(T0, 3)
+    assert reader.committed_epochs() == {0: -1, 1: -1}
 
 
 def test_a_messages_commit_is_the_offset_behind_it() -> None:

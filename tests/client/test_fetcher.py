@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from raftmq.errors import ErrorCode
@@ -139,6 +141,80 @@ def test_a_fetch_asks_for_no_more_than_the_buffer_has_room_for() -> None:
         else:
             assert 1 <= request.max_bytes < 800, "what is buffered counts"
         reader.answer(call, *(batch(0, value) for value in values))
+
+
+def spread(partitions: int, brokers: int) -> ClusterInfo:
+    parts = tuple(PartitionInfo("t", p, p % brokers + 1, 0) for p in range(partitions))
+    nodes = tuple(Broker(number, "h", number) for number in range(1, brokers + 1))
+    return ClusterInfo("c", 1, nodes, (TopicInfo("t", None, False, parts),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_fetched_ahead_never_exceeds_its_bound(seed: int) -> None:
+    """Brokers that answer in any order, each with all it was asked for."""
+    draw = random.Random(seed)
+    bound, partitions, size = 40_000, 8, len(batch(0, b"x" * 900))
+    reader = Reader(partitions, buffer_bytes_max=bound, partition_bytes_max=3_000)
+    reader.metadata.apply(spread(partitions, 3), 0)
+    ends = dict.fromkeys(range(partitions), 0)
+    for partition in ends:
+        reader.core.seek(TopicPartition("t", partition), 0)
+    open_calls: list[Call] = []
+    peak = 0
+    for _ in range(300):
+        open_calls += reader.core.calls(reader.now)
+        if open_calls and draw.random() < 0.7:
+            call = open_calls.pop(draw.randrange(len(open_calls)))
+            request = decode_fetch_request(12, memoryview(b"".join(call.body(12))))
+            left, answers = request.max_bytes, []
+            for item in request.topics[0].partitions:
+                count = min(3_000, left) // size
+                left -= count * size
+                found = [batch(item.fetch_offset + n, b"x" * 900) for n in range(count)]
+                data = [memoryview(b"".join(found))] if found else []
+                answers.append(FetchPartitionResponse(item.partition, 0, 1 << 40, records=data))
+            response = FetchResponse([FetchTopicResponse("t", None, answers)])
+            call.complete(response, None, reader.now)
+        elif draw.random() < 0.5:
+            reader.core.take(draw.randrange(1, 20))
+        held = sum(item.buffered_bytes for item in reader.core.readers.values())
+        assert held == reader.core._buffered_bytes
+        peak = max(peak, held)
+        assert held <= bound
+    assert peak > bound // 2, "the bound is used"
+
+
+def test_every_broker_has_its_part_of_the_buffer() -> None:
+    reader = Reader(2, buffer_bytes_max=8_000, partition_bytes_max=1 << 20)
+    reader.metadata.apply(spread(2, 2), 0)
+    reader.core.seek(TopicPartition("t", 0), 0)
+    reader.core.readers[TopicPartition("t", 1)].is_paused = True
+    (first,) = reader.core.calls(0)
+    reader.core.readers[TopicPartition("t", 1)].is_paused = False
+    reader.core.seek(TopicPartition("t", 1), 0)
+    (second,) = reader.core.calls(0)
+    shares = [
+        decode_fetch_request(12, memoryview(b"".join(call.body(12)))).max_bytes
+        for call in (first, second)
+    ]
+    assert shares == [4_000, 4_000], "the first one's long poll leaves room for the second"
+
+
+@pytest.mark.parametrize("size", [1_900, 2_100])
+def test_paused_partitions_do_not_fill_the_buffer_for_good(size: int) -> None:
+    reader = Reader(2, buffer_bytes_max=2_000, partition_bytes_max=2_000)
+    paused, other = TopicPartition("t", 0), TopicPartition("t", 1)
+    reader.core.seek(paused, 0)
+    reader.answer(reader.core.calls(0)[-1], batch(0, b"x" * size))
+    reader.core.readers[paused].is_paused = True
+    reader.core.seek(other, 0)
+    (call,) = reader.core.calls(0)
+    request = decode_fetch_request(12, memoryview(b"".join(call.body(12))))
+    assert [item.partition for item in request.topics[0].partitions] == [1]
+    reader.core.readers[paused].is_paused = False
+    reader.answer(call)
+    reader.answer(reader.due(), batch(0, b"x" * size))
+    assert reader.values() == [b"x" * size], "it is fetched again"
 
 
 def test_a_damaged_batch_is_asked_for_again_then_told() -> None:

@@ -174,6 +174,9 @@ def test_a_message_is_committed_by_itself(driver: Driver, bootstrap: str, topic:
         assert consumer.committed([key(topic), key(topic, 1)]) == {key(topic): 5}
     with driver.consumer(bootstrap, **settings) as consumer:
         assert [record.offset for record in read(consumer, 3)] == [5, 6, 7]
+    with driver.admin(bootstrap) as admin:
+        kept = admin.group_offsets(f"g-{topic}")[key(topic)]
+        assert (kept.offset, kept.leader_epoch) == (8, messages[-1].leader_epoch)
 
 
 @pytest.mark.parametrize(("delivery", "next_offset"), [("at_least_once", 0), ("at_most_once", 3)])
@@ -349,6 +352,7 @@ def test_aborted_transactions_are_hidden_where_asked(driver: Driver, kafka: Kafk
     for number, end in enumerate([writer.commit_transaction, writer.abort_transaction] * 2):
         writer.begin_transaction()
         writer.produce(topic, b"%d" % number, partition=0)
+        assert writer.flush(60) == 0, "an abort drops what has not left yet"
         end(60)
     expected = {"read_committed": [b"0", b"2"], "read_uncommitted": [b"0", b"1", b"2", b"3"]}
     for isolation, values in expected.items():

@@ -55,6 +55,8 @@ class ConsumerCore:
         self._open_commits: list[tuple[Pending, Mapping[TopicPartition, int]]] = []
         self._handed_out: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
+        self._epochs: dict[TopicPartition, int] = {}  # of the last record handed out (KIP-320)
+        self._epochs_before: dict[TopicPartition, int] = {}  # the last `take`
         self._batch: list[ConsumerRecord] = []  # taken for an iteration
         self._batch_next = 0
 
@@ -93,6 +95,7 @@ class ConsumerCore:
         self.fetcher.seek(partition, offset)
         if offset is not None:
             self._handed_out[partition] = offset
+            self._epochs.pop(partition, None)
 
     def position(self, partition: TopicPartition) -> int | None:
         """Offset of the next record to hand out; None while it is not known."""
@@ -142,6 +145,7 @@ class ConsumerCore:
         self.end_iteration()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)
+        self._epochs_before = {key: self._epochs.get(key, -1) for key in self.fetcher.touched}
         self._note(self.fetcher.touched, ())
         if self.options.decode_key is not None or self.options.decode_value is not None:
             return self._decode(taken)
@@ -159,7 +163,7 @@ class ConsumerCore:
                 if decode_value is not None and value is not None:
                     value = decode_value(value)
             except Exception as error:
-                self.put_back(taken[number:])
+                self.put_back(taken[number:], taken[:number])
                 if decoded:
                     break  # told by the next call
                 where = f"{record.topic}-{record.partition} at offset {record.offset}"
@@ -192,24 +196,34 @@ class ConsumerCore:
 
     def end_iteration(self) -> None:
         """What an iteration has not handed out is read again."""
-        rest = self._batch[self._batch_next :]
+        handed, rest = self._batch[: self._batch_next], self._batch[self._batch_next :]
         self._batch, self._batch_next = [], 0
-        self.put_back(rest)
+        if rest:
+            self.put_back(rest, handed)
 
-    def put_back(self, records: Sequence[ConsumerRecord]) -> None:
-        """These were taken but not handed out: read them again."""
+    def put_back(
+        self, records: Sequence[ConsumerRecord], handed: Sequence[ConsumerRecord] = ()
+    ) -> None:
+        """These were taken but not handed out: read them again. `handed` were taken with them."""
         first = {TopicPartition(r.topic, r.partition): r.offset for r in reversed(records)}
         for key, offset in first.items():
             if key in self.fetcher.readers:
                 self.fetcher.seek(key, offset)
                 self._handed_out[key] = offset
+                self._epochs[key] = self._epochs_before.get(key, -1)
+        for record in handed:
+            key = TopicPartition(record.topic, record.partition)
+            if key in first:
+                self._epochs[key] = record.leader_epoch
 
     def note_iterated(self) -> None:
         """Count what an iteration has handed out, and no more."""
         if self._batch and not self.options.commits_first:
-            seen = {record[:2]: None for record in self._batch[: self._batch_next]}
-            keys = [TopicPartition(topic, partition) for topic, partition in seen]
-            self._note(keys, self._batch[self._batch_next :])
+            handed = self._batch[: self._batch_next]
+            seen = {record[:2]: record.leader_epoch for record in handed}
+            epochs = {TopicPartition(*key): epoch for key, epoch in seen.items()}
+            self._note(epochs, self._batch[self._batch_next :])
+            self._epochs.update(epochs)
 
     def _note(self, keys: Iterable[TopicPartition], rest: Sequence[ConsumerRecord]) -> None:
         """Count records of these as handed out; of partitions in `rest` more will come.
@@ -222,10 +236,12 @@ class ConsumerCore:
             position = readers[key].position if key in readers else None
             if position is not None:
                 self._handed_out[key] = position
+                self._epochs[key] = readers[key].epoch
         for record in reversed(rest):
             key = TopicPartition(record.topic, record.partition)
             if key in readers:
                 self._handed_out[key] = record.offset
+                self._epochs[key] = self._epochs_before.get(key, -1)
 
     # The group.
 
@@ -262,6 +278,7 @@ class ConsumerCore:
         for key in given:
             self._handed_out.pop(key, None)
             self._committed.pop(key, None)
+            self._epochs.pop(key, None)
         self.group.gave_up()
 
     def _take_over(self, event: Assigned) -> None:
@@ -270,6 +287,7 @@ class ConsumerCore:
         for key, committed in event.committed.items():
             self.fetcher.seek(key, committed.offset)
             self._handed_out[key] = self._committed[key] = committed.offset
+            self._epochs[key] = committed.leader_epoch
 
     # Committing.
 
@@ -278,23 +296,34 @@ class ConsumerCore:
     ) -> Pending | None:
         """Begin to save positions: those of all records handed out, one record's, or given ones.
 
-        None when there is nothing to save. A record's commit is its offset + 1.
+        None when there is nothing to save. A record's commit is its offset + 1. What was handed
+        out is saved with the leader epoch of its last record, given offsets without any.
 
         Raises:
             UsageError: the consumer has no group.
         """
-        group = self.need_group()
+        self.need_group()
         self.note_iterated()
+        if offsets is None:
+            return self._save(self._handed_out, self._epochs, now)
         if isinstance(offsets, ConsumerRecord):
             key = TopicPartition(offsets.topic, offsets.partition)
-            positions: Mapping[TopicPartition, int] = {key: offsets.offset + 1}
-        else:
-            positions = dict(self._handed_out) if offsets is None else offsets
+            return self._save({key: offsets.offset + 1}, {key: offsets.leader_epoch}, now)
+        return self._save(offsets, {}, now)
+
+    def _save(
+        self,
+        positions: Mapping[TopicPartition, int],
+        epochs: Mapping[TopicPartition, int],
+        now: float,
+    ) -> Pending | None:
         if not positions:
             return None
-        commit = {key: CommittedOffset(offset) for key, offset in positions.items()}
-        pending = group.commit(commit, now)
-        self._open_commits.append((pending, positions))
+        commit = {
+            key: CommittedOffset(offset, epochs.get(key, -1)) for key, offset in positions.items()
+        }
+        pending = self.need_group().commit(commit, now)
+        self._open_commits.append((pending, dict(positions)))
         return pending
 
     def last_commit(self, partitions: Iterable[TopicPartition], now: float) -> Pending | None:
@@ -302,8 +331,7 @@ class ConsumerCore:
         if self._auto_commit_ms is None or self.group is None:
             return None
         self.note_iterated()
-        changed = self._changed(partitions)
-        return self.commit(changed, now) if changed else None
+        return self._save(self._changed(partitions), self._epochs, now)
 
     def committed(self, partitions: Iterable[TopicPartition], now: float) -> Pending:
         """Begin to look committed offsets up.
@@ -338,7 +366,7 @@ class ConsumerCore:
         self._commit_at = now + self._auto_commit_ms
         changed = self._changed(self.fetcher.readers)
         if changed and not self._open_commits:
-            self.commit(changed, now)
+            self._save(changed, self._epochs, now)
 
     def _reap_commits(self) -> None:
         """Remember what got through."""

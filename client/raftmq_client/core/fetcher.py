@@ -86,6 +86,8 @@ class PartitionReader:
     key: TopicPartition
     position: int | None = None
     """Offset of the next record to hand out; None until it is looked up."""
+    epoch: int = -1
+    """Leader epoch of the last record handed out."""
     fetch_offset: int = -1
     """Where the next fetch starts: the end of what is buffered."""
     token: int = 0
@@ -117,6 +119,7 @@ class PartitionReader:
         """Take another position; everything buffered or on its way is void."""
         self.token += 1
         self.position = offset
+        self.epoch = -1
         self.fetch_offset = -1 if offset is None else offset
         self.is_looking_up = False
         self.fetching_from = None
@@ -139,6 +142,7 @@ class FetcherCore:
         """The partitions of the records that `take` gave last."""
         self._metadata = metadata
         self._busy: dict[int, int] = {}
+        self._asked_bytes = 0  # that fetches under way may bring
         self._buffered_bytes = 0
         self._turn = 0
         self._wake_at = 0.0
@@ -216,6 +220,7 @@ class FetcherCore:
             header = parse_header(batch)
             if self._is_data(reader, header, batch):
                 taken.append((header, batch))
+                reader.epoch = header.leader_epoch
             reader.position = header.next_offset
         self._buffered_bytes -= reader.buffered_bytes
         reader.buffered_bytes = 0
@@ -246,10 +251,10 @@ class FetcherCore:
             elif self._has_room(reader) and not self._busy.get(node, 0):
                 fetches.setdefault(node, []).append(reader)
         calls = [self._lookup(node, readers) for node, readers in lookups.items()]
-        # Each broker asked may fill its share of the buffer: together they hardly exceed it.
-        asked = sum(self._busy.values()) + len(fetches)
-        share = max(1, (self.options.buffer_bytes_max - self._buffered_bytes) // max(1, asked))
-        calls.extend(self._fetch(node, readers, share, now) for node, readers in fetches.items())
+        for node, readers in fetches.items():
+            share = self._share(len(readers))
+            if share:
+                calls.append(self._fetch(node, readers, share, now))
         return calls
 
     def deadline(self) -> float:
@@ -294,11 +299,33 @@ class FetcherCore:
             self._metadata.invalidate()
         self._wake(reader.fetching_since + limit)
 
+    def _share(self, partitions: int) -> int:
+        """How many bytes a fetch of so many partitions may ask for now; 0: none.
+
+        What is buffered and what is asked for stay within the buffer. Every broker may have a part
+        of it, so that a long poll at one of them does not keep the others waiting. A broker gives
+        at least one batch: one larger than its share is all that goes beyond.
+        """
+        options = self.options
+        brokers = min(len(self._metadata.brokers), len(self.readers))
+        part = options.buffer_bytes_max // max(1, brokers)
+        need = max(1, min(options.partition_bytes_max, part // 4))
+        if options.buffer_bytes_max - self._buffered_bytes - self._asked_bytes < need:
+            self._forget_paused()
+        free = options.buffer_bytes_max - self._buffered_bytes - self._asked_bytes
+        if free < need:
+            return 0
+        wanted = min(options.max_bytes, partitions * options.partition_bytes_max)
+        return max(1, min(wanted, part, free))
+
+    def _forget_paused(self) -> None:
+        """What is buffered of paused partitions must not keep the others from being read."""
+        for key, reader in self.readers.items():
+            if reader.is_paused and reader.buffered_bytes:
+                self.seek(key, reader.position)
+
     def _has_room(self, reader: PartitionReader) -> bool:
-        return (
-            reader.buffered_bytes < self.options.partition_buffer_bytes
-            and self._buffered_bytes < self.options.buffer_bytes_max
-        )
+        return reader.buffered_bytes < self.options.partition_buffer_bytes
 
     # Looking up positions.
 
@@ -348,10 +375,12 @@ class FetcherCore:
             tokens[reader.key] = (reader, reader.token)
             self._wake(now + self.options.max_wait_ms + _STALL_MS)
         self._busy[node] = self._busy.get(node, 0) + 1
+        self._asked_bytes += share
         request = self._request(readers, share)
 
         def finish(response: Any, error: ClientError | None, at: float) -> None:
             self._busy[node] -= 1
+            self._asked_bytes -= share
             self._fetched(node, tokens, response, error, at)
 
         return Call(
@@ -384,7 +413,7 @@ class FetcherCore:
         return FetchRequest(
             max_wait_ms=options.max_wait_ms,
             min_bytes=options.min_bytes,
-            max_bytes=min(options.max_bytes, share),
+            max_bytes=share,
             isolation_level=options.isolation,
             topics=topics,
             rack_id=options.rack,
@@ -509,6 +538,7 @@ class FetcherCore:
             reader.ready_index += len(part)
             count -= len(part)
             taken.extend(part)
+            reader.epoch = part[-1].leader_epoch
             is_last = reader.ready_index >= len(reader.ready)
             reader.position = reader.ready_end if is_last else part[-1].offset + 1
 
