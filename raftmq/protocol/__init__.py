@@ -14,6 +14,7 @@ from raftmq.protocol.compile import (
     encode_response,
     encode_response_slowly,
     warm,
+    warm_client,
 )
 from raftmq.protocol.framer import Framer, check_frame_size, frame
 from raftmq.protocol.headers import (
@@ -49,4 +50,5 @@ __all__ = [
     "is_announced",
     "is_flexible",
     "warm",
+    "warm_client",
 ]

@@ -255,6 +255,15 @@ def warm(requests: Iterable[tuple[int, int]]) -> None:
             _make_encoder(_response_encoders, api_key, version, "response")
 
 
+def warm_client(requests: Iterable[tuple[int, int]]) -> None:
+    """Compile the request encoders and response decoders of these (API, version) now."""
+    for api_key, version in requests:
+        if (api_key, version) not in _request_encoders:
+            _make_encoder(_request_encoders, api_key, version, "request")
+        if (api_key, version) not in _response_decoders:
+            _make_decoder(_response_decoders, api_key, version, "response")
+
+
 def schema_of(api_key: int, version: int, direction: Direction) -> Schema:
     """The schema behind a decoder and encoder.
 

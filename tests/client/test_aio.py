@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
@@ -11,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey
+from raftmq.protocol import ApiKey, compile
 from raftmq.types import TopicPartition
 from raftmq_client import (
     BrokerError,
@@ -25,6 +26,7 @@ from raftmq_client import (
     UsageError,
 )
 from raftmq_client.aio import Admin, Consumer, Producer, Receipt
+from raftmq_client.core import warm_up
 from tests.client.fake_broker import FakeBroker
 
 KEY = TopicPartition("t", 0)
@@ -66,6 +68,40 @@ def test_what_is_sent_is_read_back(broker: FakeBroker, run: Run) -> None:
             assert consumer.position(KEY) == 2
 
     run(body)
+
+
+def test_codecs_are_compiled_beside_the_loop(
+    broker: FakeBroker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first use takes many milliseconds, in which the rest of a service would stand still."""
+    on_the_loop: list[object] = []
+
+    def watch(make: Callable[..., object]) -> Callable[..., object]:
+        def watched(cache: object, *what: object) -> object:
+            if threading.get_ident() == here and what[-1] in directions:
+                on_the_loop.append(what)
+            return make(cache, *what)
+
+        return watched
+
+    here, directions = threading.get_ident(), ("request", "response")
+    for name in ("_make_encoder", "_make_decoder"):
+        monkeypatch.setattr(compile, name, watch(getattr(compile, name)))
+    for name in ("_request_encoders", "_response_decoders"):
+        monkeypatch.setattr(compile, name, {})
+    monkeypatch.setattr(warm_up, "_done", {})
+
+    async def body() -> None:
+        async with Producer(broker.address) as producer:
+            await (await producer.send("t", b"v"))
+        settings = {"group": "g", "topics": "t", "reset": "earliest"}
+        async with Consumer(broker.address, **settings) as consumer:  # type: ignore[arg-type]
+            assert [message.value async for message in take(consumer, 1)] == [b"v"]
+            await consumer.commit()
+
+    run(body)
+    assert not on_the_loop, on_the_loop
+    assert compile._request_encoders
 
 
 async def until(condition: Callable[[], bool]) -> None:

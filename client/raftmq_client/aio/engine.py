@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 
 from raftmq_client.aio.wires import Backend, Wire, current_backend, say
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.warm_up import is_cold, warm_up
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
 from raftmq_client.forks import Lineage
 
@@ -79,6 +81,8 @@ class Engine:
 
     async def start(self) -> None:
         """Begin to run, in the current task's loop."""
+        if is_cold(self.client.apis):
+            await anyio.to_thread.run_sync(warm_up, self.client.apis)
         if self._tasks is not None or self._is_closed:
             raise UsageError("a client is entered once; make a new one")
         self._backend = current_backend()

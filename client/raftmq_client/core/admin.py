@@ -27,6 +27,7 @@ LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
+LIST_OFFSETS_VERSION_MAX: Final = 7
 
 
 class Route(Enum):
@@ -394,7 +395,7 @@ def list_offsets(
         Route.NODE,
         node,
         min_version=needs,
-        max_version=7,
+        max_version=LIST_OFFSETS_VERSION_MAX,
     )
 
 

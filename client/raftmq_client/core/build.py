@@ -20,6 +20,7 @@ from raftmq_client.core.consumer import ConsumerCore
 from raftmq_client.core.partitioners import make_partitioner
 from raftmq_client.core.producer import ProducerCore
 from raftmq_client.core.security import SecurityChoice, read_security
+from raftmq_client.core.warm_up import MEMBER, PRODUCER, READER
 from raftmq_client.errors import UsageError
 from raftmq_client.options import (
     ConsumerSettings,
@@ -97,6 +98,7 @@ def build_producer(bootstrap: str | Sequence[str], settings: ProducerSettings) -
         producer_options(**rest), client.metadata, partitioner, client.backoff_until
     )
     client.cores.append(core)
+    client.apis = PRODUCER
     return ProducerParts(client, core, encode_key, encode_value)
 
 
@@ -119,6 +121,7 @@ def build_consumer(
         may_create_topics=False,
     )
     core = ConsumerCore(consumer_options(**rest), client)
+    client.apis = READER if core.group is None else MEMBER
     wanted: tuple[str, ...] | re.Pattern[str]
     if isinstance(topics, re.Pattern):
         wanted = topics

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from attrs import define, field
 
+from raftmq.protocol import ApiKey
 from raftmq_client.core.call import ANY_NODE, Call
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.core.metadata import MetadataCore, MetadataOptions
@@ -30,6 +31,9 @@ def coordinator_link(node: int) -> int:
 
 _STAGGER_MS: Final = 250.0
 """A broker that accepts but does not speak (frozen, perhaps) does not keep us from the next."""
+
+
+BASIC_APIS: Final = (ApiKey.API_VERSIONS, ApiKey.METADATA)
 
 
 class Core(Protocol):
@@ -87,6 +91,8 @@ class ClientCore:
         self.options = options
         self.metadata = MetadataCore(options.metadata)
         self.cores: list[Core] = [self.metadata]
+        self.apis: tuple[ApiKey, ...] = BASIC_APIS
+        """What it will ask, for drivers that prepare for it."""
         self._links: dict[int, Link] = {}
         # Bootstrap addresses have ids below -1, as no broker has.
         for number, (host, port) in enumerate(options.bootstrap):
