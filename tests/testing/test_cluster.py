@@ -17,9 +17,9 @@ from raftmq.testing.power import PowerDisk
 AT_IMPORT = """
 import json, sys, pytest, time
 before = set(sys.modules)
-begun = time.perf_counter()
+begun = time.process_time()
 import raftmq.testing.plugin
-took = time.perf_counter() - begun
+took = time.process_time() - begun
 print(json.dumps([sorted(set(sys.modules) - before), took]))
 """
 
@@ -80,12 +80,21 @@ def cluster(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def test_the_plugin_imports_pytest_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_IMPORT], capture_output=True, text=True, check=True, timeout=60
-    )
-    modules, took_s = json.loads(done.stdout)
-    assert modules == ["raftmq", "raftmq.testing", "raftmq.testing.plugin"]
-    assert took_s < 0.05, "5 ms on a quiet machine"
+    best_s = 1.0
+    for _ in range(5):  # processor time also grows where a core is shared
+        done = subprocess.run(
+            [sys.executable, "-c", AT_IMPORT],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        modules, took_s = json.loads(done.stdout)
+        assert modules == ["raftmq", "raftmq.testing", "raftmq.testing.plugin"]
+        best_s = min(best_s, took_s)
+        if best_s <= 0.005:
+            return
+    pytest.fail(f"{1_000 * best_s:.1f} ms, where every run of pytest has to pay it")
 
 
 def test_addresses_and_names(cluster: Cluster) -> None:

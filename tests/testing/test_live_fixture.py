@@ -136,6 +136,55 @@ def test_a_service_tests_itself(pytester: pytest.Pytester) -> None:
     assert not Path(left["folder"]).exists()
 
 
+WORKERS_TESTS = """
+import json
+from pathlib import Path
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+@pytest.mark.parametrize("number", range(2))
+def test_of_a_worker(raftmq_cluster, worker_id, number):
+    topic = raftmq_cluster.topic("orders")
+    producer = Producer({"bootstrap.servers": raftmq_cluster.bootstrap})
+    errors = []
+    producer.produce(topic, b"value", on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(60) == 0
+    assert errors == [None]
+    topics = AdminClient({"bootstrap.servers": raftmq_cluster.bootstrap}).list_topics(timeout=60)
+    assert list(topics.topics) == [topic], "no other worker's"
+    views = [raftmq_cluster.node(n) for n in raftmq_cluster.node_ids]
+    left = {"pids": [v.pid for v in views], "ports": [v.port for v in views]}
+    seen = {"worker": worker_id, **left, "folder": str(raftmq_cluster.folder)}
+    (Path(FOLDER) / f"{worker_id}-{number}.json").write_text(json.dumps(seen))
+"""
+
+
+def test_each_worker_of_xdist_has_a_cluster_of_its_own(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nfilterwarnings = error")
+    pytester.makepyfile(WORKERS_TESTS.replace("FOLDER", repr(str(pytester.path))))
+    pytester.makeconftest(
+        "import pytest\n"
+        "@pytest.fixture(scope='session')\n"
+        "def raftmq_options():\n"
+        "    return {'nodes': 1}\n"
+    )
+    words = ("-n", "2", "--dist", "each", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*words, timeout=150)
+    result.assert_outcomes(passed=4)  # every test in each of two workers
+    seen = [json.loads(path.read_text()) for path in pytester.path.glob("*.json")]
+    assert len(seen) == 4
+    owners: dict[int, set[str]] = {}
+    for item in seen:
+        for port in item["ports"]:
+            owners.setdefault(port, set()).add(item["worker"])
+    assert sorted(map(sorted, owners.values())) == [["gw0"], ["gw1"]], "shared by a worker's tests"
+    for item in seen:
+        assert all(map(is_gone, item["pids"]))
+        assert all(map(is_free, item["ports"]))
+        assert not Path(item["folder"]).exists()
+
+
 def test_a_broken_setting_is_told_by_name() -> None:
     with pytest.raises(ClusterError, match="did you mean 'log_level'"):
         Cluster(1, settings={"log_levl": "debug"}).start()
