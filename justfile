@@ -21,6 +21,7 @@ lint:
 # strict types
 type:
     {{uv}} run mypy
+    {{uv}} run mypy examples/*.py
 
 # the default suite: under ten minutes on two cores
 test *args:
