@@ -299,6 +299,8 @@ class Connection:
 
     async def _read(self) -> None:
         """Read until the client is quiet, or either side ends it."""
+        if self.is_closed:
+            return  # since this task was made: nothing more is begun
         is_over = True
         try:
             scope = self._reading
@@ -327,7 +329,7 @@ class Connection:
         sock = self._sock
         scratch = self._shared.scratch
         turns = self._shared.turns
-        while True:
+        while not self._is_ending:
             if not replies.has_room:
                 await replies.room()
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
@@ -362,6 +364,7 @@ class Connection:
             # If so, asking the socket again would only tell that.
             if is_all and not await self._linger():
                 return False
+        return True
 
     async def _linger(self) -> bool:
         """Wait until there is more to read; False when that takes too long for a task."""
@@ -418,7 +421,7 @@ class Connection:
             size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
             check_frame(size, api_key, shared.limits)
             end = position + 4 + size
-            if end > len(view):
+            if end > len(view) or self._is_ending:
                 break
             if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
                 break
@@ -473,6 +476,8 @@ class Connection:
             large.end()
             if not self._shared.turns.try_take(size):
                 await self._shared.turns.take(size)
+            if self._is_ending:
+                raise trio.ClosedResourceError("hung up on meanwhile")
         except BaseException:
             memory.release(size)
             raise

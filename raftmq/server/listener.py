@@ -172,6 +172,8 @@ class ClientPort:
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1
         connection.open()
+        if self._accepting.cancel_called:
+            connection.finish()  # it came in the very moment in which the port began to drain
         return connection
 
     def _set_options(self, sock: socket.socket) -> None:

@@ -248,7 +248,7 @@ class ReplyQueue:
             self._has_writer = False
 
     async def _drain(self) -> None:
-        while True:
+        while not self._is_closed:  # which it may be since this task was made
             if self._stall is None:
                 await self._stalled_again()
                 if self._stall is None:
@@ -265,9 +265,8 @@ class ReplyQueue:
             else:
                 await trio.lowlevel.checkpoint()
             self._stall = None
-            if self._is_closed:
-                return
-            self._pump()
+            if not self._is_closed:
+                self._pump()
 
     async def _stalled_again(self) -> None:
         self._writer = trio.lowlevel.current_task()
@@ -288,6 +287,7 @@ class ReplyQueue:
         if self._is_closed:
             return
         self._is_closed = True
+        self._stall = None  # a writer that was woken finds nothing to do, and perhaps no socket
         self._memory.release(self._outbox_charge)
         self._outbox_charge = 0
         for slot in self._slots:
