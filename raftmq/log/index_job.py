@@ -5,7 +5,8 @@ loop that would hold up everybody for seconds. So a twin of the segment looks at
 thread, and the loop takes over what it found (`Segment.adopt`), together with what was appended
 meanwhile. The twin writes nothing.
 
-Invariant: nothing is taken over from a twin whose segment was cut since.
+Invariant: nothing is taken over from a twin whose segment was cut or given up since, or got its
+indexes from another one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from raftmq.log.segment import Segment
-from raftmq.ports import File
+from raftmq.ports import DiskError, File
 
 
 @define(slots=True, eq=False)
@@ -49,6 +50,8 @@ class IndexJob:
         Raises:
             DiskError: the device failed.
         """
+        if self.segment.version != self.version:
+            return  # cut, gone, or another job came first: several may wait for the same indexes
         self.twin.describe(self.file, self.size, self.end_offset)
         self.is_done = True
 
@@ -57,5 +60,8 @@ class IndexJob:
         segment = self.segment
         if not self.is_done or segment.version != self.version or segment.is_missing:
             return False
-        segment.adopt(self.twin)
+        try:
+            segment.adopt(self.twin)
+        except DiskError:
+            return False  # it shows again when the segment is read, to somebody who can tell
         return bool(segment.damages)

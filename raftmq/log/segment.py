@@ -111,7 +111,8 @@ class Segment:
         self.is_dirty = False  # bytes were written that no flush job covered yet
         self.allocated = 0  # bytes reserved in the file; beyond `size` they are zeros
         self.created_ms = 0
-        self.version = 0  # changes when bytes that a reader may have seen are cut
+        self.version = 0  # changes when bytes that a reader may have seen are cut, or all are given
+        # up, and when the indexes were made anew: what jobs found before that is void
         self.verified = VerifiedRanges()
         self._reset()
 
@@ -204,6 +205,7 @@ class Segment:
 
     def remove(self) -> None:
         """Unlink the files, the log last, so that no index outlives it."""
+        self.version += 1
         self.offset_index.remove()
         self.time_index.remove()
         self._shared.files.forget(self.path)
@@ -212,6 +214,7 @@ class Segment:
 
     def release(self) -> None:
         """Drop open files; the segment is not used any more."""
+        self.version += 1
         self._file = None
         for path in (self.path, self.offset_index.path, self.time_index.path):
             self._shared.files.forget(path)
@@ -436,8 +439,14 @@ class Segment:
 
     def adopt(self, twin: Segment) -> None:
         """Take over the indexes that `twin` made of this segment's beginning, and go on to the end;
-        the caller knows that these bytes were not cut since."""
+        the caller knows that these bytes were not cut since.
+
+        Raises:
+            DiskError: the device failed.
+        """
         size, end_offset = self.size, self.end_offset
+        self.version += 1
+        found: BadBatch | None = None
         self.offset_index.take_over(twin.offset_index)
         self.time_index.take_over(twin.time_index)
         self.size, self.end_offset = twin.size, twin.end_offset
@@ -449,8 +458,11 @@ class Segment:
             for position, header in walk_headers(self.file, self.size, size, self.end_offset):
                 self.note(position, header)
         except BadBatch as bad:
-            self.add_damage(bad)
-        self.size, self.end_offset = size, end_offset
+            found = bad
+        finally:
+            self.size, self.end_offset = size, end_offset  # the next batch is written there
+        if found is not None:
+            self.add_damage(found)
         self.write_indexes(is_closed=not self.is_active)
         for damage in twin.damages:
             self.mark_damaged(damage)

@@ -14,7 +14,7 @@ from raftmq.log.index_job import IndexJob
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
-from raftmq.ports import File
+from raftmq.ports import DiskError, File
 from raftmq.types import Offset
 from tests.log.helpers import append, batch, filled, flush, open_log, sim_disk, span_bytes
 
@@ -285,3 +285,52 @@ def test_damage_that_a_worker_meets_is_remembered() -> None:
     job.run()
     assert job.take()
     assert log.damaged == [(30, 33)]
+
+
+@pytest.mark.parametrize("what", ["remove", "release"])
+def test_a_worker_that_looked_at_what_is_gone_is_not_heard(what: str) -> None:
+    """Retention, repair or the end of the topic came first; files of its names may be others'."""
+    disk, log = cold_log()
+    segment = log._segments.all[0]
+    lose_indexes(disk, segment)
+    job = IndexJob.of(segment)
+    job.run()
+    getattr(segment, what)()
+    assert not job.take()
+    for index in (segment.offset_index, segment.time_index):
+        assert not disk.exists(index.path), "an index outlives its segment"
+
+
+def test_who_is_second_does_not_look_again() -> None:
+    disk, log = cold_log()
+    segment = log._segments.all[0]
+    first, second = IndexJob.of(segment), IndexJob.of(segment)
+    first.run()
+    assert not first.take()
+    disk.pages.clear()
+    waits = disk.waits
+    second.run()
+    assert disk.waits == waits, "it would read the whole segment"
+    assert not second.take()
+
+
+def test_a_failing_disk_leaves_the_end_of_the_segment_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next batch is written there."""
+    inner = sim_disk()
+    log = filled(inner, 100, CONFIG, count=3, size=1000)
+    segment = log._segments.all[-1]
+    job = IndexJob.of(segment)
+    for number in range(100, 120):
+        append(log, 1, 3, 1000, timestamp=1000 + 10 * number)
+    job.run()
+    size, end = segment.size, segment.end_offset
+
+    def fail(*_: object) -> Any:
+        raise DiskError("the device failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raftmq.log.segment.walk_headers", fail)
+        assert not job.take(), "who settles a promise raises nothing"
+    assert (segment.size, segment.end_offset) == (size, end)
