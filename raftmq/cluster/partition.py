@@ -222,7 +222,7 @@ class Partition:
         now_ms = self._clock.wall_ms()
         header = check_produced_batch(check_batches(records), settings)
         if header.producer_id >= 0:
-            verdict = self._producers.judge(header)
+            verdict = self._producers.judge(header, replica.leader_epoch)
             if isinstance(verdict, Duplicate):
                 return self._acknowledge_duplicate(verdict, acks, timeout_ms)
         check_timestamps(header, settings, now_ms, replica.voters_clocks_ms)

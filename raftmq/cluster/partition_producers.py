@@ -2,8 +2,8 @@
 
 `producer_state.py` is the pure table; this follows the log with it: forward at each append, back at
 a truncation, to any offset for a log start. Checkpoints at committed offsets bound how much of the
-log is read again for that. A batch behind a refused one is refused as that was
-(`refused_batches.py`).
+log is read again for that. A batch behind a refused one is refused as that was; so is one behind a
+gap that the leader before may still fill (`refused_batches.py`).
 
 Invariant: the table given out is exactly what the batches of the log say; while damage hides some
 of them there is none.
@@ -21,7 +21,7 @@ from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
-from raftmq.types import Offset
+from raftmq.types import LeaderEpoch, Offset
 
 CHECKPOINT_BATCHES: Final = 4_000
 """So many headers are replayed at most when a log start moves or a suffix is truncated."""
@@ -37,7 +37,8 @@ COMES_AGAIN: Final = frozenset(
     }
 )
 """After these a client sends the batch again as it is."""
-_LEAVES_A_GAP: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID)
+_OUT_OF_ORDER: Final = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+_LEAVES_A_GAP: Final = (_OUT_OF_ORDER, ErrorCode.UNKNOWN_PRODUCER_ID)
 
 
 class BehindRefusedError(KafkaError):
@@ -62,6 +63,8 @@ class PartitionProducers:
         """What `current` gives; without what damage hides, while there is damage."""
         self._is_hidden = False
         self._refused = RefusedBatches()
+        self._leader_epoch = LeaderEpoch(-1)  # of the leadership whose batches were judged last
+        self._leads_from = Offset(0)  # the log's end when its first one was
         self._checkpoints = checkpoints
         self._log: HeaderLog | None = None
         self._batches_since = 0
@@ -85,7 +88,7 @@ class PartitionProducers:
             self._is_hidden = False
         return self.table
 
-    def judge(self, header: BatchHeader) -> Verdict:
+    def judge(self, header: BatchHeader, leader_epoch: LeaderEpoch) -> Verdict:
         """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
 
         Raises:
@@ -93,25 +96,37 @@ class PartitionProducers:
             KafkaError: what is wrong with it; DamagedError as `current`.
         """
         table = self.current()
+        if leader_epoch != self._leader_epoch:
+            self._leader_epoch, self._leads_from = leader_epoch, table.next_offset
         try:
             verdict = table.check(header)
         except KafkaError as error:
             if error.code not in _LEAVES_A_GAP:
                 raise
             expected = table.next_sequence(header.producer_id, header.producer_epoch)
+            if error.code is _OUT_OF_ORDER and self._is_new_here(header.producer_id):
+                batch = header.producer_id, header.producer_epoch, expected
+                self._refused.await_missing(*batch)
             code = self._refused.reason_behind(header, expected)
             if code is None:
                 raise
             raise BehindRefusedError(
-                f"{error.message}; sequence {expected} was refused", code=code
+                f"{error.message}; sequence {expected} may come again", code=code
             ) from error
         if len(self._refused) and verdict is ACCEPT:
             self._refused.forget(header.producer_id)
         return verdict
 
+    def _is_new_here(self, producer_id: int) -> bool:
+        """True while all that the log holds of a producer was taken by leaders before this one."""
+        producer = self.table.get(producer_id)
+        if producer is None or not producer.batches:
+            return False
+        return producer.batches[-1].base_offset < self._leads_from
+
     def refused(self, records: memoryview | None, error: KafkaError) -> None:
         """A produced batch was refused: remember it when it may come again."""
-        if error.code not in COMES_AGAIN or isinstance(error, BehindRefusedError):
+        if error.code in _LEAVES_A_GAP or isinstance(error, BehindRefusedError):
             return
         if records is None or len(records) < HEADER_SIZE:
             return
@@ -121,7 +136,10 @@ class PartitionProducers:
             return  # nobody's
         if header.producer_id >= 0:
             batch = header.producer_id, header.producer_epoch, header.base_sequence
-            self._refused.note(*batch, error.code)
+            if error.code in COMES_AGAIN:
+                self._refused.note(*batch, error.code)
+            else:
+                self._refused.refuse_for_good(*batch)
 
     def appended(self, header: BatchHeader) -> None:
         """A batch was written at the log's end."""

@@ -8,6 +8,10 @@ whatever has an unknown outcome anywhere, which no broker can tell from new reco
 same gap, and its users the second copies). So what follows a refused batch is refused for the same
 reason, and both come again in their order.
 
+A new leader sees the same without having refused anything: the first of several batches still waits
+for an answer of the leader before it, or for its time to run out, when the next one is sent here.
+What is missing is then waited for by refusing what follows it, as if it were refused here.
+
 Owns which sequences were refused lately and why. Never takes a batch: it only names the reason.
 Invariants: bounded in producers, and in answers per refusal, so that a producer that never sends
 the refused batch again is told the truth in the end; lost with the process, as the connections are.
@@ -25,6 +29,9 @@ from raftmq.records import BatchHeader
 
 PRODUCERS_MAX: Final = 100
 """So many producers are remembered per partition; the one refused longest ago goes first."""
+NEW_LEADER_ANSWERS: Final = 100
+"""So often a new leader refuses what follows a missing batch: clients come again after 20 ms to a
+second each time, and give a silent leader 30 seconds (`request.timeout.ms`)."""
 
 
 @define(slots=True)
@@ -56,6 +63,22 @@ class RefusedBatches:
         while len(self._refused) >= PRODUCERS_MAX:
             del self._refused[next(iter(self._refused))]
         self._refused[producer_id] = _Refused(epoch, sequences, code)
+
+    def await_missing(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """The batch that begins at `sequence` may be on its way from the leader before this one.
+
+        It is waited for once: when all answers were given, the producer is told the truth.
+        """
+        known = self._refused.get(producer_id)
+        if known is not None and known.epoch == epoch and sequence in known.sequences:
+            return
+        self.note(producer_id, epoch, sequence, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._refused[producer_id].answers_left = NEW_LEADER_ANSWERS
+
+    def refuse_for_good(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """That batch will not come again: what follows it is out of order."""
+        self.note(producer_id, epoch, sequence, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        self._refused[producer_id].answers_left = 0
 
     def reason_behind(self, header: BatchHeader, expected: int) -> ErrorCode | None:
         """Why the batch was refused that this one follows; None when none of those that were

@@ -168,8 +168,9 @@ def test_a_restart_remembers_producers() -> None:
     again = started(node.disk)
     duplicate = again.produce(batch(2))
     assert duplicate.result().base_offset == 2
-    assert again.produce(batch(4)).result().code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert again.produce(batch(4)).result().code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert again.produce(batch(3), acks=1).result().base_offset == 3
+    assert again.produce(batch(5)).result().code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_a_power_loss_takes_only_what_was_not_acknowledged() -> None:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from raftmq.cluster.partition import ACKS_ALL
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.producer_state import BATCHES_REMEMBERED
-from raftmq.cluster.refused_batches import PRODUCERS_MAX, RefusedBatches
+from raftmq.cluster.refused_batches import NEW_LEADER_ANSWERS, PRODUCERS_MAX, RefusedBatches
 from raftmq.errors import ErrorCode, StorageError
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.types import LeaderEpoch
 from tests.cluster.fake_replica import REPLICAS, Bench
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -187,3 +188,44 @@ def test_raised_epochs_are_counted() -> None:
     assert bench.partition.counts.producer_epochs == 0
     assert [send(bench, batch(i, epoch=1)) for i in (0, 1, 0)] == [ErrorCode.NONE] * 3
     assert bench.partition.counts.producer_epochs == 1, "the last one was a duplicate"
+
+
+def after_a_leader_change() -> Bench:
+    """One batch from each of two leaders before this one; the producer's next sequence is 2."""
+    bench = made()
+    assert send(bench, batch(0)) is ErrorCode.NONE
+    assert send(bench, batch(1)) is ErrorCode.NONE
+    bench.replica.leader_epoch = LeaderEpoch(bench.replica.leader_epoch + 1)
+    return bench
+
+
+def test_a_new_leader_waits_for_what_the_old_one_was_sent() -> None:
+    """The batch that begins at 2 has no answer from the leader before; the next comes first."""
+    bench = after_a_leader_change()
+    assert send(bench, batch(3)) is NOT_LEADER
+    assert send(bench, batch(3)) is NOT_LEADER
+    assert send(bench, batch(2)) is ErrorCode.NONE
+    assert send(bench, batch(3)) is ErrorCode.NONE
+    assert send(bench, batch(5)) is OUT_OF_ORDER, "this leader has seen the producer begin"
+
+
+def test_it_waits_for_nothing_that_was_refused_for_good() -> None:
+    bench = after_a_leader_change()
+    bench.partition.settings = PartitionSettings(max_message_bytes=100, min_insync_replicas=2)
+    assert send(bench, batch(2, 9)) is ErrorCode.MESSAGE_TOO_LARGE
+    assert send(bench, batch(11)) is OUT_OF_ORDER
+
+
+def test_a_new_epoch_may_begin_there() -> None:
+    bench = after_a_leader_change()
+    assert send(bench, batch(4, epoch=1)) is NOT_LEADER
+    assert send(bench, batch(0, 4, epoch=1)) is ErrorCode.NONE
+    assert send(bench, batch(4, epoch=1)) is ErrorCode.NONE
+
+
+def test_it_tells_the_truth_in_the_end() -> None:
+    bench = after_a_leader_change()
+    answers = [send(bench, batch(3)) for _ in range(NEW_LEADER_ANSWERS + 2)]
+    assert answers == [NOT_LEADER] * NEW_LEADER_ANSWERS + [OUT_OF_ORDER] * 2
+    assert send(bench, batch(2)) is ErrorCode.NONE
+    assert send(bench, batch(3)) is ErrorCode.NONE
