@@ -7,7 +7,9 @@ what was under way twice (`message.timeout.ms`). Values are numbers, unique in a
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 import threading
 import time
 from typing import Any, Final
@@ -26,10 +28,22 @@ PRODUCERS: Final[tuple[dict[str, Any], ...]] = (
     {"linger.ms": 0, "batch.num.messages": 3},  # many requests in flight
     {"linger.ms": 5, "compression.type": "lz4"},
 )
+EPOCHS: Final = {"debug": "eos", "log_level": 7}
+"""What makes librdkafka say why it raises a producer's epoch, after which records may stand twice."""
 PROCESSES_MAX: Final = 256
 PAUSE_S: Final = (0.05, 0.15)
 TWO_WRITERS: Final = 2
 """So many partitions are written by two processes."""
+
+
+def _epochs_raised(number: int) -> logging.Logger:
+    """Writes to the load's own log when and why a producer begins a new epoch, and nothing else."""
+    logger = logging.Logger(f"appender-{number}", logging.DEBUG)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    handler.addFilter(lambda record: "epoch bump" in record.getMessage())
+    logger.addHandler(handler)
+    return logger
 
 
 @define(eq=False)
@@ -101,7 +115,9 @@ class Appenders:
                 "request.timeout.ms": 1_000,
                 "error_cb": on_error,
                 **PRODUCERS[number],
-            }
+                **EPOCHS,
+            },
+            logger=_epochs_raised(number),
         )
 
     def _poll(self, producer: confluent_kafka.Producer) -> None:
