@@ -29,7 +29,7 @@ PRODUCERS: Final[tuple[dict[str, Any], ...]] = (
     {"linger.ms": 5, "compression.type": "lz4"},
 )
 EPOCHS: Final = {"debug": "eos", "log_level": 7}
-"""What makes librdkafka say why it raises a producer's epoch, after which records may stand twice."""
+"""Makes librdkafka say why it raises a producer's epoch, after which records may stand twice."""
 PROCESSES_MAX: Final = 256
 PAUSE_S: Final = (0.05, 0.15)
 TWO_WRITERS: Final = 2
