@@ -168,18 +168,19 @@ class RealFile:
 
 
 class RealDisk:
-    """The machine's file system."""
+    """The machine's file system; for tools that only look, also one mounted read-only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_read_only: bool = False) -> None:
         self._reaper = Reaper()
+        self._access = os.O_RDONLY if is_read_only else os.O_RDWR
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing.
+        """Open for reading, and for writing unless the disk is read-only.
 
         Raises:
             FileNotFoundError: absent and not `create`.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
             return RealFile(path, _open_quietly(path, flags))
         except OSError as error:

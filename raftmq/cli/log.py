@@ -138,7 +138,7 @@ def _verify_folder(folder: Path, as_json: bool) -> None:
     rows: list[tuple[object, ...]] = []
     has_damage = False
     for partition in folders:
-        findings = verify_folder(RealDisk(), str(partition))
+        findings = verify_folder(RealDisk(is_read_only=True), str(partition))
         has_damage = has_damage or any(item.is_damage for item in findings)
         rows.extend(
             (
@@ -165,7 +165,7 @@ def _dump_segment(path: Path, records: bool, as_json: bool) -> None:
     except ValueError as error:
         raise CommandError(str(error)) from error
     problems = 0
-    file = RealDisk().open(str(path))
+    file = RealDisk(is_read_only=True).open(str(path))
     try:
         for item in read_segment(file, base):
             if item.header is None or not item.is_sound:
@@ -204,7 +204,7 @@ def _dump_index(path: Path, as_json: bool) -> None:
     from raftmq.log.sparse_index import DamagedIndexError
 
     try:
-        _summary, pairs = read_index(RealDisk(), str(path))
+        _summary, pairs = read_index(RealDisk(is_read_only=True), str(path))
     except (DamagedIndexError, ValueError) as error:
         raise CommandError(f"{path}: {error}; the node rebuilds it") from error
     columns = ("Offset", "Position") if path.suffix == ".index" else ("Timestamp", "Offset")
@@ -224,7 +224,7 @@ def _dump_bare(path: Path, as_json: bool) -> None:
             len(entry.payload),
             "whole" if is_whole else "one copy damaged",
         )
-        for entry, is_whole in read_bare_entries(RealDisk(), str(path))
+        for entry, is_whole in read_bare_entries(RealDisk(is_read_only=True), str(path))
     ]
     columns = ("Index", "LeaderEpoch", "BaseOffset", "Kind", "PayloadBytes", "State")
     show(columns, rows, as_json=as_json)
@@ -234,7 +234,7 @@ def _dump_start(path: Path, as_json: bool) -> None:
     from raftmq.adapters.disk import RealDisk
     from raftmq.log.inspect import read_log_start
 
-    local = read_log_start(RealDisk(), str(path))
+    local = read_log_start(RealDisk(is_read_only=True), str(path))
     if local is None:
         raise CommandError(f"{path}: both copies are damaged")
     start = local.log_start

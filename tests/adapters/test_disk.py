@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.adapters.disk import RealDisk
+from raftmq.ports import DiskError
 
 LONG_AGO_NS = 1_000_000_000
 
@@ -36,3 +37,15 @@ def test_a_file_of_another_owner_opens_all_the_same(
 
     monkeypatch.setattr(os, "open", refusing)
     assert RealDisk().open(str(path)).pread(7, 0) == b"records"
+
+
+def test_a_disk_to_look_at_is_not_written(tmp_path: Path) -> None:
+    """As on a file system that is mounted read-only, or of a backup."""
+    path = tmp_path / "segment"
+    path.write_bytes(b"records")
+    path.chmod(0o444)
+    file = RealDisk(is_read_only=True).open(str(path))
+    assert file.pread(7, 0) == b"records"
+    with pytest.raises(DiskError):
+        file.pwrite(b"x", 0)
+    file.close()
