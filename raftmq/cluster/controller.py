@@ -500,12 +500,14 @@ class Controller:
     def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
         additions = []
         rows = []
+        others: list[tuple[NodeId, ...]] = []
         for wish in request.topics:
             try:
-                addition = plan_partitions(image, wish, self._settings)
+                addition = plan_partitions(image, others, wish, self._settings)
             except KafkaError as error:
                 rows.append(refused(wish.name, error))
                 continue
+            others += addition.replicas
             additions.append(addition)
             rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
         if request.validate_only or not additions:

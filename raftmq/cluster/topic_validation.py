@@ -120,9 +120,10 @@ def plan_topic(
 
 
 def plan_partitions(
-    image: MetadataImage, wish: NewPartitions, settings: Settings
+    image: MetadataImage, others: Sequence[Replicas], wish: NewPartitions, settings: Settings
 ) -> PartitionAddition:
-    """Check a wished number of partitions and place the new ones.
+    """Check a wished number of partitions and place the new ones; `others` are those placed for the
+    same request before.
 
     Raises:
         KafkaError: with Kafka's code for what is wrong.
@@ -148,12 +149,11 @@ def plan_partitions(
     added = wish.count - present
     if wish.assignments is None:
         of_topic = [partition.replicas for partition in topic.partitions]
-        replicas = _place(
-            image, added, topic.replication_factor, of_topic, _all_replicas(image, topic)
-        )
+        elsewhere = [*_all_replicas(image, topic), *others]
+        replicas = _place(image, added, topic.replication_factor, of_topic, elsewhere)
     else:
         replicas = _added_assignment(image, topic, wish.assignments, added)
-    _check_room(image, (), replicas, settings.replicas_max)
+    _check_room(image, others, replicas, settings.replicas_max)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
 
 

@@ -86,6 +86,14 @@ def test_no_broker_holds_more_replicas_than_it_may() -> None:
     assert _call(cluster, more)[0].code is ErrorCode.NONE
 
 
+def test_partitions_added_in_one_call_count_together() -> None:
+    cluster = _formed(replicas_max=3)
+    _create(cluster, *(NewTopic(name=name, replication_factor=3) for name in "ab"))
+    added = tuple(NewPartitions(name=name, count=2) for name in "ab")
+    codes = [outcome.code for outcome in _call(cluster, CreatePartitionsCall(topics=added))]
+    assert codes == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+
+
 def _outdate(cluster: MetadataCluster, times: int) -> list[int]:
     """Let plans of topics be overtaken by other commands so many times; returns what is left."""
     left = [times]
