@@ -34,15 +34,15 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
     if info["generation"] != FULL:
         return
     if phase == "start":
+        _Watch.began = perf_counter()  # counting frozen objects takes its time, too
         _Watch.is_whole = gc.get_freeze_count() > _Watch.frozen_max
         if _Watch.is_whole:
             gc.unfreeze()
-        _Watch.began = perf_counter()
         return
-    FULL_COLLECTIONS.observe(perf_counter() - _Watch.began)
     gc.freeze()
     if _Watch.is_whole:
         _Watch.frozen_max = max(FROZEN_MIN, GROWTH * gc.get_freeze_count())
+    FULL_COLLECTIONS.observe(perf_counter() - _Watch.began)
 
 
 def watch_collections() -> None:
