@@ -34,6 +34,7 @@ from raftmq.node.events import (
 )
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
+from raftmq.server import log_rate
 from raftmq.server.log_rate import PERIOD_S, RateLimitedLog
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId, TopicPartition
 from tests.server.world import broker_image
@@ -41,6 +42,13 @@ from tests.server.world import broker_image
 TOPIC = TopicId(UUID(int=7))
 NAME = TopicPartition("t", 0)
 NODES = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_out_before() -> None:
+    """Loggers are the process's: what other tests left out would be told here."""
+    for log in log_rate._all:
+        log._periods.clear()
 
 
 class Clock:
