@@ -188,6 +188,40 @@ def walk_headers(
         offset = header.next_offset
 
 
+def confirmed_headers(
+    file: File, position: int, end: int, offset: int, end_offset: int, epochs: Epochs
+) -> Iterator[tuple[int, BatchHeader]]:
+    """As `walk_headers`, but a header counts only when what follows it (at last, `end_offset`)
+    agrees on where its batch ends. Where it does not, the whole batch is read and checked.
+
+    Raises:
+        BadBatch: the first batch that is wrong, never the sound one before or behind it.
+        DiskError: the device failed.
+    """
+    held: tuple[int, BatchHeader] | None = None
+    try:
+        for found in walk_headers(file, position, end, offset):
+            if held is not None:
+                yield held
+            held = found
+    except BadBatch:
+        if held is not None:
+            _check_whole(file, held, epochs)
+            yield held
+        raise
+    if held is not None:
+        if held[1].next_offset != end_offset:
+            _check_whole(file, held, epochs)
+        yield held
+
+
+def _check_whole(file: File, found: tuple[int, BatchHeader], epochs: Epochs) -> None:
+    position, header = found
+    end = position + header.size
+    for _ in checked_batches(file, position, end, header.base_offset, epochs):
+        pass
+
+
 def find_next_batch(
     file: File, position: int, end: int, offset_min: int, offset_max: int, epochs: Epochs
 ) -> tuple[int, int] | None:

@@ -382,7 +382,7 @@ class LogReader:
         """
         at = max(int(start), self.log_start.base_offset)
         while at < min(end, self.segments.end_offset):
-            for _, header in self.segments.holding(at).headers_from(at):
+            for _, header in self.segments.holding(at).headers_from(at, confirmed=True):
                 if header.base_offset >= end:
                     return
                 at = header.next_offset

@@ -21,6 +21,7 @@ from raftmq.log.batch_reader import (
     CheckedBatch,
     Epochs,
     checked_batches,
+    confirmed_headers,
     find_after,
     walk_headers,
 )
@@ -306,8 +307,13 @@ class Segment:
                 return damage
         return None
 
-    def headers_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    def headers_from(
+        self, offset: int, *, confirmed: bool = False
+    ) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) from the batch that contains `offset` on.
+
+        Args:
+            confirmed: believe no header about where it ends, for callers that read no bytes of it.
 
         Raises:
             DamagedError: when it comes to damaged bytes.
@@ -317,9 +323,10 @@ class Segment:
         while at < self.end_offset:
             damage = self.damage_from(position)
             limit = self.size if damage is None else damage.position
+            end = self.end_offset if damage is None else damage.start
             try:
                 if position < limit:
-                    for found, header in walk_headers(self.file, position, limit, at):
+                    for found, header in self._headers(position, limit, at, end, confirmed):
                         if header.next_offset > offset:
                             yield found, header
                         at = header.next_offset
@@ -337,6 +344,13 @@ class Segment:
                 if damage.end > offset:
                     raise DamagedError(Offset(damage.start), Offset(damage.end))
                 at, position = damage.end, damage.position_end
+
+    def _headers(
+        self, position: int, limit: int, offset: int, end: int, confirmed: bool
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        if confirmed:
+            return confirmed_headers(self.file, position, limit, offset, end, self._epochs())
+        return walk_headers(self.file, position, limit, offset)
 
     def batches_from(
         self, position: int, offset: int, *, chunk: int = CHUNK_BYTES

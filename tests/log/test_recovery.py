@@ -211,6 +211,37 @@ def test_reading_finds_damage_too(reader: str) -> None:
     assert log.damaged == [(start, start + 2)]
 
 
+@pytest.mark.parametrize("number", [0, 3, 9])
+@pytest.mark.parametrize(
+    "byte",
+    [
+        pytest.param(7, id="base-offset"),
+        pytest.param(10, id="length-far"),
+        pytest.param(11, id="length-near"),
+        pytest.param(16, id="magic"),
+        pytest.param(23, id="last-offset-far"),
+        pytest.param(26, id="last-offset-near"),
+    ],
+)
+def test_a_header_that_is_wrong_of_its_reach_hides_nothing_behind_it(
+    number: int, byte: int
+) -> None:
+    """Who reads headers alone reads all of them or is told: else the producers of what is behind
+    would be unknown, and their next batches refused."""
+    disk = sim_disk()
+    log = filled(disk, 10, attrs.evolve(SMALL, segment_bytes=1 << 20))
+    log.close()
+    size = disk.files()[segment()] // 10
+    disk.flip(segment(), number * size + byte, 2)
+    log = open_log(disk, claimed=log.flushed_end)
+    with pytest.raises(DamagedError) as caught:
+        list(log.headers(Offset(0), log.log_end_offset))
+    assert (caught.value.start, caught.value.end) == (2 * number, 2 * number + 2)
+    assert log.damaged == [(2 * number, 2 * number + 2)]
+    rest = log.headers(Offset(2 * number + 2), log.log_end_offset)
+    assert [header.base_offset for header in rest] == list(range(2 * number + 2, 20, 2))
+
+
 # --- indexes -------------------------------------------------------------------------------------
 
 
