@@ -42,6 +42,47 @@ def test_frames_survive_any_cutting(frame_sizes: list[int], cuts: list[int]) -> 
     assert feed(FrameReader(), data, cuts) == frames
 
 
+def receive(reader: FrameReader, content: bytes) -> memoryview:
+    """One frame, as it comes from a socket."""
+    data = struct.pack(">i", len(content)) + content
+    position = 0
+    while True:
+        buffer = reader.buffer()
+        size = min(len(buffer), len(data) - position, 50_000)
+        buffer[:size] = data[position : position + size]
+        buffer.release()
+        position += size
+        for frame in reader.received(size):
+            return frame
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([40_000, 100_000, 300_000]), st.integers(0, 5)), max_size=30)
+)
+def test_a_frame_that_is_looked_into_is_not_written_again(turns: list[tuple[int, int]]) -> None:
+    reader = FrameReader()
+    held: list[tuple[bytes, memoryview]] = []
+    for number, (size, dropped) in enumerate(turns):
+        content = bytes([number]) * size
+        held.append((content, receive(reader, content)[7:]))  # a part of it is enough
+        if dropped < len(held):
+            del held[dropped]
+        assert all(view == content[7:] for content, view in held)
+
+
+def test_the_memory_of_a_frame_is_used_again_and_not_much_of_it_is_kept() -> None:
+    reader = FrameReader()
+    first = receive(reader, bytes(300_000)).obj
+    assert receive(reader, bytes(290_000)).obj is first
+    views = [receive(reader, bytes(300_000)) for _ in range(20)]
+    assert len({id(view.obj) for view in views}) == 20
+    views.clear()
+    assert sum(map(len, reader._kept)) <= 4 * 400_000
+    huge = receive(reader, bytes(5 << 20)).obj
+    assert all(kept is not huge for kept in reader._kept)
+
+
 @pytest.mark.parametrize("size", [-1, -(2**31), 101], ids=["minus one", "least", "over the limit"])
 def test_impossible_sizes_are_refused_before_anything_is_allocated(size: int) -> None:
     with pytest.raises(RemoteProtocolError):
