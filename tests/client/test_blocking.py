@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ from raftmq_client import (
     BufferFullError,
     ClientError,
     Consumer,
+    ConsumerRecord,
     ForkedError,
     NoOffsetError,
     Outcome,
@@ -51,10 +53,20 @@ def test_what_is_sent_is_read_back(broker: FakeBroker) -> None:
         consumer.assign([KEY])
         first = consumer.poll(5, 1)
         (second,) = consumer.poll(5)
-        assert first[0][:6] == ("t", 0, 0, 1_000, b"k", b"v")
-        assert first[0].headers == (("h", b"1"), ("n", None))
+        headers = (("h", b"1"), ("n", None))
+        assert first[0] == ConsumerRecord("t", 0, 0, 1_000, b"k", b"v", headers, 0, 0)
         assert (second.offset, second.key, second.value) == (1, None, None)
         assert consumer.position(KEY) == 2
+
+
+def test_records_that_wait_are_not_the_garbage_collectors_business(broker: FakeBroker) -> None:
+    with Producer(broker.address, linger_ms=60_000) as producer:
+        assert producer.partitions("t") == 2
+        last = [producer.send("t", b"v%d" % n, b"k", partition=0) for n in range(9)][-1]
+        assert last.batch is not None
+        assert len(last.batch.records) > 1
+        gc.collect()
+        assert not any(map(gc.is_tracked, last.batch.records))
 
 
 @pytest.mark.parametrize("codec", [codec.name.lower() for codec in Codec])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import pytest
 from hypothesis import example, given
@@ -21,7 +23,7 @@ from raftmq.records import (
     read_records,
 )
 from raftmq_client.core.encoding import encode_batch
-from raftmq_client.core.messages import ConsumerRecord, read_messages
+from raftmq_client.core.messages import ConsumerRecord, decoded, read_messages
 
 maybe_bytes = st.none() | st.binary(max_size=40)
 headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=2)
@@ -65,6 +67,24 @@ def test_read_messages_are_the_same_records(
     found = read_messages(parse_header(batch), memoryview(batch), "t", 3, base + skipped)
     assert found == expected(batch, base + skipped)
     assert all(type(message) is ConsumerRecord for message in found)
+
+
+def test_the_collector_looks_at_no_record_but_those_that_may_be_in_a_cycle() -> None:
+    batch = bytes(build_batch([NewRecord(None, b"x" * 100, 5)] * 200))
+    found = read_messages(parse_header(batch), batch, "t", 3)
+    assert not any(map(gc.is_tracked, found))
+
+    class Event:
+        record: ConsumerRecord
+
+    event = Event()
+    event.record = decoded(found[0], None, event)
+    assert event.record.value is event
+    assert (event.record.value_size, event.record.key_size) == (100, -1)
+    gone = weakref.ref(event)
+    del event
+    gc.collect()
+    assert gone() is None
 
 
 @given(runs())

@@ -287,6 +287,16 @@ def test_a_batch_too_large_for_the_broker_is_split() -> None:
     assert world.logs[0].values == [b"%02d" % i for i in range(16)]
 
 
+def test_receipts_are_compared_by_identity_and_tell_how_they_stand() -> None:
+    world = World()
+    one, other = world.send(b"x"), world.send(b"x")
+    assert one != other
+    assert len({one, other}) == 2
+    assert repr(one) == "<Receipt pending>"
+    one.fail(UsageError("closed"))
+    assert repr(one) == "<Receipt FAILED>"
+
+
 def test_receipts_know_their_place_and_are_told_once_after_a_batch_was_split() -> None:
     world = World(batch_bytes=1000)
     told: list[int] = []

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from raftmq.records import NewRecord
 from raftmq_client.aio.engine import Engine
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
@@ -25,13 +23,9 @@ from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import serialize
 
-_new_record: Final = partial(tuple.__new__, NewRecord)
 
-
-class Receipt(CoreReceipt):
+class Receipt(CoreReceipt, eq=False):
     """The promise of a record's place: `place = await receipt`."""
-
-    __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, RecordMetadata]:
         return self.result().__await__()
@@ -134,7 +128,7 @@ class Producer:
             value = serialize(self._encode_value, value, "value", topic)
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
-        record = _new_record((key, value, stamp, tuple(headers)))
+        record = key, value, stamp, tuple(headers)
         receipt: Receipt | None = None
         if on_delivery is None:
             receipt = core.append(topic, record, partition, self)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from raftmq.records import NewRecord
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.build import build_producer
@@ -81,7 +80,7 @@ class Producer:
             value = serialize(self._encode_value, value, "value", topic)
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
-        record = NewRecord(key, value, stamp, tuple(headers))
+        record = key, value, stamp, tuple(headers)
         engine = self._engine
         core = self._core
         with engine.lock:

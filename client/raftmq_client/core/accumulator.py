@@ -8,18 +8,24 @@ until it is full, its linger time is over, or somebody waits for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from attrs import define, field, frozen
 
-from raftmq.records import NewRecord
 from raftmq.types import TopicPartition
 from raftmq_client.errors import ClientError, Outcome
 
 RECORD_OVERHEAD = 20
 """Bytes that a record costs on the wire beside key, value and headers, at most."""
 BATCH_OVERHEAD = 61
+
+Fields: TypeAlias = tuple[
+    bytes | None, bytes | None, int | None, Sequence[tuple[str, bytes | None]]
+]
+"""Key, value, timestamp and headers: a `NewRecord`, or a plain tuple, which the garbage collector
+drops from its lists at the first look. Hundreds of thousands may wait at once."""
 
 
 @frozen
@@ -41,18 +47,23 @@ class Waiter(Protocol):
         ...
 
 
-class Receipt:
-    """The promise of a record's place. Settled once its batch is."""
+class Receipt(msgspec.Struct, eq=False):
+    """The promise of a record's place. Settled once its batch is.
 
-    __slots__ = ("_error", "_waiter", "batch", "index", "listeners", "timestamp")
+    A struct, since one is made per record. Compared by identity.
+    """
 
-    def __init__(self, timestamp: int, waiter: Any) -> None:
-        self.timestamp = timestamp
-        self.batch: Batch | None = None  # None until a partition is chosen
-        self.index = 0
-        self.listeners: list[Listener] | None = None
-        self._error: ClientError | None = None
-        self._waiter = waiter  # a Waiter, or what a driver's own kind of receipt waits with
+    timestamp: int
+    _waiter: Any
+    """A Waiter, or what a driver's own kind of receipt waits with."""
+    batch: Batch | None = None
+    """None until a partition is chosen."""
+    index: int = 0
+    listeners: list[Listener] | None = None
+    _error: ClientError | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'pending' if self.outcome is None else self.outcome.name}>"
 
     @property
     def is_done(self) -> bool:
@@ -148,7 +159,7 @@ class Batch:
     """(number, first record): the order in which a partition's batches must be appended."""
     created_at: float
     deadline: float
-    records: list[NewRecord] = field(factory=list)
+    records: list[Fields] = field(factory=list)
     """Let go once it is settled or split: receipts keep their batch, and shall not keep these."""
     listening: list[Receipt] = field(factory=list)
     """Receipts that somebody listens to. The others know their batch, and are their owners'."""
@@ -173,7 +184,7 @@ class Batch:
     log_append_time: int = -1
     last_error: ClientError | None = None
 
-    def add(self, record: NewRecord, receipt: Receipt, size: int) -> None:
+    def add(self, record: Fields, receipt: Receipt, size: int) -> None:
         """Take one more record."""
         receipt.batch = self
         receipt.index = len(self.records)
@@ -181,7 +192,7 @@ class Batch:
             self.listening.append(receipt)
         self.take(record, size)
 
-    def take(self, record: NewRecord, size: int) -> None:
+    def take(self, record: Fields, size: int) -> None:
         """Take one more record, whose receipt is known elsewhere."""
         self.records.append(record)
         self.size_bytes += size
@@ -221,15 +232,16 @@ class Batch:
         return self.halves
 
 
-def record_size(record: NewRecord) -> int:
+def record_size(record: Fields) -> int:
     """An upper estimate of a record's uncompressed bytes."""
+    key, value, _, headers = record
     size = RECORD_OVERHEAD
-    if record.key is not None:
-        size += len(record.key)
-    if record.value is not None:
-        size += len(record.value)
-    for name, value in record.headers:
-        size += len(name) * 3 + (len(value) if value is not None else 0) + 10
+    if key is not None:
+        size += len(key)
+    if value is not None:
+        size += len(value)
+    for name, content in headers:
+        size += len(name) * 3 + (len(content) if content is not None else 0) + 10
     return size
 
 
@@ -246,7 +258,7 @@ class Accumulator:
     is_flushing: bool = False
 
     def add(
-        self, key: TopicPartition, record: NewRecord, receipt: Receipt, size: int, now: float
+        self, key: TopicPartition, record: Fields, receipt: Receipt, size: int, now: float
     ) -> bool:
         """Put a record into its partition's open batch; True when that closed a batch."""
         queue = self.queues.get(key)

@@ -19,7 +19,7 @@ from raftmq_client.core.client import ClientCore
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
 from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.group_admin import CommittedOffset
-from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.core.messages import ConsumerRecord, decoded
 from raftmq_client.errors import DeserializationError, UsageError
 
 
@@ -154,7 +154,7 @@ class ConsumerCore:
     def _decode(self, taken: list[ConsumerRecord]) -> list[ConsumerRecord]:
         """Keys and values by the user's functions; what fails stays where it is."""
         decode_key, decode_value = self.options.decode_key, self.options.decode_value
-        decoded: list[ConsumerRecord] = []
+        found: list[ConsumerRecord] = []
         for number, record in enumerate(taken):
             key, value = record.key, record.value
             try:
@@ -164,13 +164,13 @@ class ConsumerCore:
                     value = decode_value(value)
             except Exception as error:
                 self.put_back(taken[number:], taken[:number])
-                if decoded:
+                if found:
                     break  # told by the next call
                 where = f"{record.topic}-{record.partition} at offset {record.offset}"
-                raise DeserializationError(f"{where}: {error}", *record[:3]) from error
-            sizes = (record.key_size, record.value_size)
-            decoded.append(record._replace(key=key, value=value, sizes=sizes))
-        return decoded
+                place = record.topic, record.partition, record.offset
+                raise DeserializationError(f"{where}: {error}", *place) from error
+            found.append(decoded(record, key, value))
+        return found
 
     def next_record(self, now: float) -> ConsumerRecord | None:
         """The next record of an iteration; None when the driver has to look after the rest."""
@@ -220,7 +220,7 @@ class ConsumerCore:
         """Count what an iteration has handed out, and no more."""
         if self._batch and not self.options.commits_first:
             handed = self._batch[: self._batch_next]
-            seen = {record[:2]: record.leader_epoch for record in handed}
+            seen = {(record.topic, record.partition): record.leader_epoch for record in handed}
             epochs = {TopicPartition(*key): epoch for key, epoch in seen.items()}
             self._note(epochs, self._batch[self._batch_next :])
             self._epochs.update(epochs)

@@ -11,6 +11,7 @@ from typing import Final
 
 from raftmq.codec import Codec
 from raftmq.records import NewRecord, assemble_batch, encode_record, encode_varint
+from raftmq_client.core.accumulator import Fields
 
 _TABLE: Final = tuple(encode_varint(number) for number in range(2_048))
 _TABLE_SIZE: Final = len(_TABLE)
@@ -18,7 +19,7 @@ _NULL: Final = encode_varint(-1)
 
 
 def encode_batch(
-    records: Sequence[NewRecord],
+    records: Sequence[Fields],
     *,
     codec: Codec,
     level: int | None,
@@ -42,7 +43,7 @@ def encode_batch(
     )
 
 
-def _encode(records: Sequence[NewRecord], base: int) -> list[bytes]:
+def _encode(records: Sequence[Fields], base: int) -> list[bytes]:
     """The pieces of all records."""
     pieces: list[bytes] = []
     extend, table, top = pieces.extend, _TABLE, _TABLE_SIZE
@@ -50,7 +51,7 @@ def _encode(records: Sequence[NewRecord], base: int) -> list[bytes]:
         key, value, stamp, headers = record
         later = (stamp or 0) - base
         if headers:
-            pieces.append(encode_record(record, later, number))
+            pieces.append(encode_record(NewRecord._make(record), later, number))
             continue
         at = table[later] if 0 <= later < top else encode_varint(later)
         place = table[number] if number < top else encode_varint(number)

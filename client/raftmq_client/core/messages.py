@@ -9,11 +9,12 @@ read again by `raftmq.records`, which says what is wrong with it; both give the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, repeat
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 from attrs import frozen
 
 from raftmq.codec import OUTPUT_MAX, decompress
@@ -22,8 +23,12 @@ from raftmq.records import HEADER_SIZE, BatchHeader, read_headers, read_records,
 from raftmq.types import Buffer
 
 
-class ConsumerRecord(NamedTuple):
-    """A record and where it was read."""
+class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record and where it was read.
+
+    The garbage collector does not look at them: what was read can be part of no cycle, and
+    thousands of them at once would have it walk over all objects of the process again and again.
+    """
 
     topic: str
     partition: int
@@ -54,6 +59,26 @@ class ConsumerRecord(NamedTuple):
         return -1 if self.value is None else len(self.value)
 
 
+class DecodedRecord(ConsumerRecord, frozen=True, gc=True):
+    """One whose key or value a deserializer made: that may refer to anything, the record too."""
+
+
+def decoded(record: ConsumerRecord, key: Any, value: Any) -> ConsumerRecord:
+    """The same record with what deserializers made of its key and value."""
+    return DecodedRecord(
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        key,
+        value,
+        record.headers,
+        record.timestamp_type,
+        record.leader_epoch,
+        (record.key_size, record.value_size),
+    )
+
+
 _RUN_MIN: Final = 8
 """Fewer records of one shape are not worth columns."""
 _SINGLES: Final = 32
@@ -67,7 +92,6 @@ _HIGHS: Final = bytes(delta >> 6 for delta in range(_TWO_BYTES))
 _SIGNED: Final = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))
 _LAST: Final = bytes(range(128))
 _CONTINUED: Final = bytes(range(128, 256))
-_make: Final = partial(tuple.__new__, ConsumerRecord)
 
 
 class _NotPlainError(Exception):
@@ -183,7 +207,7 @@ class _Reader:
             keys = chain.from_iterable(fields)
         elif shape.has_value:
             values = chain.from_iterable(fields)
-        columns = zip(
+        columns = (
             repeat(self._topic),
             repeat(self._partition),
             range(first, first + count),
@@ -195,7 +219,7 @@ class _Reader:
             repeat(header.leader_epoch),
             repeat(None),
         )
-        self._found.extend(map(_make, columns))
+        self._found.extend(map(ConsumerRecord, *columns))
 
     def _stamps(self, shape: _Shape, view: memoryview) -> Iterable[int]:
         header = self._header
@@ -265,7 +289,7 @@ class _Reader:
                 raise _NotPlainError
             time = header.max_timestamp if kind else base_timestamp + (stamp >> 1 ^ -(stamp & 1))
             offset = base_offset + last
-            append(_make((topic, partition, offset, time, key, value, headers, kind, epoch, None)))
+            append(ConsumerRecord(topic, partition, offset, time, key, value, headers, kind, epoch))
         return position
 
 

@@ -22,9 +22,8 @@ from raftmq.protocol.produce import (
     ProduceResponse,
     ProduceTopic,
 )
-from raftmq.records import NewRecord
 from raftmq.types import TopicPartition
-from raftmq_client.core.accumulator import Batch, Receipt
+from raftmq_client.core.accumulator import Batch, Fields, Receipt
 from raftmq_client.core.encoding import encode_batch
 from raftmq_client.core.metadata import Broker
 
@@ -89,7 +88,7 @@ class ProducerOptions:
 class Unrouted:
     """A record whose topic is not known yet."""
 
-    record: NewRecord
+    record: Fields
     receipt: Receipt
     deadline: float
     size: int
@@ -164,7 +163,7 @@ class Attempt:
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    records: Sequence[NewRecord]
+    records: Sequence[Fields]
 
     @classmethod
     def of(cls, partition: PartitionState, batch: Batch) -> Attempt:

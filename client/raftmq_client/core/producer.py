@@ -21,12 +21,13 @@ from raftmq.protocol.produce import (
     decode_produce_response,
     encode_produce_request,
 )
-from raftmq.records import SEQUENCE_MODULUS, NewRecord
+from raftmq.records import SEQUENCE_MODULUS
 from raftmq.types import Buffer, TopicPartition
 from raftmq_client.core.accumulator import (
     RECORD_OVERHEAD,
     Accumulator,
     Batch,
+    Fields,
     Listener,
     Receipt,
     record_size,
@@ -101,7 +102,7 @@ class ProducerCore:
     def send(
         self,
         topic: str,
-        record: NewRecord,
+        record: Fields,
         partition: int | None,
         waiter: Any,
         now: float,
@@ -117,8 +118,8 @@ class ProducerCore:
             raise RecordTooLargeError(
                 f"a record of {size} bytes; request_bytes_max is {self.options.request_bytes_max}"
             )
-        timestamp = record.timestamp if record.timestamp is not None else -1
-        receipt = self.receipt_class(timestamp, waiter)
+        stamp = record[2]
+        receipt = self.receipt_class(-1 if stamp is None else stamp, waiter)
         if on_delivery is not None:
             receipt.listen(on_delivery)
         self.pending += 1
@@ -134,9 +135,7 @@ class ProducerCore:
             return receipt, True
         return receipt, self._route(topic, record, receipt, partition, count, size, now)
 
-    def append(
-        self, topic: str, record: NewRecord, partition: int | None, waiter: Any
-    ) -> Any | None:
+    def append(self, topic: str, record: Fields, partition: int | None, waiter: Any) -> Any | None:
         """Put a record into the last one's batch and give a receipt; None when `send` must look."""
         key, value, stamp, headers = record
         batch = self._open.get(topic if partition is None else (topic, partition))
@@ -152,10 +151,9 @@ class ProducerCore:
         batch.size_bytes += size
         self.accumulator.size_bytes += size
         self.pending += 1
-        receipt = self.receipt_class(-1 if stamp is None else stamp, waiter)
-        receipt.batch = batch
-        receipt.index = len(batch.records)
-        batch.records.append(record)
+        records = batch.records
+        receipt = self.receipt_class(-1 if stamp is None else stamp, waiter, batch, len(records))
+        records.append(record)
         return receipt
 
     def hurry(self, receipt: Receipt) -> bool:
@@ -214,7 +212,7 @@ class ProducerCore:
     def _route(
         self,
         topic: str,
-        record: NewRecord,
+        record: Fields,
         receipt: Receipt,
         wanted: int | None,
         count: int,
@@ -222,7 +220,7 @@ class ProducerCore:
         now: float,
     ) -> bool:
         try:
-            partition = choose_partition(self._partitioner, topic, record.key, wanted, count)
+            partition = choose_partition(self._partitioner, topic, record[0], wanted, count)
         except UsageError as error:
             self._refuse(receipt, error)
             return False
@@ -234,7 +232,7 @@ class ProducerCore:
             self._partitioner.batch_closed(topic, partition)
         if wanted is not None:
             self._open[topic, partition] = self.accumulator.queues[key][-1]
-        elif record.key is None and self._partitioner.is_sticky:
+        elif record[0] is None and self._partitioner.is_sticky:
             self._open[topic] = self.accumulator.queues[key][-1]
         return closed or was_empty
 
