@@ -44,6 +44,8 @@ class Race:
 
     target: Target
     records: dict[int, int]
+    linger_ms: int = LINGER_MS
+    batch_bytes: int = BATCH_BYTES
     runs: dict[tuple[str, int, str], list[Done]] = field(factory=dict)
     """By mode, size and client."""
 
@@ -66,7 +68,17 @@ class Race:
         if mode == "produce":
             topic = new_name("race")
             create_topic(self.target, topic, PARTITIONS)
-        job = Job(client, mode, self.target.bootstrap, topic, PARTITIONS, size, count)
+        job = Job(
+            client,
+            mode,
+            self.target.bootstrap,
+            topic,
+            PARTITIONS,
+            size,
+            count,
+            self.linger_ms,
+            self.batch_bytes,
+        )
         done = _in_a_process(job)
         if mode == "produce":
             self._check_all_there(topic, count + 1)
@@ -83,7 +95,8 @@ class Race:
         topic = new_name("race")
         create_topic(self.target, topic, PARTITIONS)
         client = producer(
-            self.target, **{**BULK, "batch.size": BATCH_BYTES, "delivery.report.only.error": True}
+            self.target,
+            **{**BULK, "batch.size": self.batch_bytes, "delivery.report.only.error": True},
         )
         value = bytes(range(256)) * (size // 256 + 1)
         for number in range(count):
@@ -176,6 +189,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sizes", default="1024,100", help="bytes of a value [1024,100]")
     parser.add_argument("--runs", type=int, default=5, help="of each [5]")
     parser.add_argument("--share", type=float, default=1.0, help="of the usual records [1]")
+    parser.add_argument("--linger-ms", type=int, default=LINGER_MS, help=f"[{LINGER_MS}]")
+    parser.add_argument(
+        "--batch-kib", type=int, default=BATCH_BYTES >> 10, help=f"[{BATCH_BYTES >> 10}]"
+    )
     parser.add_argument("--json", type=Path, help="for the figures")
     options = parser.parse_args(list(arguments))
     rows: list[dict[str, Any]] = []
@@ -194,8 +211,8 @@ def main(arguments: Sequence[str]) -> int:
     result = {
         "environment": msgspec.to_builtins(environment(list(arguments))),
         "aiokafka": aiokafka.__version__,
-        "linger_ms": LINGER_MS,
-        "batch_bytes": BATCH_BYTES,
+        "linger_ms": options.linger_ms,
+        "batch_bytes": options.batch_kib << 10,
         "partitions": PARTITIONS,
         "rows": rows,
     }
@@ -209,6 +226,6 @@ def _race(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
         size: max(1_000, int(min(RECORDS_MAX, (100 << 20) // size) * options.share))
         for size in map(int, options.sizes.split(","))
     }
-    race = Race(target, records)
+    race = Race(target, records, options.linger_ms, options.batch_kib << 10)
     race.run(options.clients.split(","), options.modes.split(","), options.runs)
     return race.rows()

@@ -48,6 +48,8 @@ class Job(msgspec.Struct, frozen=True):
     partitions: int
     size: int
     count: int
+    linger_ms: int = LINGER_MS
+    batch_bytes: int = BATCH_BYTES
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ class Counting:
 
 async def aio_produce(job: Job) -> Done:
     """raftmq_client on the running loop."""
-    settings: dict[str, Any] = {"linger_ms": LINGER_MS, "batch_bytes": BATCH_BYTES}
+    settings: dict[str, Any] = {"linger_ms": job.linger_ms, "batch_bytes": job.batch_bytes}
     async with aio.Producer(job.bootstrap, **settings) as producer:
         await (await producer.send(job.topic, b""))
         send, topic = producer.send, job.topic
@@ -168,7 +170,7 @@ async def aio_iterate(job: Job) -> Done:
 
 def blocking_produce(job: Job) -> Done:
     """raftmq_client's blocking facade."""
-    settings: dict[str, Any] = {"linger_ms": LINGER_MS, "batch_bytes": BATCH_BYTES}
+    settings: dict[str, Any] = {"linger_ms": job.linger_ms, "batch_bytes": job.batch_bytes}
     with blocking.Producer(job.bootstrap, **settings) as producer:
         producer.send(job.topic, b"").result()
         send, topic = producer.send, job.topic
@@ -237,8 +239,8 @@ async def aiokafka_produce(job: Job) -> Done:
         bootstrap_servers=job.bootstrap,
         acks="all",
         enable_idempotence=True,
-        linger_ms=LINGER_MS,
-        max_batch_size=BATCH_BYTES,
+        linger_ms=job.linger_ms,
+        max_batch_size=job.batch_bytes,
     )
     await producer.start()
     try:
@@ -324,8 +326,8 @@ def confluent_produce(job: Job) -> Done:
             "bootstrap.servers": job.bootstrap,
             "acks": "all",
             "enable.idempotence": True,
-            "linger.ms": LINGER_MS,
-            "batch.size": BATCH_BYTES,
+            "linger.ms": job.linger_ms,
+            "batch.size": job.batch_bytes,
             "queue.buffering.max.kbytes": BUFFER_BYTES >> 10,
             "delivery.report.only.error": True,
             "on_delivery": lambda error, _message: errors.append(str(error)),
