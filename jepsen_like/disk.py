@@ -356,6 +356,17 @@ class SimDisk:
         inode.size_is_dirty = False
         inode.cut_size = None
 
+    def copy(self, random: Random) -> SimDisk:
+        """Another device with the same files, all of them synced."""
+        other = SimDisk(random)
+        other._folders = set(self._folders)
+        for number, (path, inode) in enumerate(sorted(self._names.items()), 1):
+            content = bytes(inode.cached)
+            other._names[path] = Inode(number, bytearray(content), bytearray(content))
+        other._durable_names = dict(other._names)
+        other._inodes = len(other._names)
+        return other
+
     # --- faults -----------------------------------------------------------------------------
 
     def crash(self, random: Random | None = None, odds: CrashOdds | None = None) -> None:

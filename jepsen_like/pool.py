@@ -1,12 +1,13 @@
 """Many runs in several processes; results come in the order of their seeds.
 
 A process collects garbage less often than Python's default, since most of a run's objects are in
-its history and stay; and it ends after some runs, so that memory is bounded.
+its history and stay; and it ends after some runs, so that memory is bounded. It has a low priority.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
@@ -18,6 +19,7 @@ from jepsen_like.sim import Result, Verdict, run_seed
 
 RUNS_PER_PROCESS = 100
 COLLECTIONS = (100_000, 50, 100)
+NICE = 10
 
 
 def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
@@ -26,7 +28,7 @@ def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
     if jobs <= 1:
         yield from map(run_seed, seeds)
         return
-    with get_context("spawn").Pool(jobs) as pool:
+    with get_context("spawn").Pool(jobs, _get_ready) as pool:
         yield from pool.imap(run_seed, seeds, chunksize=4)
 
 
@@ -40,13 +42,13 @@ def run_chosen(seeds: Sequence[int], jobs: int) -> Iterator[ClusterResult]:
     if jobs <= 1 or len(seeds) <= 1:
         yield from map(_run_cluster_seed, seeds)
         return
-    with get_context("spawn").Pool(
-        jobs, _collect_seldom, maxtasksperchild=RUNS_PER_PROCESS
-    ) as pool:
+    with get_context("spawn").Pool(jobs, _get_ready, maxtasksperchild=RUNS_PER_PROCESS) as pool:
         yield from pool.imap(_run_cluster_seed, seeds)
 
 
-def _collect_seldom() -> None:
+def _get_ready() -> None:
+    """Collect seldom, and leave the cores to whoever must be in time, such as tests of nodes."""
+    os.nice(NICE)
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
 
@@ -67,7 +69,7 @@ def hunt_bugs(names: Sequence[str], first: int, seeds: int, jobs: int) -> Iterat
     if jobs <= 1:
         yield from map(_hunt, tasks)
         return
-    with get_context("spawn").Pool(jobs) as pool:
+    with get_context("spawn").Pool(jobs, _get_ready) as pool:
         yield from pool.imap_unordered(_hunt, tasks, chunksize=1)
 
 

@@ -16,6 +16,7 @@ from random import Random
 from jepsen_like.cluster.admins import NodeReplacer
 from jepsen_like.cluster.damage import Damage
 from jepsen_like.cluster.node import ClusterNode
+from jepsen_like.cluster.operator import Operator
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from raftmq.errors import KafkaError
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
@@ -51,8 +52,9 @@ class Nemesis:
     def __init__(self, world: ClusterWorld, faults: Sequence[Fault]) -> None:
         self._world = world
         self._faults = faults
-        self._random = Random(0)
+        self._draw, self._random = 0, Random(0)
         self._damage = Damage(world)
+        self._operator = Operator(world)
         self._is_stopped = False
         self._calm_until_ms = 0.0
         self._kinds: dict[str, Callable[[], None]] = {
@@ -103,7 +105,7 @@ class Nemesis:
         if self._is_stopped or self._world.now_ms < self._calm_until_ms:
             return
         world = self._world
-        self._random = Random(fault.draw)
+        self._draw, self._random = fault.draw, Random(fault.draw)
         world.note("fault", fault.name)
         world.recorder.note(-1, "fault", error=fault.name)
         world.counts.faults[fault.name] = world.counts.faults.get(fault.name, 0) + 1
@@ -263,7 +265,14 @@ class Nemesis:
 
     def _crash(self, node: ClusterNode) -> None:
         node.crash()
+        self._visit(node)
         self._later(self._world.restart(node))
+
+    def _visit(self, node: ClusterNode) -> None:
+        """Sometimes an operator works at a node that is down; nothing else depends on whether."""
+        draw = Random(f"operator {self._draw}")
+        if not node.is_up and draw.random() < 0.3:
+            self._operator.visit(node, draw)
 
     def _crash_all(self) -> None:
         for node in self._world.nodes:
@@ -373,10 +382,12 @@ class Nemesis:
     def _rot(self) -> None:
         """Flushed bytes of one replica go bad while its node is down."""
         node, draw = self._any_node(), Random(self._random.getrandbits(32))
+        seen = self._draw
 
         def rot() -> None:
             node.crash()
             node.must_start.append(lambda: self._damage.rot(node, draw))
+            node.must_start.append(lambda: self._operator.visit(node, Random(f"operator {seen}")))
             self._later(self._world.restart(node))
 
         self._when_whole(rot)

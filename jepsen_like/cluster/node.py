@@ -308,10 +308,12 @@ class ClusterNode:
         tasks.spawn(core.plane.tick_forever)
         tasks.spawn(self._come_up)
 
-    def open_journal(self, *, is_expected: bool = True) -> HardStateJournal:
-        """The journal of hard states on this machine's disk."""
+    def open_journal(
+        self, *, is_expected: bool = True, disk: SimDisk | None = None
+    ) -> HardStateJournal:
+        """The journal of hard states on this machine's disk, or on a copy of it."""
         return HardStateJournal.open(
-            self.disk,
+            disk or self.disk,
             f"{ROOT}/state.journal",
             config=JournalConfig(size_max=16 << 10, reserve_bytes=4 << 10),
             is_expected=is_expected,

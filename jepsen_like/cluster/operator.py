@@ -1,0 +1,146 @@
+"""An operator at a node that is down: looks at its logs, and rehearses giving up what is lost.
+
+Looking (`raftmq log`) must tell whatever a power loss left there, and change nothing. Giving up
+(`raftmq recover`) is for clusters that no promise covers any more, so it happens to a copy of the
+disk: the other nodes are given up, damage is accepted, the power goes in between; the same words
+again must end what was begun, and no offset may move.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+from jepsen_like.disk import SimCrash, SimDisk
+from jepsen_like.invariants import InvariantViolation
+from raftmq.cluster.giving_up import (
+    Account,
+    Place,
+    RecoveryRefusedError,
+    Verdict,
+    accept_loss,
+    account_for,
+    account_for_loss,
+    give_up_lost,
+)
+from raftmq.log import inspect
+from raftmq.log.sparse_index import DamagedIndexError
+from raftmq.types import METADATA_TOPIC, ReplicaId
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.node import ClusterNode
+    from jepsen_like.cluster.world import ClusterWorld
+
+ROOT = "data"
+CHANGES_MAX = 60
+"""Giving up a node's groups takes about so many changes to its disk."""
+
+
+class Operator:
+    """Who works at nodes that are down."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+
+    def visit(self, node: ClusterNode, random: Random) -> None:
+        """Look at a node that is down, and sometimes rehearse."""
+        assert not node.is_listening
+        self._look_at(node)
+        if random.random() < 0.5 and node.disk.exists(f"{ROOT}/meta/log-start"):
+            self._rehearse(node, random)
+
+    def _look_at(self, node: ClusterNode) -> None:
+        disk = node.disk
+        before = {path: disk.content(path) for path in disk.files(ROOT)}
+        folders = {path.rpartition("/")[0] for path in before if path.endswith("bare.entries")}
+        for folder in sorted(folders):
+            findings = inspect.verify_folder(disk, folder)
+            self._world.note("verified", node.node_id, folder, len(findings))
+            for path in disk.files(folder):
+                if path.endswith(".log"):
+                    _read_segment(disk, path)
+                elif path.endswith("index"):
+                    with suppress(DamagedIndexError, ValueError):
+                        inspect.read_index(disk, path)
+            list(inspect.read_bare_entries(disk, f"{folder}/bare.entries"))
+            inspect.read_log_start(disk, f"{folder}/log-start")
+        if {path: disk.content(path) for path in disk.files(ROOT)} != before:
+            raise InvariantViolation("LookingChangesNothing", f"node {node.node_id}'s disk")
+
+    def _rehearse(self, node: ClusterNode, random: Random) -> None:
+        disk = node.disk.copy(Random(random.getrandbits(32)))
+        self._world.note("rehearses", node.node_id)
+        for account in self._give_up(node, disk, random):
+            if account.verdict is not Verdict.UNREADABLE:
+                topic, _, partition = account.name.rpartition("-")
+                self._accept(node, disk, topic, int(partition))
+
+    def _place(self, node: ClusterNode, disk: SimDisk) -> Place:
+        identity = ReplicaId(node.node_id, node.storage_id)
+        return Place(disk, ROOT, identity, node.open_journal(disk=disk), node.clock)
+
+    def _give_up(self, node: ClusterNode, disk: SimDisk, random: Random) -> list[Account]:
+        """All other nodes are lost, and the power goes in the middle of saying so; returns the
+        accounts of partitions."""
+        place, survivors = self._place(node, disk), [node.node_id]
+        before = account_for(place, survivors)
+        disk.crash_after(random.randint(1, CHANGES_MAX))
+        try:
+            give_up_lost(place, before)
+            disk.crash_after(None)
+        except SimCrash:
+            self._world.note("in the middle of giving up", node.node_id)
+            disk.crash()
+        place = self._place(node, disk)
+        give_up_lost(place, account_for(place, survivors))
+        after = account_for(place, survivors)
+        place.journal.close()
+        if len(after.accounts) != len(before.accounts):
+            told = f"{len(before.accounts)} groups, then {len(after.accounts)}"
+            raise InvariantViolation("GivingUpIsRepeatable", told)
+        for old, new in zip(before.accounts, after.accounts, strict=True):
+            _compare(old, new)
+        return [a for a in after.accounts if a.name != METADATA_TOPIC]
+
+    def _accept(self, node: ClusterNode, disk: SimDisk, topic: str, partition: int) -> None:
+        """Where records are damaged, the partition does without them; nothing is left to say."""
+        place = self._place(node, disk)
+        try:
+            loss = account_for_loss(place, topic, partition)
+        except RecoveryRefusedError:
+            place.journal.close()
+            return
+        self._world.note("accepts", node.node_id, topic, partition, loss.damaged, loss.cut)
+        accept_loss(place, loss)
+        try:
+            left = account_for_loss(place, topic, partition)
+        except RecoveryRefusedError:
+            return
+        finally:
+            place.journal.close()
+        raise InvariantViolation("LossIsAccepted", f"{topic}-{partition}: {left}")
+
+
+def _read_segment(disk: SimDisk, path: str) -> None:
+    file = disk.open(path)
+    try:
+        end = 0
+        for item in inspect.read_segment(file, inspect.base_offset_of(path)):
+            if item.position != end or item.size <= 0:
+                raise InvariantViolation("NothingIsPassedOver", f"{path}: {item} after {end}")
+            end += item.size
+    finally:
+        file.close()
+
+
+def _compare(old: Account, new: Account) -> None:
+    """Who was in need leads on alone; who was not is as before; nobody's records move."""
+    wanted = Verdict.STAYS if old.verdict is Verdict.RECOVERED else old.verdict
+    range_before = (old.log_start, old.log_end, old.damaged)
+    range_after = (new.log_start, new.log_end, new.damaged)
+    if new.verdict is not wanted or range_before != range_after:
+        raise InvariantViolation(
+            "GivingUpIsRepeatable",
+            f"{old.name}: {old.verdict} {range_before}, then {new.verdict} {range_after}",
+        )
