@@ -39,7 +39,7 @@ def test_rejects_what_a_broken_queue_does(name: str) -> None:
     broken: list[list[Event]] = []
 
     @given(seed=SEEDS, steps=st.integers(200, 600))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def reject(seed: int, steps: int) -> None:
         mutated = mutate(copy_of(Execution(seed, steps).events), Random(seed))
         if mutated is None:

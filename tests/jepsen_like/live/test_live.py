@@ -39,7 +39,7 @@ def run_live(out: Path, *words: str, timeout_s: float) -> dict[str, Any]:
 def test_kills_and_pauses_behind_the_proxy(tmp_path: Path) -> None:
     report = run_live(
         tmp_path / "out",
-        *("--minutes", "0.15", "--nodes", "3", "--links", "proxy", "--seed", "1"),
+        *("--minutes", "0.3", "--nodes", "3", "--links", "proxy", "--seed", "1"),
         *("--nemesis", "kill-one,pause", "--workload", "append,poll,group"),
         timeout_s=170,
     )
