@@ -16,12 +16,27 @@ from tests.second_try import (  # noqa: F401 - hooks
 LIVE_TIMEOUT_S = 400
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the whole suite: live tests wait most of the time, the others compute.
+
+    A chosen part of it, and whatever prints while it runs, stays in this process.
+    """
+    is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    is_default = "not soak" in config.getoption("markexpr")
+    return 2 if is_whole and is_default and config.getoption("capture") != "no" else 0
+
+
+# Before xdist's own hook, which reads the marker.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Live tests have more time, and end by an exception that lets them clean up."""
+    """Live tests have more time, end by an exception that lets them clean up, and come one after
+    the other however many processes test."""
     limit = pytest.mark.timeout(LIVE_TIMEOUT_S, method="signal")
     for item in items:
-        if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
-            item.add_marker(limit)
+        if item.get_closest_marker("live"):
+            item.add_marker(pytest.mark.xdist_group("live"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(limit)
 
 
 @pytest.fixture(scope="session")
