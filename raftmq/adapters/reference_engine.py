@@ -12,6 +12,8 @@ loop touches everything else; the two exchange immutable values.
 
 from __future__ import annotations
 
+import _socket
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -39,6 +41,9 @@ from raftmq.errors import ErrorCode, KafkaError, RequestTimedOutError
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId, Offset, ReplicaId
+
+# pysyncobj replaces it by a function for Windows, on every system.
+socket.inet_ntop = _socket.inet_ntop
 
 Post = Callable[[Callable[[], None]], None]
 """Run a function soon in the loop's thread (`TrioToken.run_sync_soon`)."""

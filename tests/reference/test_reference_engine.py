@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,3 +180,8 @@ def test_same_commands_same_image(envelopes: list[Envelope], sizes: list[int]) -
             assert _on_pysyncobj(cluster, envelopes) == [expected] * 3
         finally:
             cluster.close()
+
+
+def test_sockets_stay_as_they_were() -> None:
+    """The library swaps a function of the socket module when it is imported."""
+    assert socket.inet_ntop(socket.AF_INET, b"\x7f\0\0\x01") == "127.0.0.1"
