@@ -107,6 +107,18 @@ def test_a_driver_killed_while_it_writes(
     check(bootstrap, to, unique, 2)
 
 
+def workers_of(pid: int) -> list[psutil.Process]:
+    """Spark's Python workers below a driver."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children():
+                found.append(process)
+        except psutil.Error:
+            continue  # it ended
+    return found
+
+
 def test_a_worker_and_a_leader_killed_while_it_writes(unique: str, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -116,11 +128,7 @@ def test_a_worker_and_a_leader_killed_while_it_writes(unique: str, tmp_path: Pat
         words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "200")
         driver = begin(bootstrap, *words)
         wait_until(lambda: driver.poll() is not None or len(files_of(to)) > 3, 200, "files")
-        workers = [
-            process
-            for process in psutil.Process(driver.pid).children(recursive=True)
-            if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children()
-        ]
+        workers = workers_of(driver.pid)
         assert workers, "a Python worker of Spark's"
         workers[0].kill()
         with Admin(bootstrap, timeout_ms=60_000) as admin:

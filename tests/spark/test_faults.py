@@ -25,7 +25,7 @@ from tests.spark.test_source import frame, per_partition
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
 TOPIC: Final = "t"
-COUNT: Final = 40_000
+COUNT: Final = 80_000
 """Records of each of two partitions."""
 
 
