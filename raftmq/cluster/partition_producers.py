@@ -105,8 +105,7 @@ class PartitionProducers:
                 raise
             expected = table.next_sequence(header.producer_id, header.producer_epoch)
             if error.code is _OUT_OF_ORDER and self._is_new_here(header.producer_id):
-                batch = header.producer_id, header.producer_epoch, expected
-                self._refused.await_missing(*batch)
+                self._refused.await_missing(header.producer_id, header.producer_epoch, expected)
             code = self._refused.reason_behind(header, expected)
             if code is None:
                 raise

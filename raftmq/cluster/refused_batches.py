@@ -39,7 +39,7 @@ class _Refused:
     epoch: int
     sequences: tuple[int, ...]  # first sequences of the last refused batches
     code: ErrorCode
-    answers_left: int = BATCHES_REMEMBERED  # so many can have been under way behind it
+    answers_left: int
 
 
 class RefusedBatches:
@@ -53,8 +53,16 @@ class RefusedBatches:
     def __len__(self) -> int:
         return len(self._refused)
 
-    def note(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
-        """The batch that begins at `sequence` was refused, or taken back; it may come again."""
+    def note(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        code: ErrorCode,
+        answers: int = BATCHES_REMEMBERED,
+    ) -> None:
+        """The batch that begins at `sequence` was refused, or taken back; it may come again, and so
+        many that follow it are refused meanwhile: by default as many as can be under way."""
         known = self._refused.pop(producer_id, None)
         sequences: tuple[int, ...] = (sequence,)
         if known is not None and known.epoch == epoch:
@@ -62,7 +70,7 @@ class RefusedBatches:
             sequences = (*others[1 - BATCHES_REMEMBERED :], sequence)
         while len(self._refused) >= PRODUCERS_MAX:
             del self._refused[next(iter(self._refused))]
-        self._refused[producer_id] = _Refused(epoch, sequences, code)
+        self._refused[producer_id] = _Refused(epoch, sequences, code, answers)
 
     def await_missing(self, producer_id: int, epoch: int, sequence: int) -> None:
         """The batch that begins at `sequence` may be on its way from the leader before this one.
@@ -72,13 +80,16 @@ class RefusedBatches:
         known = self._refused.get(producer_id)
         if known is not None and known.epoch == epoch and sequence in known.sequences:
             return
-        self.note(producer_id, epoch, sequence, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self._refused[producer_id].answers_left = NEW_LEADER_ANSWERS
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self.note(producer_id, epoch, sequence, code, NEW_LEADER_ANSWERS)
 
     def refuse_for_good(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """That batch will not come again: what follows it is out of order."""
-        self.note(producer_id, epoch, sequence, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        self._refused[producer_id].answers_left = 0
+        """That batch will not come again: what follows it is out of order. Where another one still
+        may, that one counts: it comes first."""
+        known = self._refused.get(producer_id)
+        if known is None or known.epoch != epoch or not known.answers_left:
+            code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            self.note(producer_id, epoch, sequence, code, 0)
 
     def reason_behind(self, header: BatchHeader, expected: int) -> ErrorCode | None:
         """Why the batch was refused that this one follows; None when none of those that were

@@ -216,6 +216,20 @@ def test_it_waits_for_nothing_that_was_refused_for_good() -> None:
     assert send(bench, batch(11)) is OUT_OF_ORDER
 
 
+def test_what_is_refused_for_good_leaves_what_may_come_again() -> None:
+    bench = made()
+    assert send(bench, batch(0)) is ErrorCode.NONE
+    no_leader(bench, False)
+    assert send(bench, batch(1)) is NOT_LEADER
+    no_leader(bench, True)
+    bench.partition.settings = PartitionSettings(max_message_bytes=100, min_insync_replicas=2)
+    assert send(bench, batch(3, 9)) is ErrorCode.MESSAGE_TOO_LARGE
+    assert send(bench, batch(2)) is NOT_LEADER
+    assert send(bench, batch(1)) is ErrorCode.NONE
+    assert send(bench, batch(2)) is ErrorCode.NONE
+    assert send(bench, batch(12)) is OUT_OF_ORDER
+
+
 def test_a_new_epoch_may_begin_there() -> None:
     bench = after_a_leader_change()
     assert send(bench, batch(4, epoch=1)) is NOT_LEADER
