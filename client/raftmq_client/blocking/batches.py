@@ -18,11 +18,9 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.admin import EARLIEST, LATEST, READ_COMMITTED
 from raftmq_client.core.admin_flow import AdminFlows
-from raftmq_client.core.client import ClientCore, ClientOptions
+from raftmq_client.core.build import build_client
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions, Reset
-from raftmq_client.core.metadata import MetadataOptions
-from raftmq_client.core.security import SecurityChoice, read_security
-from raftmq_client.options import parse_bootstrap
+from raftmq_client.core.security import SecurityChoice
 
 _MAX_WAIT_MS: Final = 500
 
@@ -61,13 +59,8 @@ class BatchReader:
         )
         self._partition = partition
         self._end = end
-        client_options = ClientOptions(
-            bootstrap=parse_bootstrap(bootstrap),
-            client_id=client_id,
-            security=read_security(security),
-            metadata=MetadataOptions(allow_auto_create=False),
-        )
-        self._engine = Engine(ClientCore(client_options), name=client_id)
+        client = build_client(bootstrap, client_id, security, may_create_topics=False)
+        self._engine = Engine(client, name=client_id)
         self._fetcher = FetcherCore(options, self._engine.client.metadata)
         self._engine.client.cores.append(self._fetcher)
         self._fetcher.assign([partition])
