@@ -1,18 +1,34 @@
-"""A local S3 server for the tests of exports, with a bucket for each test."""
+"""For the tests of exports: topics of a test's own, and a local S3 server with buckets."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from raftmq_client.blocking import Admin
+from tests.live.harness import Cluster
 
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("pyarrow") is None:  # no extra `spark`: what needs no pyarrow is left
     collect_ignore_glob = ["test_[!mp]*.py"]
 
 _buckets = itertools.count()
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture
+def make_topic(shared_cluster: Cluster, unique: str) -> MakeTopic:
+    """Creates a topic with so many partitions, named after the test and a suffix."""
+
+    def make(partitions: int = 1, suffix: str = "") -> str:
+        with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
+            admin.create_topic(f"{unique}{suffix}", partitions, 3)
+        return f"{unique}{suffix}"
+
+    return make
 
 
 @pytest.fixture(scope="session")

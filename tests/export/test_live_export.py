@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from raftmq_spark.export.manifest import Until
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
 from tests.export import crash_driver
+from tests.export.conftest import MakeTopic
 from tests.export.inline import (
     archive_rows,
     commit,
@@ -38,17 +38,6 @@ from tests.live.harness import Cluster
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.spark]
 ROOT = Path(__file__).parent.parent.parent
 COUNT = 3_000
-MakeTopic = Callable[..., str]
-
-
-@pytest.fixture
-def make_topic(shared_cluster: Cluster, unique: str) -> MakeTopic:
-    def make(partitions: int = 1, suffix: str = "") -> str:
-        with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
-            admin.create_topic(f"{unique}{suffix}", partitions, 3)
-        return f"{unique}{suffix}"
-
-    return make
 
 
 def check_good(cluster: Cluster, to: Path, *, with_log: bool = True) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,12 @@ from raftmq_spark.export.replay import OFFSET_HEADER, SOURCE_HEADER, ReplayWishe
 from raftmq_spark.export.verify import Kind, verify
 from raftmq_spark.security import ClientSettings
 from tests.export import replay_driver
+from tests.export.conftest import MakeTopic
 from tests.export.inline import make_order, open_at, produce, run_export
 from tests.live.harness import Cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.spark]
 ROOT = Path(__file__).parent.parent.parent
-MakeTopic = Callable[..., str]
-
-
-@pytest.fixture
-def make_topic(shared_cluster: Cluster, unique: str) -> MakeTopic:
-    def make(partitions: int = 1, suffix: str = "") -> str:
-        with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
-            admin.create_topic(f"{unique}{suffix}", partitions, 3)
-        return f"{unique}{suffix}"
-
-    return make
 
 
 def client_of(cluster: Cluster) -> ClientSettings:
