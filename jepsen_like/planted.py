@@ -8,14 +8,13 @@ faults or the invariants of the simulation are too weak.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
-from unittest.mock import patch
 
 import attrs
 from attrs import frozen
 
+from jepsen_like.bug import Bug, Plant, nothing, patching
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster import recovery as cluster_recovery
@@ -31,25 +30,6 @@ from raftmq.raft.leader import Leadership
 from raftmq.raft.messages import Message
 from raftmq.records import BatchHeader
 from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
-
-Plant = Callable[[], AbstractContextManager[None]]
-
-
-@frozen
-class Bug:
-    """A planted bug, where to look for it, and what it is that it breaks.
-
-    Attributes:
-        promise: of mission.md, by number.
-        rules: of hazards.md, by number.
-        caught_by: invariants and checkers that count as having caught it.
-    """
-
-    plant: Plant
-    options: Callable[[int], SimOptions]
-    promise: int
-    rules: tuple[int, ...]
-    caught_by: tuple[str, ...]
 
 
 @frozen
@@ -239,15 +219,6 @@ def _wipes(seed: int) -> SimOptions:
 # ---- bugs ----
 
 
-def _patching(target: object, name: str, replacement: object) -> Plant:
-    @contextmanager
-    def plant() -> Iterator[None]:
-        with patch.object(target, name, replacement):
-            yield
-
-    return plant
-
-
 def _best_of(ends: Sequence[RaftIndex]) -> RaftIndex:
     return max(ends)
 
@@ -347,10 +318,6 @@ def _append_unstaged(log: ReplicatedLog, batch: Buffer, header: BatchHeader | No
         log._flushed_bare = flushed
 
 
-def _nothing(*_arguments: object, **_named: object) -> None:
-    return None
-
-
 def _never_lost(*_arguments: object, **_named: object) -> bool:
     return False
 
@@ -370,97 +337,101 @@ _WATERMARK = "MonotonicHighWatermark"
 _ASSERTION = "AssertionError"
 """The product's own: a replica stops rather than go on with what cannot be."""
 
-BUGS: Final[dict[str, Bug]] = {
+BUGS: Final[dict[str, Bug[SimOptions]]] = {
     "minority-commit": Bug(
-        _patching(leader, "quorum_end", _best_of), _partitions, 1, (9,), (_MAJORITY,)
+        patching((leader, "quorum_end", _best_of)), _partitions, 1, (9,), (_MAJORITY,)
     ),
     "commit-by-those-in-sync": Bug(
-        _patching(Leadership, "commit_if_possible", _commit_by_those_in_sync),
+        patching((Leadership, "commit_if_possible", _commit_by_those_in_sync)),
         _partitions,
         1,
         (13,),
         (_MAJORITY, "LeaderCompleteness", "MonotonicHighWatermark"),
     ),
     "vote-forgotten": Bug(
-        _patching(HardStateJournal, "put", _put_without_vote),
+        patching((HardStateJournal, "put", _put_without_vote)),
         _split_votes,
         2,
         (10,),
         ("SingleLeaderPerTerm", "LogMatching"),
     ),
     "ack-before-fsync": Bug(
-        _patching(Outbox, "release", _release_unflushed), _crashes, 1, (10,), (_MAJORITY,)
+        patching((Outbox, "release", _release_unflushed)), _crashes, 1, (10,), (_MAJORITY,)
     ),
     "vote-before-fsync": Bug(
-        _patching(Outbox, "release", _release_before_journal),
+        patching((Outbox, "release", _release_before_journal)),
         _split_votes,
         2,
         (10,),
         ("SingleLeaderPerTerm", "LogMatching", "Liveness"),
     ),
     "leader-counts-unflushed": Bug(
-        _patching(RaftCore, "advance", _advance_to_log_end), _crashes, 1, (9,), (_MAJORITY,)
+        patching((RaftCore, "advance", _advance_to_log_end)), _crashes, 1, (9,), (_MAJORITY,)
     ),
     "old-term-committed-by-count": Bug(
-        _patching(leader, "may_commit", _commit_anything_new),
+        patching((leader, "may_commit", _commit_anything_new)),
         _partitions,
         2,
         (11,),
         ("LeaderCommitsOwnTerm", "MonotonicHighWatermark"),
     ),
     "agreeing-suffix-truncated": Bug(
-        _patching(follower, "_merge", _merge_and_cut), _partitions, 2, (), (_ASSERTION, _WATERMARK)
+        patching((follower, "_merge", _merge_and_cut)), _partitions, 2, (), (_ASSERTION, _WATERMARK)
     ),
     "up-to-date-check-skipped": Bug(
-        _patching(election, "is_up_to_date", _always), _partitions, 2, (), ("LeaderCompleteness",)
+        patching((election, "is_up_to_date", _always)), _partitions, 2, (), ("LeaderCompleteness",)
     ),
     "commit-of-what-may-differ": Bug(
-        _patching(follower, "_commit", _commit_uncapped),
+        patching((follower, "_commit", _commit_uncapped)),
         _partitions,
         2,
         (),
         (_ASSERTION, _WATERMARK, _MAJORITY),
     ),
     "log-start-in-place": Bug(
-        _patching(LogStartFile, "replace", _replace_in_place),
+        patching((LogStartFile, "replace", _replace_in_place)),
         _log_starts,
         2,
         (3,),
         ("CrashKeepsIdentity", "FlushedSurvives"),
     ),
     "torn-tail-cut": Bug(
-        _patching(ReplicatedLog, "open", classmethod(_open_without_claim)),
+        patching((ReplicatedLog, "open", classmethod(_open_without_claim))),
         _rot,
         4,
         (1,),
         ("FlushedSurvives",),
     ),
     "bare-entry-not-flushed-first": Bug(
-        _patching(ReplicatedLog, "append_batch", _append_unstaged),
+        patching((ReplicatedLog, "append_batch", _append_unstaged)),
         _slow_flushes,
         3,
         (2,),
         ("LogMatching",),
     ),
     "bare-entries-outlive-truncation": Bug(
-        _patching(BareEntries, "truncate", _nothing),
+        patching((BareEntries, "truncate", nothing)),
         _truncations,
         3,
         (2,),
         (_ASSERTION, "LogMatching"),
     ),
     "read-without-quorum": Bug(
-        _patching(RaftCore, "read_confirmed", _always), _deposed, 6, (18,), ("LinearizableBarrier",)
+        patching((RaftCore, "read_confirmed", _always)),
+        _deposed,
+        6,
+        (18,),
+        ("LinearizableBarrier",),
     ),
     "claim-not-lowered": Bug(
-        _patching(JournalPlace, "lower_claim", _nothing),
+        patching((JournalPlace, "lower_claim", nothing)),
         _truncations,
         10,
         (1,),
         ("Liveness", "StopIteration"),
     ),
     "wiped-keeps-vote": Bug(
-        _patching(cluster_recovery, "is_forgotten", _never_lost),
+        patching((cluster_recovery, "is_forgotten", _never_lost)),
         _wipes,
         5,
         (6,),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from jepsen_like.cluster.bug import ClusterBug
+from jepsen_like.bug import Bug
+from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.run import run_cluster_seed
 from jepsen_like.planted import Catch, hunt_with
 
-CLUSTER_BUGS: Final[dict[str, ClusterBug]] = {**CLIENT_BUGS, **NODE_BUGS}
+CLUSTER_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {**CLIENT_BUGS, **NODE_BUGS}
 """By name. Each must be caught within 200 seeds."""
 
 

@@ -13,8 +13,9 @@ import attrs
 import msgspec
 from immutables import Map
 
+from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.bug import ClusterBug, nothing, patching
+from jepsen_like.cluster.options import ClusterOptions
 from raftmq.cluster import apply as metadata_apply
 from raftmq.cluster import group_image, metadata_machine
 from raftmq.cluster.commands import AllocateProducerIds, ProducerIds
@@ -148,120 +149,120 @@ def _log_end_of_follower(self: Partition) -> Offset:
 
 _REFUSED = "SequenceAccepted"
 
-CLIENT_BUGS: Final[dict[str, ClusterBug]] = {
-    "acked-before-commit": ClusterBug(
+CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
+    "acked-before-commit": Bug(
         patching((Partition, "_acknowledge", _at_once)),
         stress.leaders,
         1,
         (12,),
         ("lost-write", "inconsistent-offsets", "divergence", "unseen", _REFUSED),
     ),
-    "duplicate-acked-before-commit": ClusterBug(
+    "duplicate-acked-before-commit": Bug(
         patching((Partition, "_acknowledge_duplicate", _duplicate_at_once)),
         stress.leaders,
         7,
         (14,),
         ("lost-write", "inconsistent-offsets", "divergence", "unseen", _REFUSED),
     ),
-    "sequence-unchecked": ClusterBug(
+    "sequence-unchecked": Bug(
         patching((ProducerStateTable, "check", _accept)),
         stress.leaders,
         7,
         (),
         ("duplicate", "nonmonotonic-send"),
     ),
-    "producers-not-rolled-back": ClusterBug(
+    "producers-not-rolled-back": Bug(
         patching((PartitionProducers, "truncated", nothing)),
         stress.leaders,
         7,
         (14,),
         ("AssertionError", _REFUSED),
     ),
-    "producers-lost-at-log-start": ClusterBug(
+    "producers-lost-at-log-start": Bug(
         patching((Partition, "state_at", _no_state)),
         stress.deletions_at_rest,
         7,
         (3, 14),
         (_REFUSED, "duplicate"),
     ),
-    "producer-ids-twice": ClusterBug(
+    "producer-ids-twice": Bug(
         lambda: patch.dict(metadata_apply._HANDLERS, {AllocateProducerIds: _same_ids}),
         stress.leaders,
         7,
         (),
         (_REFUSED, "lost-write"),
     ),
-    "read-above-watermark": ClusterBug(
+    "read-above-watermark": Bug(
         patching((Partition, "readable_end", property(_log_end))),
         stress.leaders,
         2,
         (11,),
         ("out-of-range", "divergence", "inconsistent-offsets"),
     ),
-    "follower-serves-its-log-end": ClusterBug(
+    "follower-serves-its-log-end": Bug(
         patching((Partition, "readable_end", property(_log_end_of_follower))),
         stress.leaders,
         2,
         (16,),
         ("divergence", "inconsistent-offsets", "phantom", "out-of-range"),
     ),
-    "deleted-before-commit": ClusterBug(
+    "deleted-before-commit": Bug(
         patching((Partition, "delete_records", _deleted_at_once)),
         stress.deletions,
         2,
         (3,),
         ("out-of-range",),
     ),
-    "retention-by-own-clock": ClusterBug(
+    "retention-by-own-clock": Bug(
         patching((Retention, "now_ms", _own_time)),
         stress.clocks,
         6,
         (3,),
         ("RetentionByAgreedTime",),
     ),
-    "zombie-commits": ClusterBug(
+    "zombie-commits": Bug(
         patching((group_image, "check_commit", nothing), (Group, "check_commit", _no_error)),
         stress.coordinators,
         9,
         (20,),
         ("zombie-commit", "commit-regression"),
     ),
-    "committed-without-barrier": ClusterBug(
+    "committed-without-barrier": Bug(
         patching((RaftMetadataEngine, "read_barrier", _kept)),
         stress.secluded,
         9,
         (18,),
         ("linear-committed", "lost-commit"),
     ),
-    "claim-forgets-generation": ClusterBug(
+    "claim-forgets-generation": Bug(
         patching((group_image, "_claim", _claim_anew)),
         stress.coordinators,
         9,
         (20,),
         ("double-assignment", "generation-back", "zombie-commit"),
     ),
-    "claim-forgets-offsets": ClusterBug(
+    "claim-forgets-offsets": Bug(
         patching((group_image, "_claim", _claim_without_offsets)),
         stress.coordinators,
         9,
         (20,),
         ("lost-commit", "linear-committed", "consume-skip"),
     ),
-    "coordinator-unfenced": ClusterBug(
+    "coordinator-unfenced": Bug(
         patching((metadata_apply, "apply_group", _apply_any_coordinator)),
         stress.sleepers,
         9,
         (20,),
         ("CoordinatorIsFenced",),
     ),
-    "command-applied-twice": ClusterBug(
+    "command-applied-twice": Bug(
         patching((metadata_machine, "apply", _apply_twice)),
         stress.coordinators,
         9,
         (17,),
         ("CommandsApplyOnce",),
     ),
-    "snapshot-without-groups": ClusterBug(
+    "snapshot-without-groups": Bug(
         patching((SnapshotEncoder, "encode", _without_groups)),
         stress.snapshots,
         9,

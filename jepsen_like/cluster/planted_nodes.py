@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.bug import ClusterBug, nothing, patching
+from jepsen_like.cluster.options import ClusterOptions
 from raftmq import records
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.cluster import partition
@@ -106,60 +107,60 @@ def _parsed_batches(data: Any) -> list[Any]:
     return [header for header, _ in records.split_batches(data)]
 
 
-NODE_BUGS: Final[dict[str, ClusterBug]] = {
-    "wiped-keeps-storage": ClusterBug(
+NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
+    "wiped-keeps-storage": Bug(
         patching((DataFolder, "unlocked", classmethod(_same_storage))),
         stress.wipes_of_the_newest,
         5,
         (6,),
         ("LeaderCompleteness", "CommittedIsDurableAtMajority", "MonotonicHighWatermark"),
     ),
-    "wiped-never-readmitted": ClusterBug(
+    "wiped-never-readmitted": Bug(
         patching((Readmission, "step", nothing)),
         stress.briefly(stress.wipes),
         10,
         (6,),
         ("Liveness",),
     ),
-    "damage-served": ClusterBug(
+    "damage-served": Bug(
         patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),
         stress.rot,
         4,
         (5,),
         ("LogMatching",),
     ),
-    "damage-served-to-clients": ClusterBug(
+    "damage-served-to-clients": Bug(
         patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),
         stress.rot_as_clients_see_it,
         4,
         (5,),
         ("DamageIsNeverServed", "divergence", "phantom"),
     ),
-    "damage-never-repaired": ClusterBug(
+    "damage-never-repaired": Bug(
         patching((Repairer, "_ask", nothing)), stress.briefly(stress.rot), 4, (), ("Liveness",)
     ),
-    "failed-sync-believed": ClusterBug(
+    "failed-sync-believed": Bug(
         patching((Segment, "write_again", nothing), (BareEntries, "write_again", nothing)),
         stress.power,
         1,
         (8,),
         ("FlushedSurvives", "CrashKeepsIdentity"),
     ),
-    "full-disk-is-the-end": ClusterBug(
+    "full-disk-is-the-end": Bug(
         patching((ReplicatedLog, "append_batch", _append_or_fail)),
         stress.full_disks,
         10,
         (8,),
         ("FullDiskIsSurvived",),
     ),
-    "isolated-leads-on": ClusterBug(
+    "isolated-leads-on": Bug(
         patching((Isolation, "tick", nothing)),
         stress.out_of_touch,
         10,
         (19,),
         ("IsolatedHandsOver",),
     ),
-    "unknown-folder-deleted": ClusterBug(
+    "unknown-folder-deleted": Bug(
         patching(
             (Partitions, "_quarantine", _remove_stranger),
             (BrokerLifecycle, "is_current", property(_at_once)),
@@ -169,21 +170,21 @@ NODE_BUGS: Final[dict[str, ClusterBug]] = {
         (7,),
         ("FlushedSurvives", "CrashKeepsIdentity", "Liveness"),
     ),
-    "heartbeats-behind-the-disk": ClusterBug(
+    "heartbeats-behind-the-disk": Bug(
         patching((Replica, "_perform", _perform_and_hold_heartbeats)),
         stress.slow_disks,
         10,
         (15,),
         ("LeadersAreKept",),
     ),
-    "rubbish-ends-the-node": ClusterBug(
+    "rubbish-ends-the-node": Bug(
         patching((Dispatcher, "begin", _begin_unguarded)),
         stress.rubbish,
         11,
         (),
         ("BadInputIsContained",),
     ),
-    "wrong-sum-accepted": ClusterBug(
+    "wrong-sum-accepted": Bug(
         patching((partition, "check_batches", _parsed_batches)),
         stress.rubbish,
         11,

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Generic, TypeVar
 from unittest.mock import patch
 
 from attrs import frozen
 
-from jepsen_like.cluster.stress import Stress
-
+OptionsT = TypeVar("OptionsT")
 Plant = Callable[[], AbstractContextManager[None]]
 
 
 @frozen
-class ClusterBug:
+class Bug(Generic[OptionsT]):
     """A planted bug, where to look for it, and what it is that it breaks.
 
     Attributes:
+        options: of the run for a seed, in either simulated world.
         promise: of mission.md, by number.
         rules: of hazards.md, by number.
         caught_by: invariants and checkers that count as having caught it.
     """
 
     plant: Plant
-    options: Stress
+    options: Callable[[int], OptionsT]
     promise: int
     rules: tuple[int, ...]
     caught_by: tuple[str, ...]
