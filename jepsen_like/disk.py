@@ -161,6 +161,7 @@ class SimDisk:
         self._folders: set[str] = {"", "/"}
         self._inodes = 0
         self._crash_at: int | None = None
+        self._trap: Callable[[str, str], int | None] | None = None
         self._has_crashed = False
         self._failing: Callable[[str, str], bool] | None = None
         self.counters = Counters()
@@ -392,12 +393,14 @@ class SimDisk:
         self.counters.crashes += 1
         self._has_crashed = False
         self._crash_at = None
+        self._trap = None
 
     def end_process(self) -> None:
         """The process ends and the machine goes on: handles are dead, the page cache stays."""
         self.counters.crashes += 1
         self._has_crashed = False
         self._crash_at = None
+        self._trap = None
 
     def _lose(self, inode: Inode, random: Random, odds: CrashOdds) -> None:
         cached = bytes(inode.cached)
@@ -422,6 +425,11 @@ class SimDisk:
     def crash_after(self, operations: int | None) -> None:
         """Raise `SimCrash` in the middle of the given coming change (1 = the next one)."""
         self._crash_at = None if operations is None else self.operations + operations
+
+    def crash_when(self, trap: Callable[[str, str], int | None] | None) -> None:
+        """Set a trap: what it gives for a change (a verb and a path) is how many changes later the
+        power goes, 0 for right before that one; None for not yet."""
+        self._trap = trap
 
     def fail_when(self, predicate: Callable[[str, str], bool] | None) -> None:
         """Fail an operation ("fdatasync", "read") of a path with an I/O error when it says so."""
@@ -476,6 +484,8 @@ class SimDisk:
     def _operation(self, verb: str, path: str) -> None:
         self._alive()
         self.operations += 1
+        if self._trap is not None and (later := self._trap(verb, path)) is not None:
+            self._trap, self._crash_at = None, self.operations + later
         if self._crash_at is not None and self.operations >= self._crash_at:
             self._has_crashed = True
             raise SimCrash(f"crash at operation {self.operations}: {verb} {path}")

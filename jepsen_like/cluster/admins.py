@@ -25,11 +25,14 @@ _MAYBE = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION})
 
 
 async def create_topics(world: ClusterWorld, process: int, names: list[str], count: int) -> None:
-    """Create the run's own topics, asking until they are there."""
+    """Create the run's own topics, asking until they are there; the first has its own configs."""
     kafka = Kafka(world, process)
     missing = list(names)
     while missing:
         rows = [topic_row(name, count) for name in missing]
+        if rows[0]["name"] == names[0]:
+            configs = world.options.topic_configs
+            rows[0]["configs"] = [{"name": key, "value": value} for key, value in configs]
         try:
             answer = await kafka.ask(
                 kafka.any_node(),

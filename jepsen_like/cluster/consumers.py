@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from jepsen_like.cluster.fetch_session import NO_SESSION, SESSION_LOST, Session
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import (
-    FetchPartition,
     FetchPartitionResponse,
-    FetchRequest,
-    FetchTopic,
     decode_fetch_response,
     encode_fetch_request,
 )
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-FETCH_BYTES: Final = 4_096
-WAIT_MS: Final = 100
 
 Where = tuple[str, int]
 
@@ -57,6 +53,8 @@ class Fetcher:
         self.kafka = Kafka(world, process)
         self.process = process
         self.positions: dict[Where, int] = {}
+        self._uses_sessions = self.kafka.random.random() < world.options.session_share
+        self._sessions: dict[int, Session] = {}
 
     async def poll(self) -> list[Where]:
         """One fetch of what one node leads; gives the partitions whose offset is out of range."""
@@ -82,13 +80,10 @@ class Fetcher:
         operation = world.recorder.invoke(
             self.process, "poll", offsets={name_of(w): o for w, o in asked.items()}, node=node_id
         )
-        topics: dict[str, FetchTopic] = {}
-        for (topic, index), offset in asked.items():
-            entry = topics.setdefault(topic, FetchTopic(topic, None, []))
-            entry.partitions.append(
-                FetchPartition(index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)
-            )
-        request = FetchRequest(max_wait_ms=WAIT_MS, topics=list(topics.values()))
+        session = self._sessions.pop(node_id, NO_SESSION)
+        request = session.request(asked)
+        if not self._uses_sessions:
+            request.session_epoch = -1
         body = encode_fetch_request(VERSIONS[ApiKey.FETCH], request)
         try:
             answer = await until(kafka.request(node_id, ApiKey.FETCH, body))
@@ -98,12 +93,21 @@ class Fetcher:
             await kafka.pause()
             return []
         response = decode_fetch_response(VERSIONS[ApiKey.FETCH], answer)
+        if response.error_code:
+            # The node has forgotten the session: the next fetch begins another.
+            assert response.error_code in SESSION_LOST, ErrorCode(response.error_code).name
+            world.recorder.fail(operation, code=response.error_code)
+            return []
+        if self._uses_sessions and response.session_id:
+            self._sessions[node_id] = session.after(asked, response.session_id)
         found: dict[str, list[tuple[int, int | str]]] = {}
         gone: list[Where] = []
         for told in response.topics:
             for part in told.partitions:
                 assert told.name is not None
                 where = (told.name, part.partition)
+                if where not in asked:
+                    raise InvariantViolation("FetchSession", f"{where} was not asked for")
                 if part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                     gone.append(where)
                 elif part.error_code:
@@ -246,6 +250,8 @@ class Member(Fetcher):
         self._must_join = True
         self._is_stalled = False
         self._round = 0
+        is_static = self.kafka.random.random() < world.options.static_share
+        self._instance_id = f"static-{process}" if is_static else None
 
     @property
     def generation(self) -> int:
@@ -272,7 +278,7 @@ class Member(Fetcher):
             else:
                 await self._consume()
             # A run that saw no rebalance says little of groups.
-            if kafka.random.random() < (0.02 if world.counts.rebalances < 2 else 0.004):
+            if kafka.random.random() < (0.06 if world.counts.rebalances < 2 else 0.004):
                 await self._leave()
         await self._commit()
         self._round += 1
@@ -354,7 +360,7 @@ class Member(Fetcher):
             session_timeout=options.session_ms,
             rebalance_timeout=2_000,
             member_id=self._member_id,
-            group_instance_id=None,
+            group_instance_id=self._instance_id,
             protocol_type="consumer",
             protocols=[{"name": "range", "metadata": subscription}],
         )
@@ -375,7 +381,7 @@ class Member(Fetcher):
             group_id=self._group,
             generation_id=self._generation,
             member_id=self._member_id,
-            group_instance_id=None,
+            group_instance_id=self._instance_id,
             protocol_type="consumer",
             protocol_name="range",
             assignments=plan,
@@ -486,7 +492,7 @@ class Member(Fetcher):
             group_id=self._group,
             generation_id_or_member_epoch=self._generation,
             member_id=self._member_id,
-            group_instance_id=None,
+            group_instance_id=self._instance_id,
             topics=[{"name": t, "partitions": rows} for t, rows in topics.items()],
         )
         if answer is None:
@@ -509,10 +515,17 @@ class Member(Fetcher):
         await self._commit()
         member_id = self._member_id
         self._lose_assignment(forget_member=True)
+        instance_id = self._instance_id
+        if instance_id is not None:
+            if self.kafka.random.random() < 0.5:
+                # A process that begins anew and is back before anybody misses it.
+                await self.kafka.sleep(self.kafka.random.uniform(50.0, 600.0))
+                return
+            member_id = self.kafka.random.choice((member_id, ""))
         await self._ask(
             ApiKey.LEAVE_GROUP,
             group_id=self._group,
-            members=[{"member_id": member_id, "group_instance_id": None}],
+            members=[{"member_id": member_id, "group_instance_id": instance_id}],
         )
         await self.kafka.sleep(self.kafka.random.uniform(50.0, 600.0))
 
@@ -528,7 +541,7 @@ class Member(Fetcher):
                 group_id=self._group,
                 generation_id=self._generation,
                 member_id=self._member_id,
-                group_instance_id=None,
+                group_instance_id=self._instance_id,
             )
             if answer is not None and number == self._round:
                 self._heard(answer.error_code)

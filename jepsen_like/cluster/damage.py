@@ -12,8 +12,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from jepsen_like.cluster.kafka import VERSIONS, ClientEnd
+from jepsen_like.disk import SECTOR
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
+from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
 from raftmq.protocol.produce import (
@@ -137,8 +139,25 @@ class Damage:
         path, position, length = chosen[-1] if random.random() < 0.5 else random.choice(chosen)
         self._world.note("rot", node.node_id, path, position)
         self._world.counts.rots += 1
-        node.disk.flip(path, position + random.randrange(length), random.randrange(8))
+        _spoil(node, path, position, length, random)
         return True
+
+    def rot_indexes(self, node: ClusterNode, random: Random) -> None:
+        """Spoil or remove some indexes, or all; a log is not known to be worse for it.
+
+        A header is looked at when its log is opened, the pairs behind it when they are needed.
+        """
+        disk = node.disk
+        paths = [p for p in disk.files(ROOT) if p.endswith(("index", ".fill.tmp"))]
+        for path in random.sample(paths, random.choice((min(len(paths), 4), len(paths)))):
+            self._world.note("rot index", node.node_id, path)
+            size = len(disk.content(path))
+            if size > HEADER_SIZE_OF_INDEX and random.random() < 0.5:
+                disk.flip(path, random.randrange(HEADER_SIZE_OF_INDEX, size), random.randrange(8))
+            elif size and random.random() < 0.5:
+                disk.flip(path, random.randrange(size), random.randrange(8))
+            else:
+                disk.remove(path)
 
     def malformed(self, node: ClusterNode, random: Random) -> None:
         """A client sends rubbish: it must cost its own connection alone."""
@@ -190,3 +209,15 @@ class Damage:
         answer.when_done(judge)
         end.send((len(head) + len(body)).to_bytes(4) + head + body, 1, answer)
         self._world.schedule(3_000.0, end.close)
+
+
+def _spoil(node: ClusterNode, path: str, position: int, length: int, random: Random) -> None:
+    """A bit flips, or, where a batch has whole sectors, one of them holds nothing."""
+    first = -(-position // SECTOR) * SECTOR
+    if random.random() < 0.3 and first + SECTOR <= position + length:
+        content = bytearray(node.disk.content(path))
+        if any(content[first : first + SECTOR]):
+            content[first : first + SECTOR] = bytes(SECTOR)
+            node.disk.overwrite(path, bytes(content))
+            return
+    node.disk.flip(path, position + random.randrange(length), random.randrange(8))

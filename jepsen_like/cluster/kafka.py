@@ -59,6 +59,9 @@ VERSIONS: Final[dict[ApiKey, int]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: 0,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
     ApiKey.OFFSET_DELETE: 0,
+    ApiKey.DELETE_GROUPS: 2,
+    ApiKey.ALTER_CONFIGS: 1,
+    ApiKey.DESCRIBE_LOG_DIRS: 1,
 }
 STALE_LEADER: Final = frozenset(
     {

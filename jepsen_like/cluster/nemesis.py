@@ -22,10 +22,27 @@ from raftmq.errors import KafkaError
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 CALM_MS = 3_000.0
+STEPS: dict[str, tuple[tuple[str, str], ...]] = {
+    "segment roll": (("create", ".log"),),
+    "truncation": (("truncate", ".log"),),
+    "bare entry": (("write", "bare.entries"), ("truncate", "bare.entries")),
+    "log start": (("create", "log-start.tmp"), ("rename", "log-start")),
+    "snapshot": (("create", "meta/log-start.tmp"), ("rename", "meta/log-start")),
+    "journal": (("create", "state.journal.tmp"), ("rename", "state.journal")),
+    "retention": (("remove", ".log"),),
+    "index": (("create", ".index"), ("write", ".timeindex")),
+    "repair": (("create", ".log.tmp"), ("create", ".fill.tmp")),
+}
+"""Operations of several changes to the disk, and the changes that belong to them alone."""
 OUT_OF_TOUCH_MS = 13_500.0
 """Ten seconds until a broker calls itself isolated, and some for asking and handing over."""
-LONGEST = 4
+LONGEST = 6
 """A safety phase goes on for so many times its length at most, where too little happened in it."""
+
+
+ENDS = ("crash", "crash-leader", "crash-controller", "kill")
+CRASHES_MIN = 4
+"""A run with fewer says little; so many come early, where the odds know of any."""
 
 
 def draw_faults(world: ClusterWorld) -> list[Fault]:
@@ -35,13 +52,17 @@ def draw_faults(world: ClusterWorld) -> list[Fault]:
     low, high = options.fault_every_ms
     names = [name for name, _ in options.weights]
     weights = [weight for _, weight in options.weights]
+    crashes = [name for name, weight in options.weights if weight > 0 and name in ENDS]
     faults: list[Fault] = []
     at_ms = 300.0
     while any(weights):
         at_ms += random.uniform(low, high)
         if at_ms >= LONGEST * options.safety_ms:
             break
+        is_due = len(faults) % 4 == 1 and sum(f.name in ENDS for f in faults) < CRASHES_MIN
         name = random.choices(names, weights)[0]
+        if is_due and crashes:
+            name = random.choice(crashes)
         faults.append(Fault(at_ms, name, random.getrandbits(48)))
     return faults
 
@@ -71,6 +92,7 @@ class Nemesis:
             "crash-controller": lambda: self._crash(self._controller()),
             "crash-all": self._crash_all,
             "crash-point": self._crash_point,
+            "crash-in": self._crash_in,
             "kill": self._kill,
             "pause": self._pause,
             "slow-disk": self._slow_disk,
@@ -83,6 +105,7 @@ class Nemesis:
             "lose-folder": self._lose_folder,
             "rot": self._rot,
             "rot-everywhere": self._rot_everywhere,
+            "rot-index": self._rot_index,
             "clock-jump": self._clock_jump,
             "clock-strobe": self._clock_strobe,
             "delete-records": self._delete_records,
@@ -297,6 +320,27 @@ class Nemesis:
 
         self._later(certainly)
 
+    def _crash_in(self) -> None:
+        """Lose power in the middle of an operation of several steps, the next time it comes."""
+        node, draw = self._up_node(), Random(self._random.getrandbits(32))
+        name = draw.choice(list(STEPS))
+        disk, life = node.disk, node.life
+
+        def trap(verb: str, path: str) -> int | None:
+            if not any(verb == v and path.endswith(tail) for v, tail in STEPS[name]):
+                return None
+            self._world.note("in the middle of", name, node.node_id, verb, path)
+            return draw.randint(0, 4)
+
+        disk.crash_when(trap)
+
+        def certainly() -> None:
+            if node.life == life:
+                disk.crash_when(None)
+            self._later(self._world.restart(node))
+
+        self._world.schedule(3 * self._lasts_ms(), certainly)
+
     def _pause(self) -> None:
         node = self._leader() if self._random.random() < 0.6 else self._any_node()
         node.paused_until_ms = self._world.now_ms + self._lasts_ms()
@@ -402,6 +446,13 @@ class Nemesis:
                 self._later(self._world.restart(node))
 
         self._when_whole(rot, must_be_in_sync=True)
+
+    def _rot_index(self) -> None:
+        """Indexes of a node that is down go bad or away: they are built anew."""
+        node, draw = self._any_node(), Random(self._random.getrandbits(32))
+        node.crash()
+        node.must_start.append(lambda: self._damage.rot_indexes(node, draw))
+        self._later(self._world.restart(node))
 
     # ---- clocks ----
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.port import SimPort
 from jepsen_like.cluster.tasks import SimTasks
 from jepsen_like.cluster.wires import SimLinks
@@ -25,6 +28,7 @@ from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
+from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.node.composition import NodeCore
@@ -161,14 +165,22 @@ class SimWorkers:
 class SimCore(NodeCore):
     """The product's node, with a metadata log small enough to see snapshots."""
 
-    def __init__(self, config: NodeConfig, snapshot_bytes: int) -> None:
+    def __init__(self, config: NodeConfig, options: ClusterOptions) -> None:
         super().__init__(config)
-        self._snapshot_bytes = snapshot_bytes
+        self._offsets_retention_ms = options.offsets_retention_ms
+        snapshot_bytes = self._snapshot_bytes = options.snapshot_bytes
         self.metadata_log = LogConfig(
             segment_bytes=snapshot_bytes,
             retention_ms=-1,
             segment_reserve_bytes=4_096,
             bare_reserve_bytes=2_048,
+        )
+
+    def _group_config(self) -> GroupConfig:
+        return attrs.evolve(
+            super()._group_config(),
+            offsets_retention_ms=self._offsets_retention_ms,
+            retention_check_ms=300,
         )
 
     def _make_engine(self) -> DrivenEngine:
@@ -294,7 +306,7 @@ class ClusterNode:
             disk_space=self._disk_space,
             buggify=world.buggify,
         )
-        core = SimCore(self._config(), world.options.snapshot_bytes)
+        core = SimCore(self._config(), world.options)
         core.compose(around, journal)
         self.core = core
         self.port = SimPort(world, self, core)
@@ -443,6 +455,7 @@ class ClusterNode:
         self.paused_until_ms = 0.0
         self.disk.capacity_bytes = None
         self.disk.crash_after(None)
+        self.disk.crash_when(None)
         self.disk.fail_when(None)
         self.clock.strobe_ms = 0.0
         if not self.is_up:

@@ -26,6 +26,7 @@ FAULTS = (
     "crash-controller",
     "crash-all",
     "crash-point",
+    "crash-in",
     "kill",
     "pause",
     "slow-disk",
@@ -38,6 +39,7 @@ FAULTS = (
     "lose-folder",
     "rot",
     "rot-everywhere",
+    "rot-index",
     "clock-jump",
     "clock-strobe",
     "delete-records",
@@ -46,6 +48,19 @@ FAULTS = (
     "shutdown",
     "cut-controller",
 )
+
+
+EXPIRY_MS = 4_000
+TOPIC_CONFIGS: tuple[tuple[tuple[str, str], ...], ...] = (
+    (),
+    (),
+    (("compression.type", "lz4"),),
+    (("compression.type", "gzip"), ("message.timestamp.type", "LogAppendTime")),
+    (("compression.type", "zstd"), ("min.insync.replicas", "2")),
+    (("compression.type", "uncompressed"), ("segment.ms", "1000")),
+    (("message.timestamp.type", "LogAppendTime"), ("index.interval.bytes", "64")),
+)
+"""What a topic may be created with, beside the brokers' defaults."""
 
 
 @frozen(kw_only=True)
@@ -61,7 +76,9 @@ class ClusterOptions:
     consumers: int = 2
     members: int = 3
     registers: int = 4
-    safety_ms: float = 5_000
+    tourists: int = 1
+    safety_ms: float = 3_000
+    """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000
     tick_ms: int = 25
     election_ticks: int = 6
@@ -82,6 +99,13 @@ class ClusterOptions:
     retention_bytes: int = -1
     snapshot_bytes: int = 1 << 20
     session_ms: int = 1_500
+    static_share: float = 0.0
+    """How many of the group's members have a group.instance.id."""
+    session_share: float = 0.5
+    """How many consumers use fetch sessions."""
+    offsets_retention_ms: int = 7 * 86_400_000
+    topic_configs: tuple[tuple[str, str], ...] = ()
+    """Of the first topic."""
     request_timeout_ms: float = 1_500
     fault_every_ms: tuple[float, float] = (150.0, 900.0)
     fault_lasts_ms: tuple[float, float] = (100.0, 1_200.0)
@@ -119,7 +143,8 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "crash-leader": 2.0,
     "crash-controller": 1.0,
     "crash-all": 0.5,
-    "crash-point": 1.0,
+    "crash-point": 0.7,
+    "crash-in": 1.5,
     "kill": 1.5,
     "pause": 1.0,
     "slow-disk": 0.8,
@@ -132,6 +157,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "lose-folder": 0.3,
     "rot": 0.4,
     "rot-everywhere": 0.2,
+    "rot-index": 0.4,
     "clock-jump": 0.5,
     "clock-strobe": 0.3,
     "delete-records": 1.0,
@@ -150,6 +176,10 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         if random.random() < 0.25:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
+    expires = random.random() < 0.1
+    if expires:
+        # Else what is the time would decide whether somebody's offsets are old.
+        weights["clock-jump"] = weights["clock-strobe"] = 0.0
     return ClusterOptions(
         nodes=5 if random.random() < 0.1 else 3,
         spares=1 if random.random() < 0.25 else 0,
@@ -167,5 +197,11 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         snapshot_bytes=random.choice((8_192, 32_768, 1 << 20)),
         fault_every_ms=(100.0, random.choice((600.0, 1_200.0))),
         weights=tuple(weights.items()),
-        clock_skew_ms=random.choice((0.0, 500.0, 15 * 86_400_000.0)),
+        clock_skew_ms=0.0 if expires else random.choice((0.0, 500.0, 15 * 86_400_000.0)),
+        offsets_retention_ms=EXPIRY_MS if expires else 7 * 86_400_000,
+        registers=0 if expires else 4,
+        safety_ms=2 * EXPIRY_MS if expires else 3_000,
+        static_share=random.choice((0.0, 0.0, 0.5, 1.0)),
+        topic_configs=random.choice(TOPIC_CONFIGS),
+        tourists=random.choice((1, 1, 2)),
     )

@@ -1,9 +1,10 @@
 """Producers: idempotent, up to five batches of a partition in flight, sent again until answered.
 
 A pipe is one producer id on one partition, or none: some producers do without, and send nothing
-twice. What is refused or lost of the others is sent again in the order of its sequences, once all
-that is under way has come back; what is not acknowledged in time is given up as unknown, and the
-pipe goes on under a fresh producer id. Every value is unique, so that each can be found again.
+twice. Each compresses in its own way. What is refused or lost of the others is sent again in the
+order of its sequences, once all that is under way has come back; what is not acknowledged in time
+is given up as unknown, and the pipe goes on under a fresh producer id. Every value is unique, so
+that each can be found again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jepsen_like.cluster.kafka import Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.history_events import Event, Value
 from jepsen_like.invariants import InvariantViolation
+from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
@@ -91,6 +93,7 @@ class Producer:
         self._partition = partition
         self._name = f"{topic}-{partition}"
         self._is_idempotent = self._kafka.random.random() < 0.85
+        self._codec = self._kafka.random.choice(tuple(Codec))
         self._pipe = Pipe()
         self._news: Promise[None] = Promise()
 
@@ -191,6 +194,7 @@ class Producer:
         is_numbered = pipe.producer_id >= 0
         data = build_batch(
             records,
+            codec=self._codec,
             timestamp=1_700_000_000_000 + int(self._world.now_ms),
             producer_id=pipe.producer_id,
             producer_epoch=pipe.producer_epoch,

@@ -8,6 +8,7 @@ images must be equal. At last the checkers read the history.
 
 from __future__ import annotations
 
+import gc
 import logging
 import traceback
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,19 @@ def quiet_logs() -> Iterator[None]:
         structlog.configure(**before)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No collection of garbage: it would look at all that a run keeps, over and over. What a run
+    leaves goes with the next collection, if not with its process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def run_cluster_seed(
     seed: int,
     options: ClusterOptions | None = None,
@@ -77,7 +91,7 @@ def run_cluster_seed(
     Args:
         faults: what strikes, in place of what the seed would have drawn.
     """
-    with quiet_logs():
+    with quiet_logs(), uncollected():
         return _run_quietly(seed, options, faults)
 
 
@@ -183,9 +197,11 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         register = RegisterClient(world, process, f"register-{number % 2}")
         ends[f"register {process}"] = spawn(register.run)
         process += 1
-    tourist = Tourist(world, process)
-    ends[f"tourist {process}"] = spawn(tourist.run)
-    world.deleter = RecordDeleter(world, process + 1)
+    for _ in range(options.tourists):
+        tourist = Tourist(world, process)
+        ends[f"tourist {process}"] = spawn(tourist.run)
+        process += 1
+    world.deleter = RecordDeleter(world, process)
     return ends
 
 

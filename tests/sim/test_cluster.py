@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from jepsen_like.__main__ import UNKNOWN_SHARE_MAX
 from jepsen_like.cluster.options import draw_cluster_options
 from jepsen_like.cluster.run import run_cluster_seed
 from jepsen_like.pool import run_cluster_seeds
 from jepsen_like.sim import Verdict
 
-SEEDS = 30
+SEEDS = 60
 JOBS = 2
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +33,9 @@ def test_seeds_are_clean_and_busy() -> None:
         )
     if count > 1:
         unknown = [result.seed for result in results if result.verdict is Verdict.UNKNOWN]
-        assert len(unknown) <= SEEDS / 20, f"too idle: {unknown}"
+        assert len(unknown) <= max(1, UNKNOWN_SHARE_MAX * SEEDS), f"too idle: {unknown}"
         for name in ("wipes", "rots", "log_starts", "truncations", "malformed"):
-            assert sum(getattr(r.counts, name) for r in results) >= SEEDS / 10, name
+            assert sum(getattr(r.counts, name) for r in results) >= SEEDS / 20, name
 
 
 @pytest.mark.slow

@@ -6,10 +6,12 @@ from random import Random
 
 import pytest
 
-from jepsen_like.cluster.nemesis import Nemesis
-from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.fetch_session import NO_SESSION
+from jepsen_like.cluster.nemesis import CRASHES_MIN, ENDS, Nemesis, draw_faults
+from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import IN_FLIGHT_MAX, Batch, Pipe
 from jepsen_like.cluster.world import ClusterWorld, Fault
+from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
 
 DAY_MS = 86_400_000.0
@@ -42,3 +44,36 @@ def test_most_clocks_are_about_right(nodes: int) -> None:
         far = [node for node in world.nodes if abs(node.clock.skew_ms) > DAY_MS]
         assert 2 * len(far) < nodes
         world.close()
+
+
+def test_crashes_come_early_where_the_odds_know_of_any() -> None:
+    few = 0
+    for seed in range(40):
+        world = ClusterWorld(seed, draw_cluster_options(seed))
+        faults = draw_faults(world)[: 4 * CRASHES_MIN]
+        few += sum(fault.name in ENDS for fault in faults) < CRASHES_MIN
+        world.close()
+    assert few == 0
+
+
+def test_a_trap_ends_the_power_in_the_middle_of_what_it_waits_for() -> None:
+    disk = SimDisk(Random(1))
+    disk.make_directories("d")
+    disk.crash_when(lambda verb, path: 1 if (verb, path) == ("rename", "d/b") else None)
+    file = disk.open("d/a", create=True)
+    file.pwrite(b"x", 0)
+    disk.rename("d/a", "d/b")
+    with pytest.raises(SimCrash):
+        disk.sync_directory("d")
+    disk.crash()
+    disk.make_directories("d/e")
+
+
+def test_a_session_names_only_what_changed() -> None:
+    first = NO_SESSION.request({("t", 0): 5, ("t", 1): 7})
+    assert (first.session_id, first.session_epoch) == (0, 0)
+    session = NO_SESSION.after({("t", 0): 5, ("t", 1): 7}, 33)
+    second = session.request({("t", 0): 6})
+    assert (second.session_id, second.session_epoch) == (33, 1)
+    assert second.topics[0].partitions[0].fetch_offset == 6
+    assert [(t.name, t.partitions) for t in second.forgotten] == [("t", [1])]

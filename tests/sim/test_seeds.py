@@ -13,7 +13,7 @@ import pytest
 from jepsen_like.pool import run_seeds
 from jepsen_like.sim import Verdict, run_seed
 
-SEEDS = 80
+SEEDS = 240
 JOBS = 2
 ROOT = Path(__file__).parents[2]
 
