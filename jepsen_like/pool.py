@@ -1,7 +1,7 @@
 """Many runs in several processes; results come in the order of their seeds.
 
-A process collects garbage less often than Python's default, since most of a run's objects are in
-its history and stay; and it ends after some runs, so that memory is bounded. It has a low priority.
+Each run of whole nodes has a process of its own, forked from one that has imported and compiled
+everything (`warm.py`): it frees nothing and its memory ends with it. They have a low priority.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from jepsen_like.cluster.run import ClusterResult, run_cluster_seed
 from jepsen_like.planted import BUGS, Catch, hunt
 from jepsen_like.sim import Result, Verdict, run_seed
 
-RUNS_PER_PROCESS = 100
+WARM = ("jepsen_like.warm", "jepsen_like.__main__")
 COLLECTIONS = (100_000, 50, 100)
+"""Garbage is collected less often than by Python's default: most objects of a run stay."""
 NICE = 10
 
 
@@ -38,17 +39,24 @@ def run_cluster_seeds(first: int, count: int, jobs: int) -> Iterator[ClusterResu
 
 
 def run_chosen(seeds: Sequence[int], jobs: int) -> Iterator[ClusterResult]:
-    """As `run_cluster_seeds`, any seeds."""
-    if jobs <= 1 or len(seeds) <= 1:
+    """As `run_cluster_seeds`, any seeds; a single one runs in this process."""
+    if len(seeds) <= 1:
         yield from map(_run_cluster_seed, seeds)
         return
-    with get_context("spawn").Pool(jobs, _get_ready, maxtasksperchild=RUNS_PER_PROCESS) as pool:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(WARM))
+    with context.Pool(max(1, jobs), _step_back, maxtasksperchild=1) as pool:
         yield from pool.imap(_run_cluster_seed, seeds)
 
 
-def _get_ready() -> None:
-    """Collect seldom, and leave the cores to whoever must be in time, such as tests of nodes."""
+def _step_back() -> None:
+    """Leave the cores to whoever must be in time, such as tests of nodes."""
     os.nice(NICE)
+
+
+def _get_ready() -> None:
+    """Before many runs in one process."""
+    _step_back()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
 

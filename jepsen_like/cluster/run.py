@@ -24,14 +24,13 @@ from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
+from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.sim import Verdict
-from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.promise import Promise
-from raftmq.types import RaftGroupId
 
 STEP_MS = 50.0
 FORMATION_MS = 30_000.0
@@ -167,7 +166,7 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     _until(world, lambda: _unfinished(producers), limit_ms, "Liveness")
     world.is_written = True
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
-    _until(world, lambda: _apart(world), limit_ms, "Convergence")
+    _until(world, Settling(world).why_apart, limit_ms, "Convergence")
 
 
 def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[None]]:
@@ -217,6 +216,7 @@ def _until(world: ClusterWorld, why_not: object, limit_ms: float, name: str) -> 
 def _check_liveness(world: ClusterWorld) -> None:
     """Every node serves, every group is whole, every pipe moves, every member has its place."""
     first = len(world.events)
+    settling = Settling(world)
     wanted = {f"{t}-{p}" for t, p in world.partitions[: min(world.options.producers, 99)]}
 
     def why_not() -> str:
@@ -224,9 +224,8 @@ def _check_liveness(world: ClusterWorld) -> None:
             if not node.is_serving:
                 return f"node {node.node_id} does not serve"
             node.restart_if_failed()
-        for group in world.watch.groups():
-            if why := world.watch.why_not_whole(group):
-                return f"{group}: {why}"
+        if why := settling.why_not_whole():
+            return why
         acked = {
             name
             for event in world.events[first:]
@@ -246,30 +245,6 @@ def _check_liveness(world: ClusterWorld) -> None:
 def _unfinished(ends: dict[str, Promise[None]]) -> str:
     waiting = [name for name, end in ends.items() if not end.is_done]
     return f"these do not come to their end: {waiting}" if waiting else ""
-
-
-def _apart(world: ClusterWorld) -> str:
-    """How replicas differ, "" when all logs and images are equal."""
-    for group in world.watch.groups():
-        if why := world.watch.why_not_whole(group) or _group_apart(world, group):
-            return f"{group}: {why}"
-    images = [bytes(encode_image(node.core.engine.image)) for node in world.present if node.core]
-    if len(images) < len(world.present) or any(image != images[0] for image in images):
-        return "metadata images differ"
-    return ""
-
-
-def _group_apart(world: ClusterWorld, group: RaftGroupId) -> str:
-    leader = world.watch.leaders(group)[0]
-    configuration = world.watch.machines[leader.node_id, group].replica.configuration
-    watchers = [world.watch.machines[v.node_id, group] for v in configuration.voters]
-    ends = [(w.replica.log.end_index, w.commit_end) for w in watchers]
-    if len({*ends}) > 1:
-        return f"ends {ends}"
-    digests = [w.digest_at(ends[0][0]) for w in watchers]
-    if any(digest != digests[0] for digest in digests) and not world.options.is_black_box:
-        raise InvariantViolation("Convergence", f"{group}: logs of the same length differ")
-    return ""
 
 
 def _check_history(world: ClusterWorld) -> None:

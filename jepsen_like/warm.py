@@ -1,0 +1,21 @@
+"""What is made once, before runs are forked: imports, compiled codecs, interned values.
+
+The server that forks them (`pool.py`) imports this. One short run without faults makes all that is
+otherwise made when it is first wanted. Nothing of it can change a later run: a run's trace is the
+same in a fresh process, which `tests/sim/test_cluster.py` checks.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.run import run_cluster_seed
+
+OPTIONS = ClusterOptions(
+    nodes=3, partitions=1, producers=1, safety_ms=500, has_floors=False, weights=(("kill", 1.0),)
+)
+
+run_cluster_seed(0, OPTIONS)
+gc.collect()
+gc.freeze()  # no collection looks at it again, in any of the forked
