@@ -49,21 +49,29 @@ class Race:
     runs: dict[tuple[str, int, str], list[Done]] = field(factory=dict)
     """By mode, size and client."""
 
-    def run(self, clients: Sequence[str], modes: Sequence[str], rounds: int) -> None:
-        """Every client once in each round, beginning with another one each time."""
+    def run(
+        self, clients: Sequence[str], modes: Sequence[str], rounds: int, warm_rounds: int
+    ) -> None:
+        """Every client once in each round, beginning with another one each time.
+
+        The first `warm_rounds` of them do not count: a server that compiles as it goes becomes
+        several times as fast meanwhile, and would favour whoever comes last.
+        """
         for size, count in self.records.items():
             filled = ""
             if set(modes) & {"consume", "iterate"}:
                 filled = self._fill(size, count)
             for mode in modes:
-                for number in range(rounds):
+                for number in range(-warm_rounds, rounds):
                     turn = number % len(clients)
                     for client in [*clients[turn:], *clients[:turn]]:
-                        self._run(client, mode, size, count, filled)
+                        done = self._run(client, mode, size, count, filled)
+                        if number >= 0:
+                            self.runs.setdefault((mode, size, client), []).append(done)
             if filled:
                 delete_topics(self.target, filled)
 
-    def _run(self, client: str, mode: str, size: int, count: int, filled: str) -> None:
+    def _run(self, client: str, mode: str, size: int, count: int, filled: str) -> Done:
         topic = filled
         if mode == "produce":
             topic = new_name("race")
@@ -83,12 +91,12 @@ class Race:
         if mode == "produce":
             self._check_all_there(topic, count + 1)
             delete_topics(self.target, topic)
-        self.runs.setdefault((mode, size, client), []).append(done)
         rate = done.records / done.seconds
         out(
             f"{self.target.name} {mode} {size} B {client}: {rate:,.0f}/s, "
             f"{1e6 * done.cpu_s / done.records:.1f} us of CPU each"
         )
+        return done
 
     def _fill(self, size: int, count: int) -> str:
         """A topic that has so many records, spread evenly."""
@@ -188,6 +196,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--modes", default="produce,consume", help=f"of {','.join(MODES)}")
     parser.add_argument("--sizes", default="1024,100", help="bytes of a value [1024,100]")
     parser.add_argument("--runs", type=int, default=5, help="of each [5]")
+    parser.add_argument(
+        "--warm-rounds", type=int, default=0, help="before those that count, for a cold JVM [0]"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the usual records [1]")
     parser.add_argument("--linger-ms", type=int, default=LINGER_MS, help=f"[{LINGER_MS}]")
     parser.add_argument(
@@ -214,6 +225,7 @@ def main(arguments: Sequence[str]) -> int:
         "linger_ms": options.linger_ms,
         "batch_bytes": options.batch_kib << 10,
         "partitions": PARTITIONS,
+        "warm_rounds": options.warm_rounds,
         "rows": rows,
     }
     if options.json is not None:
@@ -227,5 +239,7 @@ def _race(target: Target, options: argparse.Namespace) -> list[dict[str, Any]]:
         for size in map(int, options.sizes.split(","))
     }
     race = Race(target, records, options.linger_ms, options.batch_kib << 10)
-    race.run(options.clients.split(","), options.modes.split(","), options.runs)
+    race.run(
+        options.clients.split(","), options.modes.split(","), options.runs, options.warm_rounds
+    )
     return race.rows()
