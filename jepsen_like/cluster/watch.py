@@ -128,9 +128,32 @@ class Watch:
 
     def is_whole(self) -> bool:
         """True when every node serves, and every group has its replicas as voters, caught up."""
-        if not all(node.is_serving for node in self._world.present):
+        if self.why_not_opened() or not all(node.is_serving for node in self._world.present):
             return False
         return all(not self.why_not_whole(group) for group in self.groups())
+
+    def why_not_opened(self) -> str:
+        """What the metadata group has agreed on and is not there yet, "" when all is.
+
+        Of a topic that was created a moment ago, or after the power of all was lost, no replica may
+        run that could tell of the others; and a storage that is gone goes on to be named as long as
+        its broker is registered under it.
+        """
+        leader = next(iter(self.leaders(METADATA_GROUP)), None)
+        if leader is None or leader.core is None or not leader.core.engine.is_leader:
+            return "no controller knows what was agreed on"
+        image = leader.core.engine.image
+        for node in self._world.present:
+            broker = image.brokers.get(node.node_id)
+            if broker is not None and broker.storage_id != node.storage_id:
+                return f"node {node.node_id} is registered as {broker.replica_id}"
+        for topic in image.topics_by_id():
+            for partition in topic.partitions:
+                group = topic.group_id(partition.index)
+                for node_id in partition.replicas:
+                    if (node_id, group) not in self.machines:
+                        return f"{topic.name}-{partition.index} does not run on node {node_id}"
+        return ""
 
     def is_storage_missing(self) -> bool:
         """True from a loss or damage on until everybody is back under a sound storage."""
@@ -152,7 +175,7 @@ class Watch:
     def may_lose_a_storage(self) -> bool:
         """True when every voter of every group is there under its present storage, undamaged: then
         the design bears that one of them is lost, however far the others are behind."""
-        if not all(node.is_up for node in self._world.present):
+        if self.why_not_opened() or not all(node.is_up for node in self._world.present):
             return False
         for (_, group), watcher in self.machines.items():
             replica = watcher.replica
@@ -167,14 +190,20 @@ class Watch:
                     return False
         return True
 
-    def why_not_whole(self, group: RaftGroupId) -> str:
-        """What a group lacks, "" when nothing."""
+    def why_not_whole(self, group: RaftGroupId, commit_end: int | None = None) -> str:
+        """What a group lacks, "" when nothing.
+
+        Args:
+            commit_end: up to where its voters must have it, in place of all that is committed.
+        """
         leaders = self.leaders(group)
         if not leaders:
             return "no leader"
         leader = self.machines[leaders[0].node_id, group].replica
         if not leader.is_writable:
             return "its leader is not writable"
+        if commit_end is None:
+            commit_end = leader.core.commit_end
         configuration = leader.configuration
         if self._joins(group, configuration):
             return f"learners {[str(r) for r in configuration.learners]}"
@@ -189,7 +218,7 @@ class Watch:
                 return f"{voter} is {replica.self_id} now"
             if replica.failure is not None:
                 return f"{voter} failed: {replica.failure}"
-            if replica.log.flushed_end < leader.core.commit_end:
+            if replica.log.flushed_end < commit_end:
                 return f"{voter} is behind"
             if replica.log.damaged or replica.core.claimed_end_floor:
                 return f"{voter} is damaged"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import pytest
@@ -11,12 +11,13 @@ from jepsen_like.cluster.admins import create_topics
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
+from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.watch import Watcher
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.log_start import LogStartFile, Pending
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.types import RaftGroupId, RaftIndex
+from raftmq.types import METADATA_GROUP, RaftGroupId, RaftIndex
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
 
@@ -155,3 +156,107 @@ def test_a_failed_disk_is_no_excuse_for_the_loss_of_what_was_committed(
     start_file.replace(attrs.evolve(local, pending=Pending.TRUNCATE, truncated_end=too_low))
     with pytest.raises(InvariantViolation, match="FlushedSurvives"):
         begin_again(world, node, group)
+
+
+def test_no_storage_is_taken_before_all_that_was_agreed_on_runs(world: ClusterWorld) -> None:
+    """Voters of a topic just created are named, and of them none runs yet (seed 700121)."""
+    assert world.watch.may_lose_a_storage()
+    (leader,) = world.watch.leaders(METADATA_GROUP)
+    assert leader.core is not None
+    world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
+    deadline_ms = world.now_ms + 2_000.0
+    while "t" not in leader.core.engine.image.topics:
+        assert world.now_ms < deadline_ms
+        world.run_until(world.now_ms + 0.05)
+    assert world.watch.groups() == [METADATA_GROUP]
+    assert "t-0 does not run on node" in world.watch.why_not_opened()
+    assert not world.watch.may_lose_a_storage()
+    assert not world.watch.is_whole()
+    world.run_until(world.now_ms + 2_000.0)
+    assert len(world.watch.groups()) == 2
+    assert world.watch.may_lose_a_storage()
+
+
+def test_no_storage_is_taken_while_one_that_is_gone_is_registered(world: ClusterWorld) -> None:
+    """A topic that is created now would name it."""
+    node = world.node(3)
+    node.wipe()
+    node.start()
+    assert not world.watch.may_lose_a_storage()
+    told = []
+    for _ in range(400):
+        world.run_until(world.now_ms + 10.0)
+        told.append(world.watch.why_not_opened())
+    assert any("node 3 is registered as" in why for why in told)
+    assert world.watch.may_lose_a_storage()
+
+
+def test_no_storage_is_taken_while_nobody_knows_what_was_agreed_on(world: ClusterWorld) -> None:
+    lead_a_partition(world)
+    for node in world.nodes:
+        node.crash()
+    for node in world.nodes:
+        node.start()
+    assert world.watch.why_not_opened() == "no controller knows what was agreed on"
+    assert not world.watch.may_lose_a_storage()
+    world.run_until(world.now_ms + 5_000.0)
+    assert world.watch.may_lose_a_storage()
+
+
+# ---- what the last waits take for settled ----
+
+
+def append_all_the_time(world: ClusterWorld, node: ClusterNode, group: RaftGroupId) -> None:
+    """A batch every few milliseconds, so that something is under way at every moment."""
+    replica = world.watch.machines[node.node_id, group].replica
+
+    def write() -> None:
+        batch = build_batch([NewRecord(b"k", b"v")], timestamp=node.clock.wall_ms())
+        node.run(lambda: replica.append(batch, parse_header(batch)))
+        world.schedule(2.0, write)
+
+    write()
+
+
+def looks(world: ClusterWorld, look: Callable[[], str]) -> list[str]:
+    """What is told within two seconds, some at which replicas are not equally far."""
+    told = []
+    for _ in range(40):
+        world.run_until(world.now_ms + 50.0)
+        told.append(look())
+    return told
+
+
+def test_entries_under_way_are_no_reason_to_wait(world: ClusterWorld) -> None:
+    """A follower lacked the last entry at every look, another one each time (seed 700121)."""
+    leader, group = lead_a_partition(world)
+    append_all_the_time(world, leader, group)
+    watchers = [world.watch.machines[node.node_id, group] for node in world.nodes]
+
+    def how_far() -> str:
+        ends = {(w.replica.log.end_index, w.commit_end) for w in watchers}
+        return "equally" if len(ends) == 1 else "differently"
+
+    assert {*looks(world, how_far)} == {"differently"}
+    for look in (Settling(world).why_not_whole, Settling(world).why_apart):
+        assert {*looks(world, look)[12:]} == {""}
+
+
+def test_who_lags_behind_has_not_settled(world: ClusterWorld) -> None:
+    leader, group = lead_a_partition(world)
+    append_all_the_time(world, leader, group)
+    settling = Settling(world)
+    assert looks(world, settling.why_apart)[-1] == ""
+    (follower, _) = (node for node in world.nodes if node is not leader)
+    world.wires.cut(leader.node_id, follower.node_id)
+    assert "is behind" in looks(world, settling.why_apart)[-1]
+
+
+def test_images_of_one_version_that_differ_are_found_at_once(world: ClusterWorld) -> None:
+    settling = Settling(world)
+    assert settling.why_apart() == ""
+    core = world.node(2).core
+    assert core is not None
+    core.machine.image = attrs.evolve(core.machine.image, next_producer_id=77)
+    with pytest.raises(InvariantViolation, match="Convergence"):
+        settling.why_apart()
