@@ -52,7 +52,7 @@ class Checker:
         if offset >= self._segments.end_offset:
             return None
         segment = self._segments.holding(offset)
-        position, header = next(segment.headers_from(offset))
+        position, header = segment.batch_at(offset)
         verified = segment.verified.end_from(position) - position
         damage = segment.damage_from(position)
         limit = segment.size if damage is None else damage.position

@@ -166,7 +166,7 @@ class LogReader:
         if cursor is not None and cursor[1] < cursor[0].size:
             return cursor  # at a segment's end the next batch may have gone to another one
         segment = self.segments.holding(offset)
-        position, header = next(segment.headers_from(offset))
+        position, header = segment.batch_at(offset)
         assert header.base_offset == offset, "not an entry boundary"
         return segment, position
 
@@ -216,7 +216,7 @@ class LogReader:
         if offset >= self.segments.end_offset:
             return None
         segment = self.segments.holding(offset)
-        position, header = next(segment.headers_from(offset))
+        position, header = segment.batch_at(offset)
         offset = header.base_offset
         return self._stored_job(segment, position, offset, self.bare.count_up_to(offset), bytes_max)
 
@@ -350,7 +350,7 @@ class LogReader:
             if header.base_offset == offset and segment.verified.end_from(position) > position:
                 return segment, position, header
         segment = self.segments.holding(offset)
-        position, header = next(segment.headers_from(offset))
+        position, header = segment.batch_at(offset)
         return segment, position, header
 
     def _verify(
@@ -451,7 +451,7 @@ class LogReader:
         if best is None:
             return None
         stamp, offset, segment = best
-        position, header = next(segment.headers_from(offset))
+        position, header = segment.batch_at(offset)
         return _first_record(segment, position, header, stamp, start, end)
 
 

@@ -316,7 +316,7 @@ class _Recovery:
             summary is not None
             and 0 < summary.log_size == size
             and summary.end_offset <= claimed_offset
-            and next_base in (None, summary.end_offset)
+            and summary.end_offset == (claimed_offset if next_base is None else next_base)
         ):
             segment.size, segment.end_offset = size, summary.end_offset
             segment.max_timestamp = summary.max_timestamp

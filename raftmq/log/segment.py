@@ -345,6 +345,16 @@ class Segment:
                     raise DamagedError(Offset(damage.start), Offset(damage.end))
                 at, position = damage.end, damage.position_end
 
+    def batch_at(self, offset: int) -> tuple[int, BatchHeader]:
+        """The batch that contains `offset`, which must lie in this segment: (position, header).
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        for found in self.headers_from(offset):
+            return found
+        raise AssertionError(f"{self.path} ends at {self.end_offset}: {offset} is nowhere")
+
     def _headers(
         self, position: int, limit: int, offset: int, end: int, confirmed: bool
     ) -> Iterator[tuple[int, BatchHeader]]:
@@ -522,7 +532,7 @@ class Segment:
             if damage.start <= offset < damage.end:
                 return damage.position
         try:
-            position, header = next(self.headers_from(offset))
+            position, header = self.batch_at(offset)
         except DamagedError:
             return self._position_of(offset)  # found on the way; now it is in `damages`
         assert header.base_offset == offset, "a truncation ends on a batch boundary"

@@ -155,6 +155,28 @@ def test_a_missing_segment_in_the_middle() -> None:
     assert open_log(disk, claimed=log.flushed_end).damaged == []
 
 
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "in use"])
+def test_a_missing_last_segment(*, is_closed: bool) -> None:
+    """The one before it is vouched for by its indexes, and ends below the claim."""
+    disk = sim_disk()
+    log = filled(disk, 60)
+    model = model_of(log)
+    base, end = log._segments.all[-1].base_offset, int(log.log_end_offset)
+    if is_closed:
+        log.close()
+    disk.remove(segment(base))
+    log = open_log(disk, claimed=log.flushed_end)
+    assert log.log_end_offset == end
+    assert log.damaged == [(base, end)]
+    with pytest.raises(DamagedError):
+        log.entries(RaftIndex(base + 1), 100)
+    with pytest.raises(DamagedError):
+        log.locate(Offset(base), 100, Offset(end))
+    log.repair(Offset(base), [e.payload for e in model.entries[1:] if e.end - 1 > base])
+    model.check(log)
+    assert open_log(disk, claimed=log.flushed_end).damaged == []
+
+
 def test_all_segments_are_missing() -> None:
     disk = sim_disk()
     log = filled(disk, 20)
