@@ -195,7 +195,13 @@ class SimDisk:
     def list(self, path: str) -> list[str]:
         """Names in a folder, sorted."""
         self._alive()
-        names = [name.rpartition("/")[2] for name in self._names if _parent(name) == path]
+        prefix = f"{path}/" if path else ""
+        begin = len(prefix)
+        names = [
+            name[begin:]
+            for name in self._names
+            if name.startswith(prefix) and name.find("/", begin) < 0
+        ]
         names += [
             f.rpartition("/")[2] for f in self._folders if f and f != "/" and _parent(f) == path
         ]
@@ -279,8 +285,11 @@ class SimDisk:
 
     def write(self, inode: Inode, path: str, data: Buffer, position: int) -> None:
         """What a handle's `pwrite` does; a crash or a full disk leaves a part of it."""
-        self._alive()
-        room = self._room(max(0, position + len(data) - len(inode.cached)))
+        if self._has_crashed:
+            self._alive()
+        room = None
+        if self.capacity_bytes is not None:
+            room = self._room(max(0, position + len(data) - len(inode.cached)))
         if room is not None:
             whole = max(0, len(inode.cached) - position) + room
             self._store(inode, bytes(data[:whole]), position)
@@ -291,20 +300,22 @@ class SimDisk:
         self._store(inode, data, position)
 
     def _store(self, inode: Inode, data: Buffer, position: int) -> None:
-        if not len(data):
+        size = len(data)
+        if not size:
             return
-        end = position + len(data)
-        if position > len(inode.cached):
-            inode.cached.extend(bytes(position - len(inode.cached)))
-        if end > len(inode.cached):
+        end, cached, dirty = position + size, inode.cached, inode.dirty
+        if end > (have := len(cached)):
             inode.size_is_dirty = True
-        inode.cached[position:end] = data
-        if inode.dirty and inode.dirty[-1][1] == position:
-            inode.dirty[-1] = (inode.dirty[-1][0], end)
+            if position > have:
+                cached.extend(bytes(position - have))
+        cached[position:end] = data
+        if dirty and dirty[-1][1] == position:
+            dirty[-1] = (dirty[-1][0], end)
         else:
-            inode.dirty.append((position, end))
-        self.counters.writes += 1
-        self.counters.bytes_written += len(data)
+            dirty.append((position, end))
+        counters = self.counters
+        counters.writes += 1
+        counters.bytes_written += size
 
     def truncate(self, inode: Inode, path: str, size: int, *, reserve: bool = False) -> None:
         """What a handle's `truncate` and `allocate` do."""
@@ -335,24 +346,26 @@ class SimDisk:
         self._write_back(inode)
 
     def _write_back(self, inode: Inode) -> None:
-        size = len(inode.cached)
+        cached, durable, previous = inode.cached, inode.durable, inode.previous
+        size = len(cached)
         if inode.cut_size is not None:
-            del inode.durable[inode.cut_size :]
+            del durable[inode.cut_size :]
         if inode.size_is_dirty:
-            if len(inode.durable) > size:
-                del inode.durable[size:]
+            if len(durable) > size:
+                del durable[size:]
             else:
-                inode.durable.extend(bytes(size - len(inode.durable)))
+                durable.extend(bytes(size - len(durable)))
         for start, end in inode.dirty:
             end = min(end, size)
             if start >= end:
                 continue
-            # Written again after a failed sync: bytes that reach the device bring their size.
-            inode.durable.extend(bytes(max(0, end - len(inode.durable))))
+            if end > len(durable):
+                # Written again after a failed sync: bytes that reach the device bring their size.
+                durable.extend(bytes(end - len(durable)))
             for sector in range(start // SECTOR, (end - 1) // SECTOR + 1):
                 at = sector * SECTOR
-                inode.previous[sector] = bytes(inode.durable[at : at + SECTOR])
-            inode.durable[start:end] = inode.cached[start:end]
+                previous[sector] = bytes(durable[at : at + SECTOR])
+            durable[start:end] = cached[start:end]
         inode.dirty.clear()
         inode.size_is_dirty = False
         inode.cut_size = None
@@ -482,7 +495,8 @@ class SimDisk:
             raise SimCrash("the machine is down")
 
     def _operation(self, verb: str, path: str) -> None:
-        self._alive()
+        if self._has_crashed:
+            self._alive()
         self.operations += 1
         if self._trap is not None and (later := self._trap(verb, path)) is not None:
             self._trap, self._crash_at = None, self.operations + later

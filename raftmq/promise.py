@@ -23,7 +23,7 @@ class Promise(Generic[T]):
         self.is_done = False
         self._value: T | None = None
         self._error: Exception | None = None
-        self._callbacks: list[Callable[[Promise[T]], None]] = []
+        self._callbacks: list[Callable[[Promise[T]], None]] | None = None
 
     @classmethod
     def resolved(cls, value: T) -> Promise[T]:
@@ -41,16 +41,26 @@ class Promise(Generic[T]):
 
     def resolve(self, value: T) -> None:
         """Keep the promise."""
-        self._settle(value, None)
+        assert not self.is_done, "a promise settles once"
+        self.is_done = True
+        self._value = value
+        if self._callbacks is not None:
+            self._tell()
 
     def fail(self, error: Exception) -> None:
         """Break the promise; `result()` raises `error`."""
-        self._settle(None, error)
+        assert not self.is_done, "a promise settles once"
+        self.is_done = True
+        self._error = error
+        if self._callbacks is not None:
+            self._tell()
 
     def when_done(self, callback: Callable[[Promise[T]], None]) -> None:
         """Call `callback(self)` once settled; at once when it already is."""
         if self.is_done:
             callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
 
@@ -70,11 +80,7 @@ class Promise(Generic[T]):
             raise self._error
         return self._value  # type: ignore[return-value]  # resolve() stored a T
 
-    def _settle(self, value: T | None, error: Exception | None) -> None:
-        assert not self.is_done, "a promise settles once"
-        self.is_done = True
-        self._value = value
-        self._error = error
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+    def _tell(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             callback(self)

@@ -20,7 +20,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import check_batch, parse_header, read_records
+from raftmq.records import check_batch_at, parse_header, read_records
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,
@@ -134,24 +134,26 @@ class Fetcher:
         part: FetchPartitionResponse,
         found: dict[str, list[tuple[int, int | str]]],
     ) -> None:
-        data = b"".join(map(bytes, part.records or ()))
+        if not part.records:
+            return
+        data = memoryview(b"".join(map(bytes, part.records)))
         rows: list[tuple[int, int | str]] = []
         start = 0
         while start + 61 <= len(data):
             header = parse_header(data, start)
-            if start + header.size > len(data):
+            end = start + header.size
+            if end > len(data):
                 break  # cut where the bytes ended
-            batch = data[start : start + header.size]
             try:
-                check_batch(batch)
+                check_batch_at(data, start)
             except CorruptBatchError as error:
                 told = f"{name_of(where)} at {header.base_offset}: {error}"
                 raise InvariantViolation("DamageIsNeverServed", told) from error
-            for record in read_records(batch):
+            for record in read_records(data[start:end]):
                 if record.offset >= position:
                     assert record.value is not None
                     rows.append((record.offset, int(record.value.partition(b".")[0])))
-            start += header.size
+            start = end
         if rows:
             found[name_of(where)] = rows
             if where in self.positions:

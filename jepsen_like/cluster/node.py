@@ -8,6 +8,7 @@ crash; any other exception is a finding and ends the run. A supervisor restarts 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -208,7 +209,8 @@ class ClusterNode:
         self.world = world
         self.node_id = node_id
         self.disk = SimDisk(random)
-        self.storage_id = StorageId(0)
+        self.identity = PeerIdentity(node_id, StorageId(0))
+        """As whom its peers know it."""
         self.life = 0
         self.is_up = False
         self.is_listening = False
@@ -232,6 +234,11 @@ class ClusterNode:
         self.clock = SimClock(world, random.uniform(-skew, skew))
 
     # ---- life ----
+
+    @property
+    def storage_id(self) -> StorageId:
+        """Under which its replicas are known."""
+        return self.identity.storage_id
 
     @property
     def is_paused(self) -> bool:
@@ -283,7 +290,7 @@ class ClusterNode:
         folder.check_recovered()
         journal = self._journal = self.open_journal(is_expected=not folder.is_new)
         folder.take()
-        self.storage_id = folder.storage_id
+        self.identity = PeerIdentity(self.node_id, folder.storage_id)
         life = self.life
 
         def connect(ears: Ears) -> SimLinks:
@@ -500,28 +507,24 @@ class ClusterNode:
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
         """Do something on this node's loop, unless it dies before; a paused node does it late."""
-        life = self.life
-        world = self.world
+        self.world.schedule(delay_ms, partial(self._turn, self.life, action))
 
-        def fire() -> None:
-            if self.life != life:
-                return
-            if world.now_ms < self.paused_until_ms:
-                world.schedule(self.paused_until_ms - world.now_ms, fire)
-                return
-            self.run(action)
-
-        world.schedule(delay_ms, fire)
+    def _turn(self, life: int, action: Callable[[], None]) -> None:
+        if self.life != life:
+            return
+        now_ms = self.world.now_ms
+        if now_ms < self.paused_until_ms:
+            self.world.schedule(self.paused_until_ms - now_ms, partial(self._turn, life, action))
+            return
+        self.run(action)
 
     def in_thread(self, delay_ms: float, action: Callable[[], None]) -> None:
         """As `later`, but a thread's system call goes on while the process is paused."""
-        life = self.life
+        self.world.schedule(delay_ms, partial(self._work, self.life, action))
 
-        def fire() -> None:
-            if self.life == life:
-                self.run(action)
-
-        self.world.schedule(delay_ms, fire)
+    def _work(self, life: int, action: Callable[[], None]) -> None:
+        if self.life == life:
+            self.run(action)
 
     def thread_ms(self) -> float:
         """How long a worker takes."""
@@ -529,21 +532,20 @@ class ClusterNode:
 
     def deliver(self, sender: NodeId, kind: int, data: bytes) -> None:
         """A frame arrived."""
-        identity = PeerIdentity(sender, self.world.node(sender).storage_id)
+        identity = self.world.nodes[sender - 1].identity
+        self.later(0.0, partial(self._take, identity, kind, data))
 
-        def take() -> None:
-            assert self.core is not None
-            try:
-                self.core.plane.frame_received(identity, kind, memoryview(data))
-            except RemoteProtocolError as error:
-                # A process hangs up; nothing here spoils what travels between nodes.
-                self.world.watch.invariants.breach("PeersAreSound", str(error))
-
-        self.later(0.0, take)
+    def _take(self, identity: PeerIdentity, kind: int, data: bytes) -> None:
+        assert self.core is not None
+        try:
+            self.core.plane.frame_received(identity, kind, memoryview(data))
+        except RemoteProtocolError as error:
+            # A process hangs up; nothing here spoils what travels between nodes.
+            self.world.watch.invariants.breach("PeersAreSound", str(error))
 
     def introduced(self, peer: ClusterNode) -> None:
         """A peer dialled this node."""
-        identity = PeerIdentity(peer.node_id, peer.storage_id)
+        identity = peer.identity
 
         def take() -> None:
             assert self.core is not None

@@ -8,9 +8,10 @@ crashed node is never resumed, only closed.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from raftmq.promise import Promise
 
@@ -18,18 +19,12 @@ T = TypeVar("T")
 Later = Callable[[float, Callable[[], None]], None]
 
 
-class _Wait(Generic[T]):
-    """Awaits one promise."""
-
-    __slots__ = ("_promise",)
-
-    def __init__(self, promise: Promise[T]) -> None:
-        self._promise = promise
-
-    def __await__(self) -> Generator[Promise[T], None, T]:
-        if not self._promise.is_done:
-            yield self._promise
-        return self._promise.result()
+@types.coroutine
+def until(promise: Promise[T]) -> Generator[Promise[T], None, T]:
+    """The promise's value, or what it failed with, at the very moment when it is settled."""
+    if not promise.is_done:
+        yield promise
+    return promise.result()
 
 
 class SimTasks:
@@ -51,8 +46,8 @@ class SimTasks:
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         promise: Promise[None] = Promise()
-        self._later(max(0.0, seconds * 1e3), lambda: promise.resolve(None))
-        await _Wait(promise)
+        self._later(max(0.0, seconds * 1e3), partial(promise.resolve, None))
+        await until(promise)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Let a thread do it: it takes time, and others run meanwhile."""
@@ -72,20 +67,20 @@ class SimTasks:
                 self._later(0.0, lambda: promise.resolve(value))  # type: ignore[arg-type]
 
         self._run_in_thread(run)
-        return await _Wait(promise)
+        return await until(promise)
 
     async def wait(self, promise: Promise[T]) -> T:
         """Sleep until the promise is settled."""
         woken: Promise[None] = Promise()
         promise.when_done(lambda _: self._later(0.0, lambda: woken.resolve(None)))
-        await _Wait(woken)
+        await until(woken)
         return promise.result()
 
     async def together(self, tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
         """Run all of them at once, until the last one ends."""
         begun = [self.spawn(task) for task in tasks]
         for end in begun:
-            await _Wait(end)
+            await until(end)
 
     # ---- for the simulation ----
 
@@ -94,7 +89,8 @@ class SimTasks:
         self._started += 1
         number = self._started
         end: Promise[T] = Promise()
-        coroutine = _as_coroutine(task())
+        awaitable = task()
+        coroutine = awaitable if inspect.iscoroutine(awaitable) else _as_coroutine(awaitable)
         self.running[number] = coroutine
         self._step(number, coroutine, end)
         return end
@@ -121,11 +117,6 @@ class SimTasks:
         for coroutine in coroutines:
             if inspect.getcoroutinestate(coroutine) != inspect.CORO_RUNNING:
                 coroutine.close()
-
-
-async def until(promise: Promise[T]) -> T:
-    """The promise's value, or what it failed with, at the very moment when it is settled."""
-    return await _Wait(promise)
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:

@@ -80,6 +80,7 @@ class Watch:
                 if partition.group == replica.group:
                     name = f"{partition.name.topic}-{partition.name.partition}"
                     self._world.names[replica.group] = name
+                    self._world.groups.setdefault(name, replica.group)
             register(replica)
 
         self.commands.attach(core.machine)
@@ -125,6 +126,17 @@ class Watch:
             if watcher is not None and watcher.replica.is_leader:
                 found.append((-watcher.replica.leader_epoch, node.node_id, node))
         return [node for *_, node in sorted(found, key=lambda row: row[:2])]
+
+    def newest_leader(self, group: RaftGroupId) -> NodeId | None:
+        """The first of `leaders`."""
+        found, latest = None, -1
+        for node in self._world.nodes:
+            watcher = self.machines.get((node.node_id, group))
+            if watcher is not None and (replica := watcher.replica).is_leader:
+                epoch = replica.leader_epoch
+                if epoch > latest:
+                    found, latest = node.node_id, epoch
+        return found
 
     def is_whole(self) -> bool:
         """True when every node serves, and every group has its replicas as voters, caught up."""

@@ -9,6 +9,7 @@ are told. Owns which directions are cut. `SimLinks` is one node's end, for as lo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from raftmq.adapters.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
     KIND_STORED,
-    PeerIdentity,
 )
 from raftmq.config import Address
 from raftmq.ports import DiskError
@@ -42,6 +42,11 @@ class Wires:
     def __init__(self, world: ClusterWorld, random: Random) -> None:
         self._world = world
         self._random = random
+        options = world.options
+        self._low_ms, self._high_ms = options.latency_ms
+        self._spread_ms = self._high_ms - self._low_ms
+        self._straggler = options.straggler
+        self._reorders = options.reorder
         self._cut: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int, bool], float] = {}
         self.is_faulty = True
@@ -82,13 +87,10 @@ class Wires:
 
     def delay_ms(self) -> float:
         """How long the next frame takes."""
-        low, high = self._world.options.latency_ms
-        random = self._random
-        if self.is_faulty:
-            straggler = 0.1 if self.is_stormy else self._world.options.straggler
-            if random.random() < straggler:
-                return random.uniform(high, self._world.options.straggler_ms)
-        return random.uniform(low, high)
+        random = self._random.random
+        if self.is_faulty and random() < (0.1 if self.is_stormy else self._straggler):
+            return self._random.uniform(self._high_ms, self._world.options.straggler_ms)
+        return self._low_ms + self._spread_ms * random()
 
     def is_lost(self) -> bool:
         """True when the next frame gets lost."""
@@ -105,21 +107,22 @@ class Wires:
     def carry(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
         """Let a frame arrive some time, at the process that runs there then."""
         self.sent += 1
+        world = self._world
         is_ordered = kind in RELIABLE
-        at_ms = self._world.now_ms + self.delay_ms()
-        if is_ordered or not self._world.options.reorder:
+        at_ms = world.now_ms + self.delay_ms()
+        if is_ordered or not self._reorders:
             stream = (sender, to, is_ordered)
             at_ms = self._last[stream] = max(at_ms, self._last.get(stream, 0.0))
+        arrival = partial(self._arrive, sender, to, kind, data, life)
+        world.schedule(at_ms - world.now_ms, arrival)
 
-        def arrive() -> None:
-            if self.is_cut(sender, to):
-                self.dropped += 1
-                if is_ordered:
-                    self._tear(sender, to, life)
-                return
+    def _arrive(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
+        if (sender, to) not in self._cut:
             self._world.frame_arrives(sender, to, kind, data)
-
-        self._world.schedule(at_ms - self._world.now_ms, arrive)
+            return
+        self.dropped += 1
+        if kind in RELIABLE:
+            self._tear(sender, to, life)
 
     def _tear(self, sender: NodeId, to: NodeId, life: int) -> None:
         node = self._world.node(sender)
@@ -293,7 +296,7 @@ class SimLinks:
             if is_open and peer.is_listening and not peer.is_paused:
                 stream.is_connected = True
                 stream.backoff_ms = BACKOFF_MS[0]
-                self._ears.peer_introduced(PeerIdentity(peer.node_id, peer.storage_id))
+                self._ears.peer_introduced(peer.identity)
                 peer.introduced(self._node)
                 return
             stream.backoff_ms = min(2 * stream.backoff_ms, BACKOFF_MS[1])

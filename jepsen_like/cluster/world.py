@@ -69,6 +69,8 @@ class ClusterWorld(VirtualTime):
         self._values = 0
         self.names: dict[RaftGroupId, str] = {}
         """Partitions as histories name them."""
+        self.groups: dict[str, RaftGroupId] = {}
+        """The first group of each of those names."""
         self.delete_wishes: dict[str, int] = {}
         """Below which offsets clients asked to delete."""
         self._log_starts: dict[RaftGroupId, int] = {}
@@ -116,9 +118,8 @@ class ClusterWorld(VirtualTime):
 
     def is_newest_leader(self, node_id: int, name: str) -> bool:
         """True when a node leads a partition, and nobody of a later epoch does."""
-        group = next((g for g, known in self.names.items() if known == name), None)
-        leaders = self.watch.leaders(group) if group is not None else []
-        return bool(leaders) and leaders[0].node_id == node_id
+        group = self.groups.get(name)
+        return group is not None and self.watch.newest_leader(group) == node_id
 
     def keeps_leader(self, group: RaftGroupId) -> bool:
         """True while no fault is a reason for a new leader of this group."""
@@ -160,7 +161,7 @@ class ClusterWorld(VirtualTime):
     def frame_arrives(self, sender: NodeId, to: NodeId, kind: int, data: bytes) -> None:
         """A frame reached a node's machine."""
         self._digest.update(b"%d %d %d %x" % (sender, to, kind, crc32(data)))
-        node = self.node(to)
+        node = self.nodes[to - 1]
         if node.is_listening:
             node.deliver(sender, kind, data)
 

@@ -43,6 +43,12 @@ class BarrierRounds:
             self._next = Round()
         self._next.promises.append((promise, deadline_ms))
 
+    @property
+    def is_due(self) -> bool:
+        """True when `due` gives a round."""
+        first = self._current or self._next
+        return first is not None and first.asked_ms < 0
+
     def due(self) -> Round | None:
         """The round that should be asked now; the caller sets `asked_ms` when it is."""
         if self._current is None:

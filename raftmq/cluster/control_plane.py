@@ -180,7 +180,8 @@ class ControlPlane:
         """Do what replicas' callbacks left to be done outside of them; after every round of
         their drains."""
         self.engine.drain()
-        self._flush_pushes()
+        if self._pushes:
+            self._flush_pushes()
 
     def receive(self, sender: NodeId, payload: Buffer) -> Promise[bytes]:
         """Serve another node's request.

@@ -12,8 +12,8 @@ claim to be another are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final, Protocol
 
@@ -60,6 +60,9 @@ ORPHANS_MAX: Final = 128
 """So many groups of a lost leader begin to elect at once, the next ones a tick later: all thousand
 of them in one turn of the loop would delay the heartbeats of all others, and lose them leaders."""
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
+# Tuples, since a union would be built anew for every message.
+_BEATS: Final = (Heartbeat, HeartbeatReply)
+_BULK: Final = (AppendRequest, InstallLogStart, RepairReply)
 
 
 def _stands(replica: Replica) -> bool:
@@ -67,8 +70,30 @@ def _stands(replica: Replica) -> bool:
     return replica.core.role in _STANDING and replica.failure is None
 
 
+class _Batch(AbstractContextManager[None]):
+    """What `MultiRaft.batch` gives: one for all, since it keeps nothing. Every frame takes one."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: MultiRaft) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        self._owner.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        owner = self._owner
+        owner.depth -= 1
+        if not owner.depth:
+            owner.drain()
+
+
 class MultiRaft:
-    """The replicas of one node."""
+    """The replicas of one node.
+
+    Attributes:
+        depth: how many `batch()` blocks the present call is in.
+    """
 
     def __init__(
         self,
@@ -93,7 +118,8 @@ class MultiRaft:
         self._standing: dict[RaftGroupId, Replica] = {}  # asked for votes when last looked at
         self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
         self._mail = Mail(node_id, send)
-        self._depth = 0
+        self.depth = 0
+        self._batch = _Batch(self)
         self._is_draining = False
         self.after_drain: list[Callable[[], None]] = []
         """Called after every round of drains: what state machines want of replicas, which must not
@@ -156,19 +182,12 @@ class MultiRaft:
             return
         self._dirty[replica.group] = replica
         self._wake(replica)
-        if not self._depth:
-            self._drain()
+        if not self.depth:
+            self.drain()
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Do several things to replicas and drain each of them once, at the end."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                self._drain()
+        return self._batch
 
     @property
     def is_draining(self) -> bool:
@@ -221,7 +240,7 @@ class MultiRaft:
                         continue
                     self._wake(replica, by=message)
                 if (
-                    isinstance(message, Heartbeat | HeartbeatReply)
+                    isinstance(message, _BEATS)
                     and group not in self._dirty
                     and (reply := replica.take_beat(message))
                 ):
@@ -269,14 +288,13 @@ class MultiRaft:
         to = message.to.node_id
         if to == self.node_id:
             return  # this node's earlier storage, which is gone
-        if isinstance(message, Heartbeat | HeartbeatReply):
+        if isinstance(message, _BEATS):
             self._mail.add_beat(group, message)
         elif isinstance(message, AppendRequest) and message.chunk is not None:
             self._send_stored(to, encode(group, message), message.chunk)
         else:
-            is_bulk = isinstance(message, AppendRequest | InstallLogStart | RepairReply)
-            self._mail.add(group, message, is_urgent=not is_bulk)
-        if not self._depth and not self._is_draining:
+            self._mail.add(group, message, is_urgent=not isinstance(message, _BULK))
+        if not self.depth and not self._is_draining:
             self._mail.leave()
 
     def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
@@ -291,7 +309,7 @@ class MultiRaft:
     def _send_node_beat(self, beat: NodeBeat) -> None:
         self._send(beat.to, encode_node_beat(beat), is_heartbeat=True)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Drain what was touched, ask for the flushes that are due, send what is to be said."""
         if self._is_draining:
             return  # touched from within: the loop below sees it

@@ -26,19 +26,23 @@ class _Held:
 
 
 class Outbox:
-    """Messages of one replica that wait for a flush."""
+    """Messages of one replica that wait for a flush.
 
-    __slots__ = ("_held",)
+    Attributes:
+        held: those, in their order; every drain looks whether there are any.
+    """
+
+    __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self._held: deque[_Held] = deque()
+        self.held: deque[_Held] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     def hold(self, message: Message, sequence: int, end: RaftIndex) -> None:
         """Keep `message` until the journal is flushed to `sequence` and the log to `end`."""
-        held = self._held
+        held = self.held
         if held:
             last = held[-1]
             previous = last.message
@@ -61,22 +65,22 @@ class Outbox:
 
     def cap(self, end: RaftIndex) -> None:
         """The log was truncated to `end`: nobody can wait for positions that are gone."""
-        for held in self._held:
+        for held in self.held:
             held.end = min(held.end, end)
 
     def release(self, sequence: int, flushed_end: RaftIndex, term: Term) -> list[Message]:
         """Take what may leave now; what belongs to a term before `term` is dropped."""
         released: list[Message] = []
-        while self._held:
-            first = self._held[0]
+        while self.held:
+            first = self.held[0]
             if first.message.term < term:
-                self._held.popleft()
+                self.held.popleft()
                 continue
             if first.sequence > sequence or first.end > flushed_end:
                 break
-            released.append(self._held.popleft().message)
+            released.append(self.held.popleft().message)
         return released
 
     def clear(self) -> None:
         """Drop everything: the replica stopped."""
-        self._held.clear()
+        self.held.clear()

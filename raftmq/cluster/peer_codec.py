@@ -128,7 +128,7 @@ def encode(group: RaftGroupId, message: PeerMessage) -> list[Buffer]:
     sender, to = message.sender, message.to
     head = _HEAD.pack(
         _TAGS[type(message)],
-        _GROUP.pack(group.topic_id.bytes, group.partition, group.creation_epoch),
+        _encoded_group(group),
         sender.node_id,
         sender.storage_id,
         to.node_id,
@@ -151,18 +151,21 @@ def encode_beats(
     _BEATS.pack_into(frame, _PREFIX.size, sender, to, len(beats))
     position = _PREFIX.size + _BEATS.size
     for group, beat in beats:
-        is_request = type(beat) is Heartbeat
+        if isinstance(beat, Heartbeat):
+            tag, end, clock_ms = 7, beat.commit_end, 0
+        else:
+            tag, end, clock_ms = 8, beat.matched_end, beat.clock_ms
         _BEAT.pack_into(
             frame,
             position,
-            7 if is_request else 8,
-            _GROUP.pack(group.topic_id.bytes, group.partition, group.creation_epoch),
+            tag,
+            _encoded_group(group),
             beat.sender.storage_id,
             beat.to.storage_id,
             beat.term,
             beat.round,
-            beat.commit_end if isinstance(beat, Heartbeat) else beat.matched_end,
-            0 if isinstance(beat, Heartbeat) else beat.clock_ms,
+            end,
+            clock_ms,
         )
         position += _BEAT.size
     return [frame]
@@ -279,14 +282,15 @@ def _append_body(message: AppendRequest) -> tuple[bytes, tuple[Buffer, ...]]:
 
 
 def _decode_message(head: memoryview, rest: memoryview) -> tuple[RaftGroupId, PeerMessage]:
-    tag, group_bytes, *ids, term = _HEAD.unpack_from(head, 0)
-    group = _group(group_bytes)
-    sender = ReplicaId(NodeId(ids[0]), StorageId(ids[1]))
-    to = ReplicaId(NodeId(ids[2]), StorageId(ids[3]))
+    tag, group_bytes, node, storage, to_node, to_storage, term = _HEAD.unpack_from(head, 0)
+    group = _known_groups.get(group_bytes) or _group(group_bytes)
+    sender = ReplicaId(NodeId(node), StorageId(storage))
+    to = ReplicaId(NodeId(to_node), StorageId(to_storage))
     reader = _READERS.get(tag)
     if reader is None:
         raise RemoteProtocolError(f"unknown peer message {tag}")
-    _check_position(term)
+    if term < 0:
+        _check_position(term)
     message, used = reader(term, sender, to, head[_HEAD.size :], rest)
     if used != len(rest):
         raise RemoteProtocolError("bytes after a peer message")
@@ -301,8 +305,9 @@ def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId,
     beats: list[tuple[RaftGroupId, PeerMessage]] = []
     for fields in _BEAT.iter_unpack(head[_BEATS.size :]):
         tag, group_bytes, storage, to_storage, term, number, end, clock = fields
-        _check_position(term, number, end)
-        group = _group(group_bytes)
+        if term < 0 or number < 0 or end < 0:
+            _check_position(term, number, end)
+        group = _known_groups.get(group_bytes) or _group(group_bytes)
         sender = ReplicaId(sender_node, storage)
         to = ReplicaId(to_node, to_storage)
         if tag == 7:
@@ -330,6 +335,10 @@ def _decode_several(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupI
     if position != len(rest):
         raise RemoteProtocolError("bytes after the last of several messages")
     return messages
+
+
+def _encoded_group(group: RaftGroupId) -> bytes:
+    return _GROUP.pack(group.topic_id.bytes, group.partition, group.creation_epoch)
 
 
 def _group(encoded: bytes) -> RaftGroupId:

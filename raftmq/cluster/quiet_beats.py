@@ -26,7 +26,7 @@ class QuietBeats(ReplicaView):
         Returns:
             The reply to send, True when there is none to send, False: `step` the message.
         """
-        if self.failure is not None or self._prewritten_end or len(self._barriers):
+        if self.failure is not None or self._prewritten_end or self._barriers.waiting:
             return False
         if isinstance(message, Heartbeat):
             return self.core.answer(message) or False

@@ -232,11 +232,17 @@ class RaftMetadataEngine:
             self._drain_again = True
             while self._drain_again:
                 self._drain_again = False
-                self._note_role()
-                self._send_pending()
-                self._flush_queue()
-                self._begin_barrier()
-                self._maybe_snapshot()
+                # Nearly every round comes by here with nothing to do.
+                if self._role_moved:
+                    self._note_role()
+                if self._pending:
+                    self._send_pending()
+                if self._queue:
+                    self._flush_queue()
+                if self._rounds.is_due:
+                    self._begin_barrier()
+                if self._machine.log_bytes >= self._config.snapshot_bytes_min:
+                    self._maybe_snapshot()
         finally:
             self._is_draining = False
 
@@ -388,8 +394,6 @@ class RaftMetadataEngine:
     # ---- sending ----
 
     def _note_role(self) -> None:
-        if not self._role_moved:
-            return
         self._role_moved = False
         controller = (self.controller_id, self.controller_epoch)
         if controller == self._controller:

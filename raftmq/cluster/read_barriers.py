@@ -23,25 +23,29 @@ class _Barrier:
 
 
 class ReadBarriers:
-    """The barriers of one leadership, oldest first."""
+    """The barriers of one leadership.
 
-    __slots__ = ("_waiting",)
+    Attributes:
+        waiting: those that are not kept yet, oldest first; every drain looks whether there are any.
+    """
+
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: deque[_Barrier] = deque()
+        self.waiting: deque[_Barrier] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self) -> Promise[RaftIndex]:
         """A new one, asked for now."""
         barrier = _Barrier(Promise())
-        self._waiting.append(barrier)
+        self.waiting.append(barrier)
         return barrier.promise
 
     def begin(self, core: RaftCore) -> None:
         """Take a round for those that have none yet; before the core's next `ready`."""
-        for barrier in self._waiting:
+        for barrier in self.waiting:
             if barrier.round is None:
                 asked = core.read_index()
                 if asked is None:
@@ -50,7 +54,7 @@ class ReadBarriers:
 
     def settle(self, core: RaftCore) -> None:
         """Keep those whose round a quorum answered."""
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting:
             first = waiting[0]
             if first.round is None or not core.read_confirmed(first.round):
@@ -60,6 +64,6 @@ class ReadBarriers:
 
     def fail(self, error: Exception) -> None:
         """Leadership is lost: nothing can be promised."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self.waiting = self.waiting, deque()
         for barrier in waiting:
             barrier.promise.fail(error)

@@ -377,11 +377,11 @@ class Replica(QuietBeats):
             self._perform_all()
         if self.failure is not None:
             return
-        if len(self._outbox):
+        if self._outbox.held:
             ends = self.place.flushed_sequence, self.log.flushed_end, self.core.term
             for message in self._outbox.release(*ends):
                 self._peers.send(self.group, message)
-        if len(self._barriers):
+        if self._barriers.waiting:
             self._barriers.begin(self.core)
             self._perform_all()
             self._barriers.settle(self.core)

@@ -353,7 +353,7 @@ def _breaks_engine(error: Exception) -> bool:
     name = ""
     while traceback is not None:
         name = traceback.tb_frame.f_globals.get("__name__", "")
-        if traceback.tb_frame.f_code is MultiRaft._drain.__code__:
+        if traceback.tb_frame.f_code is MultiRaft.drain.__code__:
             return True
         traceback = traceback.tb_next
     return isinstance(error, AssertionError) and name.startswith(_ENGINE)
