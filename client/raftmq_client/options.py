@@ -28,6 +28,45 @@ DEFAULT_PORT: Final = 9092
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 DELIVERIES: Final = ("at_least_once", "at_most_once")
 _UNSET: Final = -1.0
+_AT_LEAST: Final = {
+    "auto_commit_ms": 0,
+    "batch_bytes": 1,
+    "buffer_bytes_max": 1,
+    "buffer_memory": 1,
+    "delivery_timeout_ms": 1,
+    "heartbeat_interval_ms": 1,
+    "in_flight_max": 1,
+    "linger_ms": 0,
+    "max_block_ms": 0,
+    "max_bytes": 1,
+    "max_poll_interval_ms": 1,
+    "max_wait_ms": 0,
+    "metadata_max_age_ms": 1,
+    "min_bytes": 0,
+    "partition_bytes_max": 1,
+    "request_bytes_max": 1,
+    "request_timeout_ms": 1,
+    "session_timeout_ms": 1,
+}
+"""Of settings that are numbers."""
+_AT_MOST: Final = (1 << 31) - 1
+"""What the protocol can say: 24 days, or 2 GiB."""
+_LEVELS: Final = {Codec.GZIP: (-1, 9), Codec.LZ4: (0, 17), Codec.ZSTD: (-131_072, 22)}
+"""Of each codec that has any, as Kafka has them."""
+
+
+def check_number(name: str, value: object) -> None:
+    """Whether a setting's value is a number that makes sense, where it is one at all.
+
+    Raises:
+        UsageError: it is not; the message names the setting.
+    """
+    least = _AT_LEAST.get(name)
+    if least is None or (value is None and name == "auto_commit_ms"):
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= _AT_MOST:  # type: ignore[operator]  # nor is NaN
+        raise UsageError(f"{name} is a number from {least} to {_AT_MOST}, not {value!r}")
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -98,12 +137,14 @@ def producer_options(
         UsageError: a value makes no sense, or two contradict each other.
     """
     check_producer_delivery(delivery, acks, idempotent)
+    codec = read_codec(compression)
+    check_level(codec, compression_level)
     sends_once = delivery == "at_most_once"
     return ProducerOptions(
         acks=ACKS_ALL if acks is None else read_acks(acks),
         idempotent=False if sends_once else idempotent,
         sends_once=sends_once,
-        codec=read_codec(compression),
+        codec=codec,
         compression_level=compression_level,
         linger_ms=linger_ms,
         batch_bytes=batch_bytes,
@@ -195,6 +236,10 @@ def consumer_options(
     """
     if isolation not in ("read_uncommitted", "read_committed"):
         raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
+    if isinstance(assignors, str) or not assignors:
+        raise UsageError(f"assignors is a tuple of names, such as ('range',), not {assignors!r}")
+    if group == "":
+        raise UsageError("group is a name, or None for a consumer without")
     cooperative = [name for name in assignors if name in COOPERATIVE]
     if cooperative and len(cooperative) < len(assignors):
         raise UsageError(f"assignor {cooperative[0]!r} is cooperative, and not to be mixed")
@@ -286,6 +331,24 @@ def read_codec(name: str) -> Codec:
     except KeyError:
         names = ", ".join(codec.name.lower() for codec in Codec)
         raise UsageError(f"unknown compression {name!r}; one of {names}") from None
+
+
+def check_level(codec: Codec, level: int | None) -> None:
+    """Whether a codec has this level.
+
+    Raises:
+        UsageError: it has not; the message names the range.
+    """
+    if level is None:
+        return
+    if codec not in _LEVELS:
+        raise UsageError(f"compression_level is nothing to compression={codec.name.lower()!r}")
+    lowest, highest = _LEVELS[codec]
+    if type(level) is not int or not lowest <= level <= highest:
+        name = codec.name.lower()
+        raise UsageError(
+            f"compression_level of {name} is from {lowest} to {highest}, not {level!r}"
+        )
 
 
 def read_reset(name: str) -> Reset:

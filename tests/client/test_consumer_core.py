@@ -11,6 +11,7 @@ from raftmq.protocol.fetch import FetchPartitionResponse, FetchResponse, FetchTo
 from raftmq.records import NewRecord, build_batch, stamp
 from raftmq.types import TopicPartition
 from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
+from raftmq_client.core.build import build_consumer, build_producer
 from raftmq_client.core.client import ClientCore, ClientOptions
 from raftmq_client.core.consumer import ConsumerCore
 from raftmq_client.core.group import Assigned
@@ -197,6 +198,37 @@ def test_a_paused_partition_keeps_its_place_within_an_iteration() -> None:
     reader.core.set_paused([T0], False)
     reader.fetch()
     assert reader.offsets(reader.core.take(500, 0)) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("build", "setting", "told"),
+    [
+        (build_consumer, {"max_poll_interval_ms": 0}, "max_poll_interval_ms is a number from"),
+        (build_consumer, {"max_poll_interval_ms": float("inf")}, "max_poll_interval_ms"),
+        (
+            build_consumer,
+            {"max_wait_ms": "500"},
+            "max_wait_ms is a number from 0 to [0-9]+, not '500'",
+        ),
+        (build_consumer, {"auto_commit_ms": -1}, "auto_commit_ms"),
+        (build_consumer, {"buffer_bytes_max": float("nan")}, "buffer_bytes_max"),
+        (build_consumer, {"assignors": ()}, "assignors is a tuple of names"),
+        (build_consumer, {"assignors": "range"}, "assignors is a tuple of names"),
+        (build_consumer, {"group": ""}, "group is a name"),
+        (build_producer, {"linger_ms": -1}, "linger_ms is a number from 0 to [0-9]+, not -1"),
+        (build_producer, {"buffer_memory": 0}, "buffer_memory"),
+        (build_producer, {"batch_bytes": True}, "batch_bytes"),
+        (build_producer, {"metadata_max_age_ms": 0}, "metadata_max_age_ms"),
+        (build_producer, {"compression": "gzip", "compression_level": 10}, "from -1 to 9"),
+        (build_producer, {"compression": "snappy", "compression_level": 1}, "nothing to"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(
+    build: Any, setting: dict[str, Any], told: str
+) -> None:
+    arguments = ("h:1", (), setting) if build is build_consumer else ("h:1", setting)
+    with pytest.raises(UsageError, match=told):
+        build(*arguments)
 
 
 @pytest.mark.parametrize(

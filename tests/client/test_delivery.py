@@ -104,9 +104,7 @@ def test_a_consumers_contradictions_are_refused_by_name(
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
-def test_topics_need_a_group_and_one_name_is_one_topic() -> None:
-    with pytest.raises(UsageError, match="group"):
-        build_consumer("h:1", ["t"], {})
+def test_one_name_is_one_topic() -> None:
     assert build_consumer("h:1", "orders", {"group": "g"}).topics == ("orders",)
 
 

@@ -6,6 +6,7 @@ transactions, which raftmq does not offer or another test covers.
 
 from __future__ import annotations
 
+import functools
 import re
 import ssl
 import time
@@ -92,18 +93,18 @@ def test_every_way_to_produce_arrives(
 
 
 def placed_by_librdkafka(bootstrap: str, topic: str, keys: list[bytes], name: str) -> list[int]:
-    found: dict[bytes, int] = {}
+    found: dict[int, int] = {}
 
-    def delivered(error: object, message: confluent_kafka.Message) -> None:
+    def delivered(number: int, error: object, message: confluent_kafka.Message) -> None:
         assert error is None
-        found[message.key()] = message.partition()
+        found[number] = message.partition()
 
     settings = {"bootstrap.servers": bootstrap, "partitioner": name}
     producer = confluent_kafka.Producer(settings)
-    for item in keys:
-        producer.produce(topic, b"v", item, on_delivery=delivered)
+    for number, item in enumerate(keys):
+        producer.produce(topic, b"v", item, on_delivery=functools.partial(delivered, number))
     assert producer.flush(60) == 0
-    return [found[item] for item in keys]
+    return [found[number] for number in range(len(keys))]
 
 
 def placed_by_kafka_python(bootstrap: str, topic: str, keys: list[bytes]) -> list[int]:
@@ -126,6 +127,7 @@ def test_keys_go_where_other_clients_put_them(driver: Driver, bootstrap: str, to
     assert ours["murmur2"] == placed_by_librdkafka(bootstrap, topic, keys, "murmur2")
     assert ours["crc32"] == placed_by_librdkafka(bootstrap, topic, keys, "consistent")
     assert set(ours["crc32"]) == {0, 1, 2, 3}
+    assert len(set(placed_by_librdkafka(bootstrap, topic, [b""] * 50, "consistent_random"))) > 1
 
 
 def test_values_come_back_as_they_went(driver: Driver, bootstrap: str, topic: str) -> None:

@@ -39,8 +39,19 @@ def test_murmur2_agrees_with_kafka_python(key: bytes) -> None:
 @given(st.binary(max_size=64), st.integers(1, 300))
 def test_keys_choose_by_hash_alone(key: bytes, count: int) -> None:
     for name, hashed in (("murmur2", murmur2(key) & 0x7FFFFFFF), ("crc32", zlib.crc32(key))):
-        chosen = make_partitioner(name, random.Random(1)).choose("t", key, count)
-        assert chosen == hashed % count
+        if key or name == "murmur2":
+            chosen = make_partitioner(name, random.Random(1)).choose("t", key, count)
+            assert chosen == hashed % count
+
+
+def test_an_empty_key_is_none_to_librdkafka_alone() -> None:
+    for name, spreads in (("murmur2", False), ("crc32", True)):
+        partitioner = make_partitioner(name, random.Random(1))
+        chosen = set()
+        for _ in range(50):
+            chosen.add(partitioner.choose("t", b"", 8))
+            partitioner.batch_closed("t", partitioner.choose("t", b"", 8))
+        assert (len(chosen) > 1) is spreads, name
 
 
 def test_records_without_key_stick_until_the_batch_closes() -> None:

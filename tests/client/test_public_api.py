@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,18 @@ def test_what_public_methods_take_and_give_is_public_too(name: str) -> None:
             for kind in named_in(hint):
                 if kind.__module__.startswith("raftmq") and kind not in settings:
                     assert kind in public, f"{member_name} has a {kind.__name__}"
+
+
+def test_every_setting_and_every_method_is_on_the_page() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "client.md").read_text()
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", page))))
+    settings = {*ProducerSettings.__annotations__, *ConsumerSettings.__annotations__}
+    methods = {
+        name
+        for kind in (aio.Producer, aio.Consumer, aio.Admin)
+        for name, _ in public_members(kind)
+        if not name.startswith("_")
+    }
+    known = {"security"}  # has a section of its own
+    assert sorted(settings - said - known) == []
+    assert sorted(methods - said) == []

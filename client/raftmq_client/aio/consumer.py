@@ -42,7 +42,8 @@ Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[None] | None]
 class Consumer:
     """Reads records: `async with Consumer("localhost:9092", group="g", topics=["t"]) as c: ...`.
 
-    With `topics` and `group` a member of the group; with `assign` it reads what it is told. One
+    With `topics` and `group` a member of the group, with `topics` alone it reads all of them, with
+    `assign` what it is told. One
     task polls.
     """
 
@@ -101,10 +102,12 @@ class Consumer:
     # What to read.
 
     def subscribe(self, topics: str | Iterable[str] | re.Pattern[str]) -> None:
-        """Read these topics, or all whose name a pattern matches, as a member of the group.
+        """Read these topics, or all whose name a pattern matches.
+
+        With a group as its member; without one all their partitions, and those that come later.
 
         Raises:
-            UsageError: the consumer was made without a group.
+            UsageError: partitions were assigned by hand.
         """
         self._engine.check()
         self._core.subscribe(topics, self._engine.now())
@@ -114,7 +117,13 @@ class Consumer:
         self,
         partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
+        """Read exactly these partitions; a mapping gives offsets.
+
+        Without one, what is new begins where the group committed; without that as `reset` says.
+
+        Raises:
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+        """
         self._engine.check()
         self._core.assign(partitions)
         self._engine.wake()
@@ -136,7 +145,7 @@ class Consumer:
         return self._core.position(partition)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of these for now."""
+        """Hand out nothing of these for now; without any named, of all that is assigned."""
         self._set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -211,9 +220,13 @@ class Consumer:
             await self._await(pending, timeout)
 
     async def committed(
-        self, partitions: Iterable[TopicPartition], timeout: float = 30.0
+        self, partitions: Iterable[TopicPartition] | None = None, timeout: float = 30.0
     ) -> dict[TopicPartition, int]:
-        """The group's committed offsets of these partitions, where there are any."""
+        """The group's committed offsets, where there are any.
+
+        Args:
+            partitions: None asks for all that is assigned.
+        """
         self._engine.check()
         found = await self._await(self._core.committed(partitions, self._engine.now()), timeout)
         return {key: item.offset for key, item in found.items()}

@@ -35,7 +35,8 @@ _LEAVE_MS: Final = 5_000.0
 class Consumer:
     """Reads records: `with Consumer("localhost:9092", group="g", topics=["t"]) as consumer: ...`.
 
-    With `topics` and `group` a member of the group; with `assign` it reads what it is told. Not
+    With `topics` and `group` a member of the group, with `topics` alone it reads all of them, with
+    `assign` what it is told. Not
     thread safe: one thread polls.
     """
 
@@ -86,10 +87,12 @@ class Consumer:
     # What to read.
 
     def subscribe(self, topics: str | Iterable[str] | re.Pattern[str]) -> None:
-        """Read these topics, or all whose name a pattern matches, as a member of the group.
+        """Read these topics, or all whose name a pattern matches.
+
+        With a group as its member; without one all their partitions, and those that come later.
 
         Raises:
-            UsageError: the consumer was made without a group.
+            UsageError: partitions were assigned by hand.
         """
         with self._engine.lock:
             self._engine.check()
@@ -100,7 +103,13 @@ class Consumer:
         self,
         partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
+        """Read exactly these partitions; a mapping gives offsets.
+
+        Without one, what is new begins where the group committed; without that as `reset` says.
+
+        Raises:
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+        """
         with self._engine.lock:
             self._engine.check()
             self._core.assign(partitions)
@@ -126,7 +135,7 @@ class Consumer:
             return self._core.position(partition)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of these for now."""
+        """Hand out nothing of these for now; without any named, of all that is assigned."""
         self._set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -200,9 +209,13 @@ class Consumer:
                 self._await(pending, timeout)
 
     def committed(
-        self, partitions: Iterable[TopicPartition], timeout: float = 30.0
+        self, partitions: Iterable[TopicPartition] | None = None, timeout: float = 30.0
     ) -> dict[TopicPartition, int]:
-        """The group's committed offsets of these partitions, where there are any."""
+        """The group's committed offsets, where there are any.
+
+        Args:
+            partitions: None asks for all that is assigned.
+        """
         with self._engine.lock:
             self._engine.check()
             found = self._await(self._core.committed(partitions, now_ms()), timeout)

@@ -25,6 +25,7 @@ from raftmq_client.errors import UsageError
 from raftmq_client.options import (
     ConsumerSettings,
     ProducerSettings,
+    check_number,
     consumer_options,
     parse_bootstrap,
     producer_options,
@@ -127,15 +128,14 @@ def build_consumer(
         wanted = topics
     else:
         wanted = (topics,) if isinstance(topics, str) else tuple(topics)
-    if wanted:
-        core.need_group()
     return ConsumerParts(client, core, wanted)
 
 
 def _known(of: str, settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The settings; a name that nobody knows is most often a slip."""
+    """The settings, checked one by one; a name that nobody knows is most often a slip."""
     for name in settings:
         if name not in kind.__annotations__:
             known = ", ".join(sorted(kind.__annotations__))
             raise UsageError(f"{of} has no setting {name!r}; it has {known}")
+        check_number(name, settings[name])
     return dict(settings)

@@ -1,7 +1,8 @@
 """What a consumer decides beside fetching and membership: what was handed out, what to commit.
 
-Joins a `FetcherCore` and, for members, a `GroupCore`. Records handed out one by one count one by
-one, whole polls as a whole; a commit covers what was handed out and nothing behind it. Drivers run
+Joins a `FetcherCore` and, with a group, a `GroupCore`: as its member, or with partitions chosen by
+hand, which begin where the group committed. Records handed out one by one count one by one, whole
+polls as a whole; a commit covers what was handed out and nothing behind it. Drivers run
 the callbacks, wait, and move bytes; nothing here blocks, reads a clock or a socket.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from attrs import define, field
 
 from raftmq.types import TopicPartition
+from raftmq_client.core.all_partitions import AllPartitions
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
@@ -45,7 +47,8 @@ class ConsumerCore:
         self.options = options
         self._metadata = client.metadata
         self.fetcher = FetcherCore(options.fetching, client.metadata)
-        client.cores.append(self.fetcher)
+        self._everything = AllPartitions(self.fetcher, client.metadata)
+        client.cores += [self._everything, self.fetcher]
         self.group: GroupCore | None = None
         if options.group is not None:
             self.group = GroupCore(options.group, options.grouping, client.metadata)
@@ -59,29 +62,55 @@ class ConsumerCore:
         self._epochs_before: dict[TopicPartition, int] = {}  # the last `take`
         self._batch: list[ConsumerRecord] = []  # taken for an iteration
         self._batch_next = 0
+        self._is_by_hand: bool | None = None  # None until something is chosen
+        self._unstarted: dict[TopicPartition, None] = {}  # their committed offset is not known yet
+        self._starting: Pending | None = None
 
     # What to read.
 
     def subscribe(self, topics: str | Iterable[str] | re.Pattern[str], now: float) -> None:
-        """Read these topics, or all that a pattern matches, as a member of the group.
+        """Read these topics, or all that a pattern matches: with a group as its member, else all.
 
         Raises:
-            UsageError: the consumer was made without a group.
+            UsageError: partitions were assigned by hand.
         """
+        self._choose(by_hand=False)
+        wanted = (topics,) if isinstance(topics, str) else topics
         if self.group is None:
-            raise UsageError("subscribing needs a group; use assign() to read without one")
-        self.group.subscribe((topics,) if isinstance(topics, str) else topics, now)
+            self._everything.want(wanted)
+        else:
+            self.group.subscribe(wanted, now)
 
     def assign(
         self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None]
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets, None meaning `reset`."""
+        """Read exactly these partitions; a mapping gives offsets.
+
+        Without one, what is new begins where the group committed; without that as `reset` says.
+
+        Raises:
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+        """
+        self._choose(by_hand=True)
         positions = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
         self.end_iteration()
+        before = self.fetcher.readers
+        unstarted = [key for key in positions if key in self._unstarted or key not in before]
         self.fetcher.assign(positions)
+        self._unstarted.clear()
         for key, offset in positions.items():
             if offset is not None:
                 self.seek(key, offset)
+        if self.group is not None:
+            self._unstarted = dict.fromkeys(key for key in unstarted if positions[key] is None)
+            self._starting = None  # what it brings is not for these
+            for key in self._unstarted:
+                self.fetcher.readers[key].is_looking_up = True
+
+    def _choose(self, *, by_hand: bool) -> None:
+        if self._is_by_hand not in (None, by_hand):
+            raise UsageError("a consumer reads topics or assigned partitions, not both by turns")
+        self._is_by_hand = by_hand
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
@@ -92,6 +121,7 @@ class ConsumerCore:
         """Go on at another offset; None starts over by the reset policy."""
         self.need(partition)
         self.end_iteration()
+        self._unstarted.pop(partition, None)
         self.fetcher.seek(partition, offset)
         if offset is not None:
             self._handed_out[partition] = offset
@@ -106,10 +136,10 @@ class ConsumerCore:
         return self.fetcher.readers[partition].position
 
     def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
-        """Hand out nothing of these for now, or again."""
+        """Hand out nothing of these for now, or again; without any named, of all."""
         if is_paused:
             self.end_iteration()
-        for key in partitions:
+        for key in tuple(partitions) or self.assignment:
             self.need(key)
             self.fetcher.readers[key].is_paused = is_paused
 
@@ -262,6 +292,7 @@ class ConsumerCore:
         ):
             error, group.error = group.error, None
             raise error
+        self._look_starts_up(now)
         if not group.events:
             return None
         self.end_iteration()
@@ -288,6 +319,27 @@ class ConsumerCore:
             self.fetcher.seek(key, committed.offset)
             self._handed_out[key] = self._committed[key] = committed.offset
             self._epochs[key] = committed.leader_epoch
+
+    def _look_starts_up(self, now: float) -> None:
+        """Ask where the group committed, for partitions assigned by hand that begin there."""
+        if self._unstarted and self._starting is None:
+            self._starting = self.need_group().committed(tuple(self._unstarted), now)
+            self._starting.then = self._started
+
+    def _started(self, pending: Pending) -> None:
+        if pending is not self._starting:
+            return
+        self._starting = None
+        if pending.error is not None:
+            self.need_group().error = pending.error  # told by this poll; the next one asks again
+            return
+        unstarted, self._unstarted = self._unstarted, {}
+        for key in unstarted:
+            committed = pending.result.get(key)
+            self.fetcher.seek(key, None if committed is None else committed.offset)
+            if committed is not None:
+                self._handed_out[key] = self._committed[key] = committed.offset
+                self._epochs[key] = committed.leader_epoch
 
     # Committing.
 
@@ -333,13 +385,14 @@ class ConsumerCore:
         self.note_iterated()
         return self._save(self._changed(partitions), self._epochs, now)
 
-    def committed(self, partitions: Iterable[TopicPartition], now: float) -> Pending:
-        """Begin to look committed offsets up.
+    def committed(self, partitions: Iterable[TopicPartition] | None, now: float) -> Pending:
+        """Begin to look committed offsets up: of these, or of all that is assigned.
 
         Raises:
             UsageError: the consumer has no group.
         """
-        return self.need_group().committed(list(partitions), now)
+        wanted = self.assignment if partitions is None else tuple(partitions)
+        return self.need_group().committed(wanted, now)
 
     def need_group(self) -> GroupCore:
         """The membership.
@@ -354,6 +407,7 @@ class ConsumerCore:
     def leave(self, finish: Finish) -> Call | None:
         """Stop reading and leave the group; the call to send, if any."""
         self.fetcher.assign(())
+        self._unstarted, self._starting = {}, None
         return self.group.leave(finish) if self.group is not None else None
 
     def _auto_commit(self, now: float) -> None:

@@ -115,8 +115,12 @@ class Pending:
     error: ClientError | None = None
     last_error: ClientError | None = None
     was_sent: bool = False
+    then: Callable[[Pending], None] | None = None
+    """Told once it is done."""
 
     def settle(self, result: Any, error: ClientError | None) -> None:
         """Finish once."""
         if not self.is_done:
             self.is_done, self.result, self.error = True, result, error
+            if self.then is not None:
+                self.then(self)

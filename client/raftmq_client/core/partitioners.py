@@ -1,8 +1,9 @@
 """Which partition a record goes to.
 
 Pure. `murmur2` hashes keys as the Java client does (so both write a key to the same partition),
-`crc32` as librdkafka's `consistent_random`. Records without a key are sticky: all go to one
-partition until its batch is full (KIP-480). A function of (topic, key, count) will do as well.
+`crc32` as librdkafka's `consistent_random`. Records without a key (to librdkafka an empty one is
+none) are sticky: all go to one partition until its batch is full (KIP-480). A function of
+(topic, key, count) will do as well.
 """
 
 from __future__ import annotations
@@ -77,13 +78,16 @@ class HashingPartitioner:
 
     is_sticky = True
 
-    def __init__(self, hash_key: Callable[[bytes], int], random: Random) -> None:
+    def __init__(
+        self, hash_key: Callable[[bytes], int], random: Random, *, hashes_empty: bool = True
+    ) -> None:
         self._hash = hash_key
+        self._hashes_empty = hashes_empty
         self._sticky = _Sticky(random)
 
     def choose(self, topic: str, key: bytes | None, count: int) -> int:
         """A partition in `[0, count)`."""
-        if key is None:
+        if key is None or not (key or self._hashes_empty):
             return self._sticky.choose(topic, count)
         return self._hash(key) % count
 
@@ -185,7 +189,7 @@ def make_partitioner(name: str | PartitionFunction, random: Random) -> Partition
     if name == "murmur2":
         return HashingPartitioner(_positive_murmur2, random)
     if name == "crc32":
-        return HashingPartitioner(_crc32, random)
+        return HashingPartitioner(_crc32, random, hashes_empty=False)
     if name == "sticky":
         return StickyPartitioner(random)
     if name == "random":

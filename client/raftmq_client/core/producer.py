@@ -223,7 +223,7 @@ class ProducerCore:
             partition = choose_partition(self._partitioner, topic, record[0], wanted, count)
         except UsageError as error:
             self._refuse(receipt, error)
-            return False
+            return receipt.listeners is not None  # the next turn tells them
         key = TopicPartition(topic, partition)
         queue = self.accumulator.queues.get(key)
         was_empty = not queue
