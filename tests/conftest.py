@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.live.harness import Cluster
@@ -14,6 +15,9 @@ from tests.second_try import (  # noqa: F401 - hooks
 )
 
 LIVE_TIMEOUT_S = 400
+# On a busy machine an example takes what it takes; everything else stays as it is, in CI too.
+hypothesis.settings.register_profile("patient", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
