@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from attrs import evolve
 
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from raftmq_spark.export.manifest import Manifest
     from raftmq_spark.export.replay import Replayed
     from raftmq_spark.export.verify import Verdict
+    from raftmq_spark.security import ClientSettings
 
 INSTALL = 'pip install "raftmq[spark]"'
 
@@ -103,6 +106,15 @@ Append = Annotated[
     bool, typer.Option("--append", help="--replay: also into a topic that has other records.")
 ]
 
+SecurityFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--security",
+        metavar="FILE",
+        help="TLS and SASL: a file of Kafka's client properties security.*, sasl.* and ssl.*.",
+    ),
+]
+
 
 def export(
     topics: Topics = None,
@@ -110,6 +122,7 @@ def export(
     group: Group = None,
     until: UntilOption = Until.STABLE,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    security: SecurityFile = None,
     master: Master = "local[*,4]",
     conf: Conf = None,
     records_per_file: RecordsPerFile = 500_000,
@@ -126,7 +139,7 @@ def export(
 ) -> None:
     """Export topics to Parquet exactly once; check an archive; produce one back.
 
-    Run it again after a crash, or every hour: nothing is lost, nothing comes XX
+    Run it again after a crash, or every hour: nothing is lost, nothing comes twice.
 
     Examples:
 
@@ -150,10 +163,9 @@ def export(
 
             check_prerequisites()
         from raftmq_spark.export.store import locate
-        from raftmq_spark.security import ClientSettings
 
         location = locate(to)
-        client = ClientSettings(bootstrap, "raftmq-cli", timeout_ms=int(timeout * 1000))
+        client = _client(bootstrap, security, timeout)
         if verify:
             _verify(location, None if no_log else client, as_json=as_json)
             return
@@ -192,6 +204,16 @@ def _check_words(
             raise CommandError("which topics? `raftmq export TOPIC... --group G --to DIR`", 2)
         if group is None:
             raise CommandError("--group: whose committed offsets say what is new?", EXIT_USAGE)
+
+
+def _client(bootstrap: str, security: Path | None, timeout_s: float) -> ClientSettings:
+    from raftmq_spark.properties import read_security_file
+    from raftmq_spark.security import read_client_settings
+
+    options = {} if security is None else read_security_file(security)
+    settings = read_client_settings({**options, "kafka.client.id": "raftmq-cli"}, bootstrap)
+    settings.security()  # a certificate that cannot be read is told before anything starts
+    return evolve(settings, timeout_ms=int(timeout_s * 1000))
 
 
 @contextmanager

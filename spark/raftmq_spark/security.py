@@ -215,7 +215,8 @@ def tls_context(tls: TlsSettings) -> ssl.SSLContext:
         elif tls.chain is not None and tls.key is not None:
             _load_chain(context, f"{tls.chain}\n{tls.key}\n", tls.key_password)
     except (OSError, ssl.SSLError) as error:
-        raise OptionError(f"kafka.ssl.*: {error}") from error
+        files = " or ".join(name for name in (tls.authorities_file, tls.chain_file) if name)
+        raise OptionError(f"kafka.ssl.*{f' ({files})' if files else ''}: {error}") from error
     return context
 
 

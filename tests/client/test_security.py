@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import struct
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -44,8 +41,8 @@ from raftmq_client.core.security import (
 from raftmq_client.options import consumer_options, producer_options
 from tests.client.drivers import NAMES, open_driver
 from tests.client.fake_broker import FakeBroker
+from tests.client.tls_front import CERTIFICATE, TlsFront
 
-FOLDER = Path(__file__).parent / "tls"
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 CHALLENGE = (
     b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -62,14 +59,8 @@ def pencil() -> Scram:
     return Scram("user", "pencil", "SHA-256", make_nonce=lambda: NONCE)
 
 
-def server_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(FOLDER / "cert.pem", FOLDER / "key.pem")
-    return context
-
-
 def client_context() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(FOLDER / "cert.pem"))
+    return ssl.create_default_context(cafile=str(CERTIFICATE))
 
 
 class Line:
@@ -186,55 +177,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         Scram("user", "x", "SHA-1")
     with pytest.raises(UsageError):
         read_security("tls")  # type: ignore[arg-type]
-
-
-class TlsFront:
-    """Takes TLS connections for a broker that speaks plain."""
-
-    def __init__(self, broker: FakeBroker) -> None:
-        self._target = broker.port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._context = server_context()
-        self._sockets: list[socket.socket] = [self._server]
-        broker.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        for sock in self._sockets:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # it has ended already
-        for sock in self._sockets:
-            sock.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                plain, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        self._sockets.append(plain)
-        try:
-            hidden = self._context.wrap_socket(plain, server_side=True)
-        except OSError:
-            return
-        behind = socket.create_connection(("127.0.0.1", self._target))
-        self._sockets += [hidden, behind]
-        threading.Thread(target=_copy, args=(behind, hidden), daemon=True).start()
-        _copy(hidden, behind)
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.fake_broker import CLUSTER_ID, FakeBroker
+from tests.client.tls_front import CERTIFICATE, TlsFront
+
 ROOT = Path(__file__).parent.parent.parent
 BLOCKING = """
 import sys
@@ -94,3 +97,29 @@ def test_no_archive_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "an archive is a folder" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_security_comes_from_a_file(tmp_path: Path) -> None:
+    from raftmq_spark.export.archive import open_archive
+    from raftmq_spark.export.manifest import Until
+    from raftmq_spark.export.store import locate
+
+    archive, file = tmp_path / "archive", tmp_path / "client.properties"
+    open_archive(locate(str(archive)), cluster=CLUSTER_ID, group="g", until=Until.STABLE)
+    words = ("--to", str(archive), "--verify", "--timeout", "5")
+    file.write_text(
+        f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={CERTIFICATE}\n"
+    )
+    with FakeBroker({"t": 1}) as broker:
+        front = TlsFront(broker)
+        done = run(*words, "--bootstrap", broker.address)
+        assert done.returncode != 0, "TLS alone is spoken here"
+        done = run(*words, "--bootstrap", broker.address, "--security", str(file))
+        assert (done.returncode, done.stderr) == (0, "")
+        front.close()
+    file.write_text("security.protocol=SSL\nacks=all\n")
+    done = run(*words, "--security", str(file))
+    assert done.returncode == 1
+    assert "'acks' is none of security.*, sasl.*, ssl.*" in done.stderr
