@@ -164,6 +164,8 @@ class SimDisk:
         self._trap: Callable[[str, str], int | None] | None = None
         self._has_crashed = False
         self._failing: Callable[[str, str], bool] | None = None
+        self.spoilt: dict[str, bool] = {}
+        """Paths whose bytes went bad at any time, by no fault of who wrote them."""
         self.counters = Counters()
         self.capacity_bytes = capacity_bytes
         self.open_files = 0
@@ -451,6 +453,7 @@ class SimDisk:
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Flip one bit, on the device and in the cache."""
         inode = self._names[path]
+        self.spoilt[path] = True
         inode.cached[position] ^= 1 << bit
         if position < len(inode.durable):
             inode.durable[position] ^= 1 << bit
@@ -461,6 +464,7 @@ class SimDisk:
         before = inode.previous.get(sector)
         if before is None:
             return False
+        self.spoilt[path] = True
         at = sector * SECTOR
         end = min(at + SECTOR, len(inode.durable), len(inode.cached))
         stale = before.ljust(SECTOR, b"\0")[: max(0, end - at)]
@@ -484,6 +488,7 @@ class SimDisk:
     def overwrite(self, path: str, content: bytes) -> None:
         """Put other content in place, on the device and in the cache."""
         inode = self._names[path]
+        self.spoilt[path] = True
         inode.cached[:] = content
         inode.durable[:] = content
         inode.dirty.clear()

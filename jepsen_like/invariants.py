@@ -19,7 +19,7 @@ steers the run. A breach raises `InvariantViolation` on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from attrs import define, field
@@ -196,6 +196,23 @@ class Invariants:
             self.breach(
                 "FlushedSurvives",
                 f"{group}: {after} had flushed up to {flushed_end}, now its log ends at {log_end}",
+            )
+
+    def opened(
+        self, group: RaftGroupId, who: ReplicaId, claimed_offset: int, damaged: Sequence[int]
+    ) -> None:
+        """A replica came back on a disk whose bytes nobody spoilt, and something is damaged.
+
+        Above its claim that may be a torn write; below it the claim was not true.
+
+        Args:
+            damaged: the offsets at which damage begins.
+        """
+        if damaged and damaged[0] < claimed_offset:
+            self.breach(
+                "ClaimsAreFlushed",
+                f"{group}: {who} claims to have flushed up to offset {claimed_offset}, of which "
+                f"{damaged[0]} is not there",
             )
 
     def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:

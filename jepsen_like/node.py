@@ -160,10 +160,21 @@ class SimNode:
                     ),
                     config=self._config(group),
                 )
+                self._look_for_damage(replica, f"data/group-{number}")
                 machine.attach(replica)
                 self._compare(group, replica, machine)
                 self.machines[group] = machine
                 multiraft.register(replica)
+
+    def _look_for_damage(self, replica: Replica, folder: str) -> None:
+        assert self.journal is not None
+        state = self.journal.get(replica.group)
+        if state is not None and not any(p.startswith(f"{folder}/") for p in self.disk.spoilt):
+            log = replica.log
+            # No later than what the claim comes to: all entries without an offset count as below.
+            claimed_offset = state.flushed_end - (log.end_index - log.log_end_offset)
+            starts = [int(start) for start, _ in log.damaged]
+            self.world.invariants.opened(replica.group, replica.self_id, claimed_offset, starts)
 
     def _compare(self, group: RaftGroupId, replica: Replica, machine: SimMachine) -> None:
         last = self._last.get(group)

@@ -428,7 +428,7 @@ BUGS: Final[dict[str, Bug[SimOptions]]] = {
         _truncations,
         10,
         (1,),
-        ("Liveness", "StopIteration"),
+        ("ClaimsAreFlushed",),
     ),
     "wiped-keeps-vote": Bug(
         patching((cluster_recovery, "is_forgotten", _never_lost)),

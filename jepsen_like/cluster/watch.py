@@ -66,6 +66,7 @@ class Watch:
             replica.machine = watcher
             where = (node.node_id, replica.group)
             self.machines[where] = watcher
+            self._look_for_damage(node, core, replica)
             last = self._last.pop(where, None)
             if last is not None:
                 self.invariants.booted(
@@ -92,6 +93,19 @@ class Watch:
             return unregister(group)
 
         multiraft.unregister = unwatched  # type: ignore[method-assign]  # as above
+
+    def _look_for_damage(self, node: ClusterNode, core: SimCore, replica: Replica) -> None:
+        """What begins damaged must have been spoilt, or was never claimed."""
+        state, log = core.plane.journal.get(replica.group), replica.log
+        folder = self.folder_of(node.node_id, replica.group)
+        is_sound = not any(
+            p.startswith(f"{folder}/") for p in node.disk.spoilt if p.endswith("log")
+        )
+        if state is not None and log.damaged and is_sound:
+            # No later than what the claim comes to: all entries without an offset count as below.
+            claimed_offset = state.flushed_end - (log.end_index - log.log_end_offset)
+            starts = [int(start) for start, _ in log.damaged]
+            self.invariants.opened(replica.group, replica.self_id, claimed_offset, starts)
 
     def detach(self, node: ClusterNode, *, in_the_middle: bool) -> None:
         """The node's process ended."""

@@ -86,6 +86,10 @@ def loses_flushed(invariants: Invariants) -> None:
     invariants.booted(GROUP, A, A, 5, 4)
 
 
+def claims_too_much(invariants: Invariants) -> None:
+    invariants.opened(GROUP, A, 5, [4, 9])
+
+
 def stale_read(invariants: Invariants) -> None:
     invariants.barrier(GROUP, 4, 5)
 
@@ -105,6 +109,7 @@ def stale_read(invariants: Invariants) -> None:
         ("LeaderCommitsOwnTerm", counts_old_term),
         ("CrashKeepsIdentity", forgets_itself),
         ("FlushedSurvives", loses_flushed),
+        ("ClaimsAreFlushed", claims_too_much),
         ("LinearizableBarrier", stale_read),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -128,3 +133,5 @@ def test_what_is_right_is_accepted() -> None:
     invariants.starts_at(GROUP, C, 5, X)
     invariants.barrier(GROUP, 5, 5)
     invariants.booted(GROUP, A, A, 5, 6)
+    invariants.opened(GROUP, A, 5, [5, 9])
+    invariants.opened(GROUP, A, 5, [])
