@@ -25,7 +25,13 @@ from attrs import define, field, frozen
 from crc32c import crc32c
 
 from raftmq.errors import ErrorCode, KafkaError, RaftmqError
-from raftmq.records import NO_PRODUCER_EPOCH, NO_SEQUENCE, SEQUENCE_MODULUS, BatchHeader
+from raftmq.records import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    SEQUENCE_MODULUS,
+    BatchHeader,
+)
 from raftmq.types import Buffer, Offset, ProducerId
 
 BATCHES_REMEMBERED: Final = 5
@@ -175,6 +181,17 @@ class ProducerStateTable:
             # Perhaps forgotten for being idle: the producer starts a new epoch and goes on.
             raise _refusal(ErrorCode.UNKNOWN_PRODUCER_ID, header, "has expired")
         raise _refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, header, "starts above 0")
+
+    def expects(self, header: BatchHeader) -> bool:
+        """True when a batch goes on where its producer was, or has no producer."""
+        if header.producer_id == NO_PRODUCER_ID:
+            return True
+        producer = self._producers.get(ProducerId(header.producer_id))
+        return (
+            producer is not None
+            and producer.epoch == header.producer_epoch
+            and header.base_sequence == (producer.last_sequence + 1) % SEQUENCE_MODULUS
+        )
 
     def append(self, header: BatchHeader) -> None:
         """Take note of a batch that the log now holds; the log is right whatever it says."""

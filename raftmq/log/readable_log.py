@@ -115,6 +115,15 @@ class ReadableLog:
         """
         return self._reader.headers(start, end)
 
+    def check_stored(self, offset: Offset) -> None:
+        """Check the batch that contains `offset`, unless it was: `headers` reads no bodies.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        self._checker.rotate_if_due()
+        self._reader.check_stored(offset)
+
     def offset_for_timestamp(
         self, timestamp_ms: int, end: Offset
     ) -> tuple[int, Offset, LeaderEpoch] | None:

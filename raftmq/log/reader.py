@@ -391,6 +391,20 @@ class LogReader:
             if staged.header.next_offset > at and staged.header.base_offset < end:
                 yield staged.header
 
+    def check_stored(self, offset: int) -> None:
+        """Check the batch that contains `offset`, unless it was checked before.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        if offset >= self.segments.end_offset:
+            return  # not written yet
+        segment = self.segments.holding(offset)
+        position, header = segment.batch_at(offset)
+        if segment.verified.end_from(position) < position + header.size:
+            for _ in segment.batches_from(position, header.base_offset, chunk=header.size):
+                return
+
     def offset_for_timestamp(
         self, timestamp_ms: int, end: Offset
     ) -> tuple[int, Offset, LeaderEpoch] | None:

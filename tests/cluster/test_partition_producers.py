@@ -13,8 +13,10 @@ from raftmq.cluster.partition_producers import CHECKPOINT_BATCHES, PartitionProd
 from raftmq.cluster.producer_checkpoints import BYTES_MAX, FILE_NAME, ProducerCheckpoints
 from raftmq.cluster.producer_state import ProducerStateTable
 from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError
 from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
 from raftmq.types import Offset
+from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
 
 _TEMPLATE = parse_header(
     build_batch([NewRecord(None, b"")], producer_id=1, producer_epoch=0, base_sequence=0)
@@ -32,6 +34,7 @@ class Log:
     log_start: LogStart = field(factory=LogStart)
     rows: list[BatchHeader] = field(factory=list)
     reads: int = 0
+    checks: int = 0
 
     @property
     def log_end_offset(self) -> Offset:
@@ -41,6 +44,9 @@ class Log:
         for row in self.rows[start:end]:
             self.reads += 1
             yield row
+
+    def check_stored(self, offset: Offset) -> None:
+        self.checks += 1
 
 
 def truth(end: int) -> bytes:
@@ -168,3 +174,51 @@ def test_a_full_disk_is_no_reason_to_stop() -> None:
     disk.capacity_bytes = 0
     checkpoints.add(Offset(1), b"x" * 100)
     assert checkpoints.best(Offset(5), Offset(0)) == (1, b"x" * 100)
+
+
+def produced(offset: int, producer_id: int, sequence: int) -> bytes:
+    return bytes(
+        build_batch(
+            [NewRecord(None, b"v" * 40)],
+            base_offset=offset,
+            leader_epoch=1,
+            producer_id=producer_id,
+            producer_epoch=3,
+            base_sequence=sequence,
+        )
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 8, 18, 19])
+@pytest.mark.parametrize(
+    "byte",
+    [pytest.param(50, id="id"), pytest.param(43, id="no id"), 52, 56],
+)
+def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int, byte: int) -> None:
+    """Replay reads headers alone; a flipped bit there makes another producer, epoch or sequence."""
+    disk = sim_disk()
+    log = open_log(disk, BIG)
+    elect(log, 1)
+    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
+    for batch in batches:
+        log.append_batch(batch)
+    flush(log)
+    log.close()
+    before = PartitionProducers(make())
+    before.attach(log)
+    disk.flip(segment(), number * len(batches[0]) + byte, 7)
+    log = open_log(disk, BIG, claimed=log.flushed_end)
+    assert log.damaged == [], "its indexes vouch for a closed segment"
+    producers = PartitionProducers(make())
+    producers.attach(log)
+    with pytest.raises(DamagedError):
+        producers.current()
+    assert log.damaged == [(number, number + 1)]
+    log.repair(Offset(number), [batches[number]])
+    assert producers.current().encode() == before.current().encode()
+
+
+def test_little_is_checked_of_what_is_as_it_should_be() -> None:
+    producers, log = filled(count=300)
+    producers.truncated()
+    assert log.checks == 3, "the first batch of each producer"
