@@ -73,6 +73,13 @@ class SimFlusher:
         self._node = node
         self._random = random
         self.latency = Histogram()
+        self._began: dict[int, float] = {}
+        self._count = 0
+
+    def longest_ms(self) -> float:
+        """For how long the oldest flush has not come back; 0 where none is under way."""
+        now_ms = self._node.world.now_ms
+        return max((now_ms - began for began in self._began.values()), default=0.0)
 
     def submit(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         """Run the job later, then `done` on the loop."""
@@ -91,8 +98,15 @@ class SimFlusher:
                 job.run()
             except DiskError as failure:
                 error = failure
-            node.later(delay_ms - begin_ms, lambda: done(error))
+            node.later(delay_ms - begin_ms, lambda: tell(error))
 
+        def tell(error: DiskError | None) -> None:
+            del self._began[number]
+            done(error)
+
+        self._count += 1
+        number = self._count
+        self._began[number] = node.world.now_ms
         node.in_thread(begin_ms, sync)
 
     def close(self) -> None:

@@ -53,8 +53,11 @@ class Flusher:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.latency = Histogram()
         self.delay_s = 0.0
+        self._began: list[float | None] = [None] * threads
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            threading.Thread(
+                target=self._work, args=(number,), name=f"{name}-{number}", daemon=True
+            )
             for number in range(threads)
         ]
         for thread in self._threads:
@@ -63,6 +66,11 @@ class Flusher:
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in a thread; then `done(error)` on the loop."""
         self._queue.put((job, done))
+
+    def longest_ms(self) -> float:
+        """For how long the oldest job that is being run has not come back; 0 where none is."""
+        began = [start for start in self._began if start is not None]
+        return (perf_counter() - min(began)) * 1e3 if began else 0.0
 
     def close(self, *, drop: bool = False) -> None:
         """End the threads after what is queued, or without that; returns when they have ended."""
@@ -76,10 +84,10 @@ class Flusher:
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while (item := self._queue.get()) is not None:
             job, done = item
-            started = perf_counter()
+            self._began[number] = started = perf_counter()
             error: DiskError | None = None
             try:
                 if self.delay_s:
@@ -90,6 +98,7 @@ class Flusher:
             except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
                 self._tell(partial(_raise, bug))
                 return
+            self._began[number] = None
             self._finished.append((done, error, perf_counter() - started))
             if not self._is_waking:  # a lost race costs one spare wake-up
                 self._is_waking = True

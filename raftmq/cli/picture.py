@@ -185,6 +185,8 @@ def remarks(status: dict[str, Any]) -> list[str]:
         found.append(f"cut off from the metadata majority for {seconds} s")
     if status["disk"]["is_full"]:
         found.append("disk full")
+    if status["disk"].get("is_stuck"):  # a node that was not restarted yet does not say so
+        found.append("disk does not answer")
     if status["journal_is_damaged"]:
         found.append("journal was damaged")
     if status["metadata"].get("failure"):

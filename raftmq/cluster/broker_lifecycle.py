@@ -86,6 +86,8 @@ class BrokerLifecycle:
         self.is_draining = False
         self.has_full_disk = False
         """Records are refused here until space is free; said by the node."""
+        self.has_stuck_disk = False
+        """A flush has not come back for long; said by the node."""
         self._drained: Promise[None] | None = None
         self._is_registering = False
         self._register_at_ms = 0.0
@@ -133,7 +135,12 @@ class BrokerLifecycle:
     @property
     def should_not_lead(self) -> bool:
         """True while another node would serve producers better than this one."""
-        return self.is_isolated or self.has_full_disk
+        return self.is_isolated or self.disk_fails_producers
+
+    @property
+    def disk_fails_producers(self) -> bool:
+        """True while records cannot become durable here, for want of space or of an answer."""
+        return self.has_full_disk or self.has_stuck_disk
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call `callback()` the first time this broker is ready."""

@@ -214,7 +214,7 @@ class ControlPlane:
                 return _encoded(Reply(code))
             case ContactRequest():
                 is_lost = self.lifecycle.isolated_ms() > CONTACT_FRESH_MS
-                cannot = is_lost or self.lifecycle.has_full_disk
+                cannot = is_lost or self.lifecycle.disk_fails_producers
                 return _encoded(Reply(ErrorCode.NOT_CONTROLLER if cannot else ErrorCode.NONE))
             case QuorumRequest():
                 return _encoded(self._tell_quorum())
@@ -259,7 +259,7 @@ class ControlPlane:
 
     def ask_contact(self, node_id: NodeId) -> Promise[bool]:
         """Ask whether another node could lead just now: it sees a majority of the metadata group,
-        and its disk is not full."""
+        and its disk takes records."""
         promise: Promise[bool] = Promise()
 
         def done(answer: Promise[bytes]) -> None:

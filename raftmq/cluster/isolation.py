@@ -1,11 +1,12 @@
-"""What a broker does that sees no majority of the metadata group for long, or whose disk is full.
+"""What a broker does that sees no majority of the metadata group for long, or whose disk fails it.
 
 It serves plain produce and fetch on, but its metadata grows old: topics are deleted, configs
 change, brokers come and go without it. So where another in-sync voter of a partition it leads still
 sees the majority, it hands the leadership to that one; it asks first, since that node may be cut
 off as well. Leaderships won while cut off go the same way. Coordinator work ends by itself: its
-barriers are not answered any more. With a full disk it refuses records that others could take, and
-hands over likewise, to who is not full as well. Otherwise it never acts, and it never touches data.
+barriers are not answered any more. With a full disk it refuses records that others could take, with
+one that does not answer it cannot count itself, and while a follower is behind nothing is committed
+under it: it hands over likewise, to who is better off. It never touches data.
 """
 
 from __future__ import annotations

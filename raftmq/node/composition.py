@@ -398,6 +398,7 @@ class NodeCore:
         self.partitions.tick(now_ms)
         self.events.tick(now_ms)
         self.control.lifecycle.has_full_disk = self.events.is_disk_full
+        self.control.lifecycle.has_stuck_disk = self.events.is_disk_stuck
 
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""

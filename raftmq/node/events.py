@@ -31,6 +31,8 @@ SETTLE_MS: Final = 1_000.0
 """A new leader learns who is in sync within this time; before, nobody left anything."""
 FREE_BYTES_MIN: Final = 1 << 20
 FULL_QUIET_MS: Final = 2_000.0
+STUCK_MS: Final = 2_000.0
+"""A flush that takes longer is no slow disk any more: who else can should lead."""
 
 logger = structlog.get_logger("raftmq.events")
 
@@ -51,6 +53,7 @@ class Events:
         self._full_count = DISK_FULL.count
         self._full_since_ms: float | None = None
         self._full_seen_ms = 0.0
+        self._stuck_since_ms: float | None = None
         self._is_fenced: bool | None = None
 
     def attach(self) -> None:
@@ -235,6 +238,22 @@ class Events:
                 logger.warning("disk has space again", free_bytes=free, took_ms=took_ms)
                 self._full_since_ms = None
 
+    def _look_at_flushes(self, now_ms: float) -> None:
+        longest_ms = self._node.plane.flusher.longest_ms()
+        if longest_ms > STUCK_MS:
+            if self._stuck_since_ms is None:
+                self._stuck_since_ms = now_ms - longest_ms
+                logger.error("the disk does not answer", flush_ms=round(longest_ms))
+        elif self._stuck_since_ms is not None:
+            took_ms = round(now_ms - self._stuck_since_ms)
+            self._stuck_since_ms = None
+            logger.warning("the disk answers again", took_ms=took_ms)
+
+    @property
+    def is_disk_stuck(self) -> bool:
+        """True while a flush has not come back for long."""
+        return self._stuck_since_ms is not None
+
     @property
     def is_disk_full(self) -> bool:
         """True from the first refused write until there is space again."""
@@ -257,6 +276,7 @@ class Events:
             self._look_at_followers(now_ms)
         self._look_at_controller()
         self._look_at_disk(now_ms)
+        self._look_at_flushes(now_ms)
         flush_all()
 
 

@@ -94,6 +94,7 @@ async def describe(node: Node) -> dict[str, Any]:
             "size_bytes": size_bytes,
             "free_bytes": free_bytes,
             "is_full": node.events.is_disk_full,
+            "is_stuck": node.events.is_disk_stuck,
         },
         "loop_lag_ms_max": round(plane.loop_watch.lag.seconds_max * 1e3, 1),
         "loop_stalls": plane.loop_watch.stalls_count,

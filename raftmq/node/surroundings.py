@@ -98,6 +98,10 @@ class FlushPool(Protocol):
         """Run the job elsewhere, then `done(error)` on the loop."""
         ...
 
+    def longest_ms(self) -> float:
+        """For how long the oldest job under way has not come back; 0 where none is."""
+        ...
+
     def close(self) -> None:
         """Take no more; return when all that was asked for is done."""
         ...

@@ -47,6 +47,8 @@ def _of_replica(node: Node, replica: Replica) -> Iterator[str]:
         )
     if node.events.is_disk_full:
         yield f"the disk of node {own} is full: produces are refused"
+    if node.events.is_disk_stuck:
+        yield f"the disk of node {own} does not answer: a flush has not come back"
 
 
 def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[str]:

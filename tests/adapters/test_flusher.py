@@ -106,3 +106,18 @@ async def test_what_is_queued_may_be_dropped_at_the_end() -> None:
     threading.Timer(0.05, first.gate.set).start()
     flusher.close(drop=True)
     assert not second.began.is_set()
+
+
+async def test_how_long_a_disk_has_not_answered_is_known() -> None:
+    flusher = Flusher(2)
+    assert flusher.longest_ms() == 0.0
+    stuck, done = Job(), trio.Event()
+    stuck.gate.clear()
+    flusher.submit(stuck, lambda _: done.set())
+    await trio.to_thread.run_sync(stuck.began.wait)
+    assert flusher.longest_ms() > 0.0, "though the other thread is free"
+    with trio.fail_after(5):
+        stuck.gate.set()
+        await done.wait()
+    assert flusher.longest_ms() == 0.0
+    flusher.close()

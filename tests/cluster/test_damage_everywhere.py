@@ -108,6 +108,7 @@ def test_a_whole_segment_that_is_gone_comes_back() -> None:
     path = batches(node)[0][0]
     node.crash()
     node.disk.remove(path)
+    node.disk.spoilt[path] = True
     node.disk.sync_directory("data/group-0")
     node.start()
     assert cluster.replica(node).damaged()

@@ -29,6 +29,7 @@ from raftmq.node.events import (
     LINES_MAX,
     LOOK_MS,
     SETTLE_MS,
+    STUCK_MS,
     Events,
     _partition_of,
 )
@@ -66,10 +67,12 @@ class FakeNode:
         self.is_serving = True
         self.clock = Clock()
         self.watch = SimpleNamespace(on_event=None)
+        self.flush_ms = 0.0
         self.plane = SimpleNamespace(
             clock=self.clock,
             shared=SimpleNamespace(watch=self.watch),
             disk_space=lambda: (100, 0),
+            flusher=SimpleNamespace(longest_ms=lambda: self.flush_ms),
         )
         self.replicas: list[Any] = []
         self.partitions = SimpleNamespace(
@@ -279,6 +282,22 @@ def test_a_full_disk_is_told_once_and_its_end(monkeypatch: pytest.MonkeyPatch) -
     (log,) = node.pass_ms(LOOK_MS)
     assert (log["event"], log["free_bytes"]) == ("disk has space again", 1 << 29)
     assert not node.events.is_disk_full
+
+
+def test_a_disk_that_does_not_answer_is_told_once_and_its_end() -> None:
+    node = FakeNode()
+    node.flush_ms = STUCK_MS
+    assert node.pass_ms(LOOK_MS) == [], "slow, yet"
+    node.flush_ms += 1.0
+    (log,) = node.pass_ms(LOOK_MS)
+    assert (log["event"], log["flush_ms"]) == ("the disk does not answer", STUCK_MS + 1.0)
+    assert node.events.is_disk_stuck
+    assert node.pass_ms(LOOK_MS) == []
+    node.flush_ms = 0.0
+    (log,) = node.pass_ms(LOOK_MS)
+    assert log["event"] == "the disk answers again"
+    assert log["took_ms"] == STUCK_MS + 1.0 + 2 * LOOK_MS
+    assert not node.events.is_disk_stuck
 
 
 def test_a_thousand_partitions_are_not_a_thousand_lines() -> None:

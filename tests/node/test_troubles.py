@@ -32,7 +32,7 @@ def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
         node_id=NodeId(1),
         engine=SimpleNamespace(image=image),
         plane=SimpleNamespace(links=links),
-        events=SimpleNamespace(is_disk_full=False),
+        events=SimpleNamespace(is_disk_full=False, is_disk_stuck=False),
         **more,
     )
 
@@ -101,6 +101,13 @@ def test_a_full_disk() -> None:
     node = fake_node()
     node.events.is_disk_full = True
     assert why(node, replica()) == ["the disk of node 1 is full: produces are refused"]
+
+
+def test_a_disk_that_does_not_answer() -> None:
+    node = fake_node()
+    node.events.is_disk_stuck = True
+    told = ["the disk of node 1 does not answer: a flush has not come back"]
+    assert why(node, replica()) == told
 
 
 def test_without_a_leader_the_missing_nodes_are_named() -> None:

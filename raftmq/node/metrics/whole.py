@@ -268,6 +268,11 @@ counter(
 )
 gauge("raftmq_disk_full", "1 while produces are refused", lambda node: node.events.is_disk_full)
 gauge(
+    "raftmq_disk_stuck",
+    "1 while a flush has not come back for 2 s: leaderships are handed over",
+    lambda node: node.events.is_disk_stuck,
+)
+gauge(
     "raftmq_disk_size_bytes",
     "Size of the file system of the data folder",
     lambda node: node.events.disk_space()[0],
