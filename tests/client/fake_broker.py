@@ -151,6 +151,12 @@ class FakeBroker:
         with self._came:
             return self._came.wait_for(lambda: self.count(api) > 0, timeout_s)
 
+    def wait_for_more(self, api: ApiKey, count: int, timeout_s: float = 20) -> bool:
+        """Wait until so many more requests of this API have come."""
+        with self._came:
+            wanted = self.count(api) + count
+            return self._came.wait_for(lambda: self.count(api) >= wanted, timeout_s)
+
     # The thread.
 
     def _run(self) -> None:

@@ -105,6 +105,11 @@ def test_a_pattern_without_a_group_takes_new_topics_up(broker: FakeBroker, drive
         fill(driver, broker, "old-new-x", 0, 1)
         assert [record.topic for record in read(consumer, 1)] == ["new-x"]
         assert tuple(consumer.assignment) == (TopicPartition("new-x", 0),)
+        hidden = broker.topic_ids.pop("new-x")  # as of a broker that has just started
+        broker.wait_for_more(ApiKey.METADATA, 2)
+        broker.topic_ids["new-x"] = hidden
+        fill(driver, broker, "new-x", 0, 1)
+        assert [record.offset for record in read(consumer, 1)] == [1], "its position was kept"
 
 
 @pytest.mark.parametrize("group", [None, "g"])

@@ -146,6 +146,24 @@ def test_values_come_back_as_they_went(driver: Driver, bootstrap: str, topic: st
 # Consumers.
 
 
+def test_partitions_by_hand_begin_where_the_group_committed(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
+    fill(driver, bootstrap, topic, 4)
+    settings = {"group": f"by-hand-{topic}", "reset": "earliest", "auto_commit_ms": None}
+    with driver.consumer(bootstrap, **settings) as consumer:
+        consumer.assign([key(topic)])
+        assert [record.offset for record in read(consumer, 4)] == [0, 1, 2, 3]
+        consumer.commit({key(topic): 2})
+        assert consumer.committed() == {key(topic): 2}
+    with driver.consumer(bootstrap, **settings) as consumer:
+        consumer.assign([key(topic)])
+        assert [record.offset for record in read(consumer, 2)] == [2, 3]
+    with driver.consumer(bootstrap, topics=topic, reset="earliest") as consumer:
+        assert [record.offset for record in read(consumer, 4)] == [0, 1, 2, 3]
+        assert len(consumer.assignment) == 4, "without a group all partitions"
+
+
 def test_offsets_by_time_seek_pause_and_position(
     driver: Driver, bootstrap: str, topic: str
 ) -> None:

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from raftmq.protocol import Struct
+from raftmq.protocol import ApiKey, Struct, decode_request
 from raftmq_client.core.metadata import (
     Broker,
     ClusterInfo,
     MetadataCore,
+    MetadataOptions,
     PartitionInfo,
     TopicInfo,
 )
@@ -120,3 +121,51 @@ def test_an_unknown_topic_is_asked_for_again_but_ever_more_slowly() -> None:
     assert core.errors == {"t": 3}
     assert core.partition_count("t") is None
     assert len(core.calls(1_000)) == 1
+
+
+def asked(core: MetadataCore, now: float) -> tuple[list[str], bool] | None:
+    """The topics of the request that is due, and whether it may create them; no answer comes."""
+    calls = core.calls(now)
+    if not calls:
+        return None
+    (body,) = calls[0].body(12)
+    request = decode_request(ApiKey.METADATA, 12, memoryview(bytes(body)))
+    core._is_asking = False
+    return [item.name for item in request.topics], request.allow_auto_topic_creation
+
+
+def test_topics_are_created_for_who_uses_them_and_by_no_refresh() -> None:
+    core = MetadataCore(MetadataOptions(idle_ms=5_000, max_age_ms=1_000))
+    core.want(["t"])
+    assert asked(core, 0) == (["t"], True)
+    core.apply(info(topic("t", 1, 0)), 10)
+    core.used("t", 20)
+    core.invalidate()
+    assert asked(core, 1_100) == (["t"], False), "what is known is not to be created"
+    core.apply(info(topic("t", -1, 0, error=3)), 1_110)
+    core.used("t", 1_120)
+    assert asked(core, 2_000) == (["t"], True), "somebody still sends to it"
+    core.apply(info(topic("t", -1, 0, error=3)), 2_010)
+    core.invalidate()
+    assert asked(core, 3_000) == ([], False), "deleted, and nobody missed it"
+    assert core.partition_count("t") is None
+    core.want(["t"])
+    assert asked(core, 4_000) == (["t"], True), "until it is wanted again"
+
+
+def test_topics_that_nobody_uses_are_forgotten() -> None:
+    core = MetadataCore(MetadataOptions(idle_ms=5_000))
+    core.want(["idle", "busy"])
+    assert asked(core, 0) == (["idle", "busy"], True)
+    core.apply(info(topic("idle", 1, 0), topic("busy", 1, 0)), 0)
+    core.used("busy", 4_000)
+    core.invalidate()
+    assert asked(core, 5_000) == (["busy"], False)
+    assert core.leader("idle", 0) is None
+    core.used("idle", 5_001)
+    assert asked(core, 6_000) == (["busy", "idle"], True), "wanted again"
+    patient = MetadataCore()
+    patient.want(["t"])
+    patient.apply(info(topic("t", 1, 0)), 0)
+    patient.invalidate()
+    assert asked(patient, 1e9) == (["t"], False), "a consumer's topics are never idle"

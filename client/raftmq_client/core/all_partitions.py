@@ -1,7 +1,8 @@
 """All partitions of some topics for a consumer that is in no group: nobody else shares them.
 
 Owns which topics are wanted, and gives the fetcher their partitions as metadata tells of them: what
-is created later is read, too, what was deleted is no longer. Sends nothing itself; metadata asks.
+is created later is read, too. What an answer leaves out stays, with its position: a broker that has
+just started may know few topics. Sends nothing itself; metadata asks.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ class AllPartitions:
         return float("inf")
 
     def _partitions(self) -> list[TopicPartition]:
-        known = self._metadata.topics
-        names = self._topics if self._pattern is None else tuple(known)
-        return [
-            TopicPartition(name, item.partition)
-            for name in names
-            if name in known and self._is_chosen(name)
-            for item in known[name].partitions
+        before = [key for key in self._fetcher.readers if self._is_chosen(key.topic)]
+        told = [
+            TopicPartition(topic.name, item.partition)
+            for topic in self._metadata.topics.values()
+            if self._is_chosen(topic.name) and not (self._pattern and topic.is_internal)
+            for item in topic.partitions
         ]
+        return list(dict.fromkeys([*before, *told]))
 
     def _is_chosen(self, name: str) -> bool:
         if self._pattern is None:
-            return True
-        return not self._metadata.topics[name].is_internal and bool(self._pattern.fullmatch(name))
+            return name in self._topics
+        return self._pattern.fullmatch(name) is not None

@@ -35,6 +35,9 @@ from raftmq_client.serializers import read_serializer
 METADATA_MAX_AGE_MS: Final = 300_000.0
 CONSUMER_METADATA_MAX_AGE_MS: Final = 30_000.0
 """A consumer notices new topics within half a minute."""
+IDLE_TOPIC_MS: Final = 300_000.0
+"""How long a producer keeps asking for a topic that it sends nothing to (Kafka's
+`metadata.max.idle.ms`)."""
 
 
 @frozen
@@ -92,6 +95,7 @@ def build_producer(bootstrap: str | Sequence[str], settings: ProducerSettings) -
         rest.pop("security", None),
         rest.pop("metadata_max_age_ms", METADATA_MAX_AGE_MS),
     )
+    client.options.metadata.idle_ms = IDLE_TOPIC_MS
     encode_key = read_serializer(rest.pop("key_serializer", None))
     encode_value = read_serializer(rest.pop("value_serializer", None))
     partitioner = make_partitioner(rest.pop("partitioner", "murmur2"), random.Random())

@@ -123,6 +123,9 @@ class MetadataOptions:
     backoff_max_ms: float = 1_000
     timeout_ms: float = 2_000
     allow_auto_create: bool = True
+    idle_ms: float = float("inf")
+    """Topics that nobody used for so long are forgotten until they are wanted again, and so is at
+    once one that was deleted while nobody used it: who keeps asking has it created anew."""
 
 
 @define
@@ -140,6 +143,8 @@ class MetadataCore:
     """Counts answers; lets others notice change."""
     last_error: ClientError | None = None
     _wanted: dict[str, None] = field(factory=dict)  # a dict keeps their order
+    _used_at: dict[str, float] = field(factory=dict)
+    _denied_at: dict[str, float] = field(factory=dict)
     _leaders: dict[TopicPartition, tuple[int, int]] = field(factory=dict)  # (leader, epoch)
     _wants_all: bool = False
     _is_due: bool = True
@@ -154,6 +159,12 @@ class MetadataCore:
             if topic not in self._wanted:
                 self._wanted[topic] = None
                 self._is_due = True
+
+    def used(self, topic: str, now: float) -> None:
+        """Somebody works with this topic: do not forget it for a while."""
+        self._used_at[topic] = now
+        if topic not in self._wanted:
+            self.want((topic,))
 
     def want_all(self) -> None:
         """Keep every topic of the cluster in the cache from now on."""
@@ -208,11 +219,13 @@ class MetadataCore:
             return []
         if not self._is_due and now < self._fresh_until:
             return []
+        self._forget_idle(now)
         self._is_asking = True
         self._is_due = False
         self._not_before = now + self.options.backoff_ms
         names = None if self._wants_all else list(self._wanted)
-        request = metadata_request(names, create=self.options.allow_auto_create)
+        is_news = any(name not in self.topics or name in self.errors for name in names or ())
+        request = metadata_request(names, create=self.options.allow_auto_create and is_news)
         return [
             struct_call(
                 ApiKey.METADATA,
@@ -237,16 +250,18 @@ class MetadataCore:
         self.controller = info.controller
         self.cluster_id = info.cluster_id
         for topic in info.topics:
-            self._apply_topic(topic)
+            self._apply_topic(topic, now)
         self.version += 1
         self._fresh_until = now + self.options.max_age_ms
 
-    def _apply_topic(self, topic: TopicInfo) -> None:
+    def _apply_topic(self, topic: TopicInfo, now: float) -> None:
         if topic.error_code != ErrorCode.NONE:
             self.errors[topic.name] = topic.error_code
+            self._denied_at[topic.name] = now
             self._is_due = True
             return
         self.errors.pop(topic.name, None)
+        self._denied_at.pop(topic.name, None)
         known = self.topics.get(topic.name)
         if known is not None and known.topic_id != topic.topic_id:
             # Deleted and created anew: epochs start over.
@@ -260,6 +275,21 @@ class MetadataCore:
                 self._leaders[key] = (partition.leader, partition.leader_epoch)
             if self.leader(*key) is None:
                 self._is_due = True
+
+    def _forget_idle(self, now: float) -> None:
+        if self.options.idle_ms == float("inf"):
+            return
+        for name in [*self._wanted]:
+            used_at = self._used_at.setdefault(name, now)
+            is_gone = name in self.topics and used_at < self._denied_at.get(name, used_at)
+            if not is_gone and now - used_at < self.options.idle_ms:
+                continue
+            del self._wanted[name], self._used_at[name]
+            self.errors.pop(name, None)
+            self._denied_at.pop(name, None)
+            topic = self.topics.pop(name, None)
+            for partition in topic.partitions if topic is not None else ():
+                self._leaders.pop(TopicPartition(name, partition.partition), None)
 
     def _forget_deleted(self, info: ClusterInfo) -> None:
         """Of an answer about all topics, what is not in it is gone."""

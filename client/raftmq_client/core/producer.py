@@ -238,6 +238,7 @@ class ProducerCore:
 
     def _route_waiting(self, now: float) -> None:
         for topic in [*self._unrouted]:
+            self._metadata.used(topic, now)
             count = self._metadata.partition_count(topic)
             waiting = self._unrouted[topic]
             refusal = self._metadata.refusal
@@ -280,6 +281,7 @@ class ProducerCore:
                 partition = self._partitions[key] = PartitionState(key)
             if not queue and not partition.retries and not partition.in_flight:
                 continue
+            self._metadata.used(key.topic, now)
             leader = self._metadata.leader(*key)
             if partition.in_flight:
                 self._watch_in_flight(partition, leader, now)
