@@ -47,13 +47,13 @@ class Flusher:
 
     def __init__(self, threads: int, name: str = "flusher") -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._queue: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Job, Done, float] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, DiskError | None, float]] = deque()
         self._is_waking = False
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.latency = Histogram()
         self.delay_s = 0.0
-        self._began: list[float | None] = [None] * threads
+        self._submitted: list[float | None] = [None] * threads
         self._threads = [
             threading.Thread(
                 target=self._work, args=(number,), name=f"{name}-{number}", daemon=True
@@ -65,12 +65,15 @@ class Flusher:
 
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in a thread; then `done(error)` on the loop."""
-        self._queue.put((job, done))
+        self._queue.put((job, done, perf_counter()))
 
     def longest_ms(self) -> float:
-        """For how long the oldest job that is being run has not come back; 0 where none is."""
-        began = [start for start in self._began if start is not None]
-        return (perf_counter() - min(began)) * 1e3 if began else 0.0
+        """How long ago the oldest job that has not come back was submitted; 0 where none is out.
+
+        Jobs begin in their order, so it is among those that are being run.
+        """
+        submitted = [start for start in self._submitted if start is not None]
+        return (perf_counter() - min(submitted)) * 1e3 if submitted else 0.0
 
     def close(self, *, drop: bool = False) -> None:
         """End the threads after what is queued, or without that; returns when they have ended."""
@@ -86,8 +89,8 @@ class Flusher:
 
     def _work(self, number: int) -> None:
         while (item := self._queue.get()) is not None:
-            job, done = item
-            self._began[number] = started = perf_counter()
+            job, done, self._submitted[number] = item
+            started = perf_counter()
             error: DiskError | None = None
             try:
                 if self.delay_s:
@@ -98,7 +101,7 @@ class Flusher:
             except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
                 self._tell(partial(_raise, bug))
                 return
-            self._began[number] = None
+            self._submitted[number] = None
             self._finished.append((done, error, perf_counter() - started))
             if not self._is_waking:  # a lost race costs one spare wake-up
                 self._is_waking = True

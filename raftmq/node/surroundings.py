@@ -99,7 +99,7 @@ class FlushPool(Protocol):
         ...
 
     def longest_ms(self) -> float:
-        """For how long the oldest job under way has not come back; 0 where none is."""
+        """How long ago the oldest job that has not come back was submitted; 0 where none is out."""
         ...
 
     def close(self) -> None:

@@ -121,3 +121,25 @@ async def test_how_long_a_disk_has_not_answered_is_known() -> None:
         await done.wait()
     assert flusher.longest_ms() == 0.0
     flusher.close()
+
+
+async def test_a_flush_waits_from_when_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is slow for each of many files holds the last of them up for long."""
+    now = 100.0
+    monkeypatch.setattr("raftmq.adapters.flusher.perf_counter", lambda: now)
+    flusher = Flusher(1)
+    first, second, done = Job(), Job(), trio.Event()
+    first.gate.clear()
+    second.gate.clear()
+    flusher.submit(first, lambda _: None)
+    flusher.submit(second, lambda _: done.set())
+    await trio.to_thread.run_sync(first.began.wait)
+    now += 1.5
+    first.gate.set()
+    await trio.to_thread.run_sync(second.began.wait)
+    now += 1.0
+    assert flusher.longest_ms() == 2_500.0
+    second.gate.set()
+    with trio.fail_after(5):
+        await done.wait()
+    flusher.close()
