@@ -167,6 +167,10 @@ class Record(NamedTuple):
     leader_epoch: int = -1
 
 
+_make_header: Final = tuple.__new__
+"""The format gives as many values as a header has fields; `_make` would count them every time."""
+
+
 def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
     """Read a header, unchecked.
 
@@ -174,7 +178,7 @@ def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
         CorruptBatchError: fewer than 61 bytes are left.
     """
     try:
-        return BatchHeader._make(_HEADER.unpack_from(buf, position))
+        return _make_header(BatchHeader, _HEADER.unpack_from(buf, position))
     except struct.error as error:
         raise CorruptBatchError("shorter than a batch header") from error
 
@@ -234,14 +238,15 @@ def check_batch_at(view: memoryview, position: int) -> BatchHeader:
         if left > _MAGIC_POSITION and view[position + _MAGIC_POSITION] in (0, 1):
             raise OldFormatError("message sets of magic 0 and 1 are not supported")
         raise CorruptBatchError("shorter than a batch header")
-    header = BatchHeader._make(_HEADER.unpack_from(view, position))
+    header = _make_header(BatchHeader, _HEADER.unpack_from(view, position))
     if header.magic != MAGIC:
         if header.magic in (0, 1):
             raise OldFormatError("message sets of magic 0 and 1 are not supported")
         raise CorruptBatchError(f"magic {header.magic}")
     if not _BATCH_LENGTH_MIN <= header.batch_length <= left - LENGTH_OVERHEAD:
         raise CorruptBatchError(f"batch length {header.batch_length}, {left} bytes are left")
-    if crc32c(view[position + _CHECKED_POSITION : position + header.size]) != header.crc:
+    end = position + LENGTH_OVERHEAD + header.batch_length
+    if crc32c(view[position + _CHECKED_POSITION : end]) != header.crc:
         raise CorruptBatchError("CRC-32C does not match")
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         raise CorruptBatchError(

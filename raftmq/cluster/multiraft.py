@@ -113,9 +113,10 @@ class MultiRaft:
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
         self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
-        self._dirty: dict[RaftGroupId, Replica] = {}
-        self._waiting: dict[RaftGroupId, Replica] = {}
-        self._standing: dict[RaftGroupId, Replica] = {}  # asked for votes when last looked at
+        # In their order, by themselves: a group's name is slow to look up.
+        self._dirty: dict[Replica, None] = {}
+        self._waiting: dict[Replica, None] = {}  # for the journal
+        self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
         self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
         self._mail = Mail(node_id, send)
         self.depth = 0
@@ -151,12 +152,12 @@ class MultiRaft:
     def unregister(self, group: RaftGroupId) -> Replica | None:
         """Let a replica go; the caller closes or deletes its log."""
         self._awake.pop(group, None)
-        self._dirty.pop(group, None)
-        self._waiting.pop(group, None)
-        self._standing.pop(group, None)
         self._rests.remove(group)
         replica = self.replicas.pop(group, None)
         if replica is not None:
+            self._dirty.pop(replica, None)
+            self._waiting.pop(replica, None)
+            self._standing.pop(replica, None)
             replica.resting.is_resting = False
         return replica
 
@@ -180,7 +181,7 @@ class MultiRaft:
         end of the current `batch()` or now. One that left is not touched any more."""
         if self.replicas.get(replica.group) is not replica:
             return
-        self._dirty[replica.group] = replica
+        self._dirty[replica] = None
         self._wake(replica)
         if not self.depth:
             self.drain()
@@ -204,17 +205,17 @@ class MultiRaft:
             awake = list(self._awake.values())
             # Nodes begin at different groups, so that they do not stand against each other.
             start = len(awake) * (self.node_id % 5) // 5
-            self._standing = {g: r for g, r in self._standing.items() if _stands(r)}
+            self._standing = {r: None for r in self._standing if _stands(r)}
             for replica in awake[start:] + awake[:start]:
                 if replica.resting.is_resting:
                     continue
                 replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
                 if replica.tick():
-                    self._dirty[replica.group] = replica
+                    self._dirty[replica] = None
                 if _stands(replica):
-                    self._standing[replica.group] = replica
+                    self._standing[replica] = None
                 elif self._standing:
-                    self._standing.pop(replica.group, None)  # its time ran out
+                    self._standing.pop(replica, None)  # its time ran out
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:
         """Take a frame that `sender` sent; nobody may change it afterwards.
@@ -241,13 +242,13 @@ class MultiRaft:
                     self._wake(replica, by=message)
                 if (
                     isinstance(message, _BEATS)
-                    and group not in self._dirty
+                    and replica not in self._dirty
                     and (reply := replica.take_beat(message))
                 ):
                     if reply is not True:
                         self.send(group, reply)
                     continue
-                self._dirty[group] = replica
+                self._dirty[replica] = None
                 replica.step(message)
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -265,7 +266,7 @@ class MultiRaft:
             if (replica := self.replicas.get(group)) is not None:
                 self._wake(replica, node_id)
                 replica.peer_lost(node_id)
-                self._dirty[group] = replica
+                self._dirty[replica] = None
 
     def _wake(
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
@@ -275,7 +276,7 @@ class MultiRaft:
             return
         self._awake[replica.group] = replica
         replica.resting.wake(silent)
-        self._dirty[replica.group] = replica
+        self._dirty[replica] = None
         if by is None or replica.core.is_leader or by.sender != replica.core.leader:
             replica.resting.announce()
         if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
@@ -317,14 +318,14 @@ class MultiRaft:
         try:
             while self._dirty:
                 dirty, self._dirty = self._dirty, {}
-                for replica in dirty.values():
+                for replica in dirty:
                     replica.drain()
                     self._flush(replica)
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
                         self._awake.pop(replica.group, None)
-                    if _stands(replica):
-                        self._standing[replica.group] = replica
+                    if replica.core.role in _STANDING and replica.failure is None:
+                        self._standing[replica] = None
                 self._mail.leave()
                 for hook in self.after_drain:
                     hook()
@@ -337,7 +338,7 @@ class MultiRaft:
 
     def _flush(self, replica: Replica) -> None:
         if replica.waits_for_journal:
-            self._waiting[replica.group] = replica
+            self._waiting[replica] = None
         job = replica.flush_job()
         if job is None:
             return
@@ -364,9 +365,9 @@ class MultiRaft:
             with self.batch():
                 self._journal.complete(job)
                 waiting, self._waiting = self._waiting, {}
-                for group, replica in waiting.items():
-                    if self.replicas.get(group) is replica:
-                        self._dirty[group] = replica
+                for replica in waiting:
+                    if self.replicas.get(replica.group) is replica:
+                        self._dirty[replica] = None
 
         self._request_flush(job, done)
 

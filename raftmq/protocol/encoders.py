@@ -120,7 +120,7 @@ def attributes(value: Any) -> Mapping[str, Any]:
     """The attributes of a Struct, or a mapping itself."""
     if isinstance(value, Struct):
         return value.__dict__
-    if isinstance(value, Mapping):
+    if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101  # an ABC asks long
         return value
     raise TypeError(f"expected a Struct or a mapping, got {type(value).__name__}")
 

@@ -146,7 +146,7 @@ class Leadership:
             self._round_is_unsent = False
             for progress in self._followers:
                 self._send_heartbeat(progress)
-        log_end = core.log_end
+        log_end = core.epochs.log_end
         for progress in self._followers:
             # Every Ready comes by here, and nearly every one finds all followers served.
             if (
@@ -158,8 +158,11 @@ class Leadership:
         if self._chunks:
             self._chunks.clear()
         if core.config.announce_commit:
+            commit_end = core.commit_end
             for progress in self._followers:
-                if progress.told_commit_end < min(core.commit_end, progress.match_end):
+                if progress.told_commit_end < commit_end and (
+                    progress.told_commit_end < progress.match_end
+                ):
                     self._send_heartbeat(progress)
 
     def _send_heartbeat(self, progress: Progress) -> None:
