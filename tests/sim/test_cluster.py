@@ -1,4 +1,4 @@
-"""Whole nodes in simulation: seeds are clean and busy, and replay themselves."""
+"""Whole nodes in simulation: seeds replay themselves, in any process."""
 
 from __future__ import annotations
 
@@ -9,33 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jepsen_like.__main__ import UNKNOWN_SHARE_MAX
 from jepsen_like.cluster.options import draw_cluster_options
 from jepsen_like.cluster.run import run_cluster_seed
-from jepsen_like.pool import run_cluster_seeds
-from jepsen_like.sim import Verdict
 
-SEEDS = 60
-JOBS = 2
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_seeds_are_clean_and_busy() -> None:
-    only = os.environ.get("RAFTMQ_SEED")
-    first, count = (int(only), 1) if only else (1, SEEDS)
-    results = list(run_cluster_seeds(first, count, JOBS if count > 1 else 1))
-    for result in results:
-        assert result.verdict is not Verdict.ANOMALY, (
-            f"seed {result.seed}: {result.name}: {result.detail}\n"
-            f"again: python -m jepsen_like sim --seeds 1 --seed {result.seed}"
-        )
-    if count > 1:
-        unknown = [result.seed for result in results if result.verdict is Verdict.UNKNOWN]
-        assert len(unknown) <= max(1, UNKNOWN_SHARE_MAX * SEEDS), f"too idle: {unknown}"
-        for name in ("wipes", "rots", "log_starts", "truncations", "malformed"):
-            assert sum(getattr(r.counts, name) for r in results) >= SEEDS / 20, name
 
 
 @pytest.mark.slow
