@@ -17,6 +17,8 @@ if importlib.util.find_spec("pyarrow") is None:  # no extra `spark`: what needs 
 
 _buckets = itertools.count()
 MakeTopic = Callable[..., str]
+KEPT = {"retention.ms": "-1"}
+"""Test records are as old as their timestamps say: by default they would be gone within minutes."""
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def make_topic(shared_cluster: Cluster, unique: str) -> MakeTopic:
 
     def make(partitions: int = 1, suffix: str = "") -> str:
         with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
-            admin.create_topic(f"{unique}{suffix}", partitions, 3)
+            admin.create_topic(f"{unique}{suffix}", partitions, 3, KEPT)
         return f"{unique}{suffix}"
 
     return make

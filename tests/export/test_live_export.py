@@ -21,7 +21,7 @@ from raftmq_spark.export.manifest import Until
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
 from tests.export import crash_driver
-from tests.export.conftest import MakeTopic
+from tests.export.conftest import KEPT, MakeTopic
 from tests.export.inline import (
     archive_rows,
     commit,
@@ -165,7 +165,7 @@ def test_a_topic_created_anew_starts_over(
     run_export(make_order(bootstrap, tmp_path, unique, topic))
     with Admin(bootstrap, timeout_ms=60_000) as admin:
         admin.delete_topic(topic)
-        admin.create_topic(topic, 1, 3)
+        admin.create_topic(topic, 1, 3, KEPT)
     produce(bootstrap, topic, 30, first=100)
     commit(bootstrap, unique, topic, {0: 20})  # what a broker that remembers would say
     run_export(make_order(bootstrap, tmp_path, unique, topic))

@@ -19,6 +19,7 @@ from raftmq_spark.export.archive import archive_files, find_archive
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
 from raftmq_spark.session import check_prerequisites
+from tests.export.conftest import KEPT
 from tests.export.inline import archive_rows, committed, files_of, open_at, produce, read_topic
 from tests.live.harness import Cluster, lack, wait_until
 
@@ -55,7 +56,7 @@ def finish(process: subprocess.Popen[str]) -> Any:
 
 def make_topic(bootstrap: str, topic: str, partitions: int) -> None:
     with Admin(bootstrap, timeout_ms=60_000) as admin:
-        admin.create_topic(topic, partitions, 3)
+        admin.create_topic(topic, partitions, 3, KEPT)
     produce(bootstrap, topic, COUNT, partitions=partitions)
 
 

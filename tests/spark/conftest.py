@@ -70,7 +70,8 @@ def make_topic(shared_cluster: Cluster, unique: str) -> Callable[..., str]:
         name = f"{unique}{suffix}"
         with Admin(shared_cluster.bootstrap, timeout_ms=60_000) as admin:
             named = {key.replace("_", "."): value for key, value in configs.items()}
-            admin.create_topic(name, partitions, 3, named)
+            # Some records are as old as their timestamps say, and would be gone within minutes.
+            admin.create_topic(name, partitions, 3, {"retention.ms": "-1", **named})
         return name
 
     return make
