@@ -156,3 +156,17 @@ def test_it_is_read_by_spark_as_a_table(
     assert {"topic", "date", "partition", "offset"} <= set(table.column_names)
     assert set(table["topic"].to_pylist()) == {unique}
     assert ds.dataset(archive_files(str(to))).count_rows() == COUNT
+
+
+def test_sparks_workers_write_to_s3(shared_cluster: Cluster, unique: str, s3_bucket: str) -> None:
+    bootstrap, to = shared_cluster.bootstrap, f"{s3_bucket}/archive"
+    make_topic(bootstrap, unique, 2)
+    words = (unique, "-g", unique, "--to", to, "--records-per-file", "3000")
+    first = finish(begin(bootstrap, *words))
+    assert (first["rows"], first["manifest"]) == (COUNT, 1)
+    assert sorted(archive_rows(to)) == read_topic(bootstrap, unique, range(2))
+    second = finish(begin(bootstrap, *words))
+    assert (second["manifest"], second["rows"]) == (None, 0)
+    verdict = verify(find_archive(open_at(to)), ClientSettings(bootstrap, "raftmq-test"))
+    assert verdict.is_good, verdict.findings
+    assert verdict.rows_in_log == COUNT

@@ -1,0 +1,111 @@
+"""Exports as a person at a terminal sees them: a bar while they run, a table, the demo."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from raftmq_spark.errors import MissingPrerequisiteError
+from raftmq_spark.session import check_prerequisites
+from tests.export.conftest import MakeTopic
+from tests.export.inline import archive_rows, produce
+from tests.live.harness import Cluster, lack
+
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
+ROOT = Path(__file__).parent.parent.parent
+PATHS = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
+COUNT = 3_000
+
+
+@pytest.fixture(autouse=True)
+def _prerequisites() -> None:
+    try:
+        check_prerequisites()
+    except MissingPrerequisiteError as missing:
+        lack(str(missing))
+
+
+def run_at_terminal(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output, and what a terminal was shown as standard error."""
+    ours, theirs = os.openpty()
+    shown: list[bytes] = []
+
+    def watch() -> None:
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:
+                return  # nobody has the other end any more
+            if not data:
+                return
+            shown.append(data)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    environment = {**os.environ, "PYTHONPATH": PATHS, "TERM": "xterm", "COLUMNS": "160"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "raftmq.cli.main", *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+    finally:
+        os.close(theirs)
+        watcher.join(30)
+        os.close(ours)
+    return done.returncode, done.stdout, b"".join(shown).decode(errors="replace")
+
+
+def test_a_bar_while_it_runs_and_a_table_at_its_end(
+    shared_cluster: Cluster, make_topic: MakeTopic, tmp_path: Path, unique: str
+) -> None:
+    bootstrap, topic, to = shared_cluster.bootstrap, make_topic(2), str(tmp_path / "archive")
+    produce(bootstrap, topic, COUNT, partitions=2)
+    code, told, shown = run_at_terminal(
+        *("export", topic, "-g", unique, "--to", to, "-b", bootstrap),
+        *("--master", "local[2,4]", "--records-per-file", "500"),
+    )
+    assert code == 0, shown[-3_000:]
+    assert re.search(r"\d+%", shown), "a bar"
+    assert f"{COUNT:,} rows" in shown, "how far it is"
+    lines = told.splitlines()
+    assert lines[0].split() == [
+        *("TOPIC", "PARTITION", "START", "END", "ROWS", "FILES", "BYTES", "GAP"),
+    ]
+    rows = [line.split() for line in lines if line.startswith(topic)]
+    half = str(COUNT // 2)
+    assert [row[1:5] for row in rows] == [["0", "0", half, half], ["1", "0", half, half]]
+    assert f"manifest 1: {COUNT:,} rows" in lines[-1]
+    code, told, shown = run_at_terminal("export", "--to", to, "--verify", "-b", bootstrap)
+    assert code == 0, shown
+    assert "checking" in shown
+    assert f"{COUNT:,} rows equal in the log" in told
+    code, told, _ = run_at_terminal(
+        "export", topic, "-g", unique, "--to", to, "-b", bootstrap, "--master", "local[2,4]"
+    )
+    assert (code, told.strip()) == (0, f"nothing new for group {unique}")
+
+
+@pytest.mark.timeout(500)
+def test_the_demo_exports_what_it_acknowledged(tmp_path: Path) -> None:
+    to = tmp_path / "archive"
+    code, told, shown = run_at_terminal("demo", "--plain", "--export", str(to))
+    assert code == 0, shown[-3_000:]
+    last = re.fullmatch(
+        r"acknowledged (\d+), read (\d+), lost 0, duplicates 0, failover \d+ ms",
+        told.splitlines()[-1],
+    )
+    assert last is not None, told
+    assert last[1] == last[2]
+    assert f"exported {last[1]} rows to {to}" in told
+    assert len(archive_rows(to)) == int(last[1])
