@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import selectors
 import socket
 import threading
 from collections.abc import Iterator
@@ -32,9 +33,13 @@ from raftmq_client import (
     TimedOutError,
     UsageError,
 )
+from raftmq_client.blocking import engine as engine_module
+from raftmq_client.blocking.engine import Engine
+from raftmq_client.core.build import build_client
 from tests.client.fake_broker import FakeBroker
 
 KEY = TopicPartition("t", 0)
+LEFT_ALONE_MS = engine_module._LEFT_ALONE_MS
 
 
 @pytest.fixture
@@ -472,3 +477,32 @@ def test_a_pattern_reads_what_it_matches(broker: FakeBroker) -> None:
         broker.address, group="g", topics=re.compile("ot.*"), reset="earliest"
     ) as consumer:
         assert [(m.topic, m.value) for m in consumer.poll(5)] == [("other", b"y")]
+
+
+def test_who_polls_has_the_sockets_to_himself_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that receive in turn cost more than one; a wake-up brings the other one back."""
+    now = 1_000.0
+    monkeypatch.setattr(engine_module, "now_ms", lambda: now)
+    engine = Engine(build_client("127.0.0.1:1", "c", None, may_create_topics=False))
+    ours, theirs = socket.socketpair()
+    try:
+        engine._selector.register(ours, selectors.EVENT_READ, "a socket")
+        theirs.send(b"x")
+
+        def sees() -> list[object]:
+            return [key.data for key, _ in engine._select(0) if key.data is not None]
+
+        assert sees() == ["a socket"]
+        engine._pumped_ms = now
+        assert sees() == []
+        now += LEFT_ALONE_MS
+        assert sees() == ["a socket"], "nobody polls any more"
+        engine._pumped_ms = now
+        with engine.lock:
+            engine.wake()
+        assert sees() == ["a socket"]
+        assert any(key.data is None for key, _ in engine._select(0)), "the wake-up itself"
+    finally:
+        ours.close()
+        theirs.close()
+        engine.close()

@@ -161,8 +161,9 @@ class Consumer:
                 if taken:
                     if core.options.commits_first and not self._commit_first(taken):
                         continue
-                    engine.wake()  # room for more
+                    engine.go_on()  # there is room for more
                     return taken
+                engine.wake()  # it receives while nobody polls
                 if not engine.wait_for(lambda: core.has_news, deadline):
                     return []
 
