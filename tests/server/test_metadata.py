@@ -110,12 +110,14 @@ def test_work_of_the_engine_that_ends_half_way_ends_the_node() -> None:
         NodeId(1), journal, send=nothing, request_flush=nothing, on_journal_failed=nothing
     )
 
-    def drain() -> None:
-        raise KeyError("a bug, in the middle of things")
+    class Broken:
+        group = "g"
+        resting = SimpleNamespace(is_resting=False)
 
-    replica: Any = SimpleNamespace(
-        group="g", drain=drain, resting=SimpleNamespace(is_resting=False)
-    )
+        def drain(self) -> None:
+            raise KeyError("a bug, in the middle of things")
+
+    replica: Any = Broken()
     multiraft.replicas["g"] = replica  # type: ignore[index]
     world.replica("t").append = lambda _batch, _header: multiraft.touch(replica)  # type: ignore
     batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
