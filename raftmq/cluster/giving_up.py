@@ -139,7 +139,9 @@ def account_for(place: Place, survivors: Sequence[NodeId]) -> Findings:
         raise RecoveryRefusedError(f"node {place.node.node_id} must be one of the survivors")
     if not place.disk.exists(f"{place.path}/meta/log-start"):
         raise RecoveryRefusedError(f"{place.path} holds no metadata: this node never joined")
-    metadata, log = _open(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
+    metadata, log = _open(
+        place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta", reads_all=True
+    )
     image = None if log is None else _image(log)
     _judge(metadata, log, survivors)
     accounts = [metadata]

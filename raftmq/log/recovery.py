@@ -7,7 +7,8 @@ and are cut. A batch whose epoch or offset the bare entries do not explain is ba
 
 Closed segments below the claimed end are not read: their index vouches for size and extent, and
 their bytes are checked before they are served. The tail is read from an index pair near the claimed
-end. A truncation or reset that a crash interrupted is carried through first.
+end; where damage is known, the whole segment is. A truncation or reset that a crash interrupted is
+carried through first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from raftmq.log.model import LogConfig, RecoveryReport, UnusableLogError
 from raftmq.log.segment import OFFSETS_MAX, Damage, Scan, Segment
 from raftmq.log.segments import Segments
 from raftmq.log.shared import Shared
-from raftmq.log.sparse_index import DamagedIndexError, SegmentSummary
+from raftmq.log.sparse_index import DAMAGED, DamagedIndexError, SegmentSummary
 from raftmq.ports import File
 from raftmq.records import HEADER_SIZE, check_batch, parse_header
 from raftmq.types import Offset, RaftIndex
@@ -324,17 +325,25 @@ class _Recovery:
             return _Found(segment, size, next_base, None)
         position, offset = 0, segment.base_offset
         is_tail = next_base is None or next_base > claimed_offset
-        if summary is not None and is_tail:
+        if summary is not None and is_tail and summary.log_size != DAMAGED:
             offset, position = self._resume_point(segment, size, claimed_offset)
-        if position == 0:
-            segment.offset_index.reset()
-            segment.time_index.reset()
-        offset_max = segment.base_offset + OFFSETS_MAX if next_base is None else next_base - 1
-        scan = segment.scan(position, offset, size, offset_max)
-        self._report.scanned_bytes += size - position
+        scan = self._scan(segment, offset, position, size, next_base)
+        wanted = claimed_offset if next_base is None else next_base
+        if position and (scan.damages or scan.offset < wanted):
+            # It will be checked whole at each opening from now on; this one tells no less.
+            scan = self._scan(segment, segment.base_offset, 0, size, next_base)
         if next_base is not None and scan.offset > next_base:
             raise UnusableLogError(f"{segment.path}: runs into the next segment")
         return _Found(segment, size, next_base, scan)
+
+    def _scan(
+        self, segment: Segment, offset: int, position: int, size: int, next_base: int | None
+    ) -> Scan:
+        if position == 0:
+            segment.begin_anew()
+        offset_max = segment.base_offset + OFFSETS_MAX if next_base is None else next_base - 1
+        self._report.scanned_bytes += size - position
+        return segment.scan(position, offset, size, offset_max)
 
     def _resume_point(self, segment: Segment, size: int, claimed_offset: int) -> tuple[int, int]:
         """An index pair below the claimed end that the file confirms, taken over; or the start."""

@@ -28,7 +28,7 @@ from raftmq.log.batch_reader import (
 from raftmq.log.model import DamagedError, LogConfig
 from raftmq.log.offset_index import OffsetIndex
 from raftmq.log.shared import Shared
-from raftmq.log.sparse_index import DamagedIndexError, SegmentSummary
+from raftmq.log.sparse_index import DAMAGED, DamagedIndexError, SegmentSummary
 from raftmq.log.time_index import TimeIndex
 from raftmq.log.verified import VerifiedRanges
 from raftmq.ports import DiskError, DiskFullError, File
@@ -224,10 +224,10 @@ class Segment:
 
     def write_indexes(self, *, is_closed: bool) -> None:
         """Write pending index entries; a full disk keeps them in memory."""
-        is_final = is_closed and not self.damages
+        log_size = self.size if is_closed else 0
         summary = SegmentSummary(
             self.base_offset,
-            self.size if is_final else 0,
+            DAMAGED if self.damages else log_size,
             self.end_offset,
             self.max_timestamp,
             self.max_timestamp_offset,
@@ -416,6 +416,7 @@ class Segment:
         Does not decide what a bad tail means: see `recovery.py`.
         """
         damages: list[Damage] = []
+        self.damages = damages  # pairs that are written on the way tell of it
         epochs = self._epochs()
         file = self.file
         while True:
@@ -433,12 +434,16 @@ class Segment:
                 damages.append(Damage(bad.offset, found[1], bad.position, found[0]))
                 position, offset = found
 
-    def rebuild(self) -> None:
-        """Check the whole segment and make its indexes anew; size and end stay."""
-        size, end, was_active = self.size, self.end_offset, self.is_active
+    def begin_anew(self) -> None:
+        """Forget what is known of the bytes: all of them are about to be scanned."""
         self._reset()
         self.offset_index.reset()
         self.time_index.reset()
+
+    def rebuild(self) -> None:
+        """Check the whole segment and make its indexes anew; size and end stay."""
+        size, end, was_active = self.size, self.end_offset, self.is_active
+        self.begin_anew()
         scan = self.scan(0, self.base_offset, size, end - 1)
         self._end_at(scan, size, end)
         self.write_indexes(is_closed=not was_active)

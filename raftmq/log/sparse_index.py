@@ -27,11 +27,14 @@ from raftmq.log.model import NewerFormatError
 from raftmq.ports import File
 
 # magic 4s, version uint16, kind uint16, base_offset int64, entry count uint32, crc of the entries
-# uint32, log_size int64 (0 while the segment is open), end_offset int64, max_timestamp int64,
-# offset of the batch with it int64, then 4 spare bytes and the crc of all before it.
+# uint32, log_size int64 (0 while the segment is open, -1 if it is damaged), end_offset int64,
+# max_timestamp int64, offset of the batch with it int64, then 4 spare bytes and the crc of all
+# before it.
 _HEADER: Final = struct.Struct("<4sHHqIIqqqq4x")
 _CRC: Final = struct.Struct("<I")
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
+DAMAGED: Final = -1
+"""The `log_size` of a segment in which damage is known: pairs may lie behind it."""
 MAGIC: Final = b"RMQX"
 VERSION: Final = 1
 _GROUP: Final = 64
@@ -45,7 +48,8 @@ class DamagedIndexError(RaftmqError):
 
 @frozen(slots=True)
 class SegmentSummary:
-    """What an index header says of its segment; `log_size` 0 means it was still open."""
+    """What an index header says of its segment; `log_size` 0 means it was still open, `DAMAGED`
+    that all of it is to be checked when it is opened."""
 
     base_offset: int
     log_size: int

@@ -34,6 +34,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
 from raftmq.records import parse_header, read_records
 from raftmq.types import (
+    METADATA_GROUP,
     NodeId,
     Offset,
     RaftGroupId,
@@ -50,7 +51,7 @@ from tests.cluster.given_up_node import (
     partition_group,
     replica,
 )
-from tests.log.helpers import FakeClock
+from tests.log.helpers import FakeClock, batch
 
 
 def make_disk() -> SimDisk:
@@ -120,6 +121,54 @@ def test_looking_changes_nothing() -> None:
             commit_end=RaftIndex({0: 8, 1: 6, 3: 6}[index]),
         )
     assert by_name(account_for(place, survivors(1)))["t-0"].before == group("123")
+
+
+def lengthen(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> None:
+    """Make a log longer than one index interval, and close it cleanly."""
+    journal = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    state = journal.get(raft_group)
+    assert state is not None
+    log = ReplicatedLog.open(
+        disk,
+        folder,
+        LogConfig(),
+        claimed_flushed_end=RaftIndex(state.flushed_end),
+        clock=FakeClock(),
+    )
+    for _ in range(40):
+        log.append_batch(batch(log.log_end_offset, 4, size=500))
+    while (job := log.flush_job()) is not None:
+        job.run()
+        log.complete(job)
+    log.close()
+    journal.put(raft_group, evolve(state, flushed_end=log.flushed_end))
+    journal.close()
+
+
+def test_damage_that_was_told_is_told_again() -> None:
+    """The first look makes a lost index anew; the next one finds it and may not trust it."""
+    disk = make_disk()
+    lengthen(disk, partition_group(0), folder_of(0))
+    stem = f"{folder_of(0)}/{0:020d}"
+    disk.flip(f"{stem}.log", 1_000)
+    disk.remove(f"{stem}.index")
+    told = by_name(account_for(place_of(disk), survivors(1)))["t-0"].damaged
+    assert len(told) == 1
+    give_up(disk, 1)
+    again = by_name(account_for(place_of(disk), survivors(1)))["t-0"]
+    assert (again.verdict, again.damaged) == (Verdict.STAYS, told)
+
+
+def test_damage_of_the_metadata_is_told_where_its_indexes_hide_it() -> None:
+    disk = make_disk()
+    lengthen(disk, METADATA_GROUP, "data/meta")
+    disk.flip(f"data/meta/{0:020d}.log", 100)
+    disk.flip(f"data/meta/{0:020d}.log", 9_000)
+    findings = account_for(place_of(disk), survivors(1))
+    assert findings.image is None
+    assert len(findings.metadata.damaged) == 2
+    again = account_for(place_of(disk), survivors(1))
+    assert again.metadata.damaged == findings.metadata.damaged
 
 
 @pytest.mark.parametrize(

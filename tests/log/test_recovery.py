@@ -14,6 +14,7 @@ from tests.log.helpers import (
     FOLDER,
     SMALL,
     append,
+    batch,
     filled,
     flush,
     model_of,
@@ -182,6 +183,50 @@ def test_the_scrub_finds_what_recovery_trusts() -> None:
     log.close()
     log = open_log(disk, claimed=log.flushed_end)
     assert log.recovery.damaged == found, "what was found once is looked for at the next opening"
+
+
+@pytest.mark.parametrize("end", ["closed", "power"])
+@pytest.mark.parametrize("finder", ["scrub", "opening"])
+def test_damage_in_the_last_segment_is_known_at_the_next_opening(finder: str, end: str) -> None:
+    """Its index would let an opening begin near the end, behind what was found."""
+    disk = sim_disk()
+    log = filled(disk, 200, attrs.evolve(SMALL, segment_bytes=1 << 20))
+    flushed = log.flushed_end
+    log.close()
+    disk.flip(segment(), 300)
+    if finder == "opening":
+        disk.remove(segment(suffix="index"))
+    log = open_log(disk, log.config, claimed=flushed)
+    while not log.damaged:
+        log.scrub(5000)
+    found = log.damaged
+    if end == "closed":
+        log.close()
+    for _ in range(2):
+        log = open_log(disk, log.config, claimed=flushed)
+        assert log.recovery.damaged == found
+        append(log, 1)
+        flushed = flush(log)
+    log.repair(found[0][0], [batch(2, 1, 2, 60, timestamp=1010)])
+    log.close()
+    log = open_log(disk, log.config, claimed=flushed)
+    assert log.damaged == []
+    assert log.recovery.scanned_bytes < disk.files()[segment()], "it is trusted again"
+
+
+def test_where_there_is_damage_the_whole_segment_is_checked() -> None:
+    """Else one opening would tell less than the next."""
+    disk = sim_disk()
+    log = filled(disk, 200, attrs.evolve(SMALL, segment_bytes=1 << 20))
+    for each in log._segments.all:
+        each.write_indexes(is_closed=False)
+    disk.flip(segment(), 300)
+    opened = open_log(disk, log.config, claimed=log.flushed_end)
+    assert opened.recovery.scanned_bytes < 1000
+    assert opened.damaged == []
+    disk.flip(segment(), disk.files()[segment()] - 20)
+    log = open_log(disk, log.config, claimed=log.flushed_end)
+    assert log.damaged == [(2, 4), (398, 400)]
 
 
 @pytest.mark.parametrize("reader", ["locate", "entries", "headers", "job"])
