@@ -16,6 +16,9 @@ import msgspec
 
 from raftmq.types import NodeId
 
+UNDATED: Final = -1
+"""A time for expiry that nobody could tell yet; ExpireOffsets tells it later."""
+
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One member of a generation, with all that a next coordinator needs to go on with it."""
@@ -41,7 +44,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
     leader_epoch: int = -1
     metadata: str = ""
     timestamp_ms: int = 0
-    """When it was committed, by the coordinator's clock; for expiry alone."""
+    """When it was committed, or a little later, or UNDATED; for expiry alone."""
 
 
 class ExpiredOffset(msgspec.Struct, frozen=True, array_like=True):
@@ -129,10 +132,14 @@ class DeleteOffsets(GroupCommand, frozen=True, kw_only=True):
 
 
 class ExpireOffsets(GroupCommand, frozen=True, kw_only=True):
-    """Forget positions that nobody has used for long, and the group with the last of them."""
+    """Forget positions that nobody has used for long, and the group with the last of them.
+
+    `now_ms`: from then on what is UNDATED ages.
+    """
 
     coordinator_epoch: int
     expired: tuple[ExpiredOffset, ...] = ()
+    now_ms: int = UNDATED
 
 
 class DeleteGroup(GroupCommand, frozen=True, kw_only=True):

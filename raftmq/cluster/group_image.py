@@ -20,6 +20,7 @@ from immutables import Map
 
 from raftmq.cluster.commands import Rejection
 from raftmq.cluster.group_commands import (
+    UNDATED,
     Claimed,
     ClaimGroup,
     CommitMany,
@@ -60,7 +61,8 @@ class GroupState:
     leader: str | None = None
     members: tuple[GroupMember, ...] = ()
     changed_at_ms: int = 0
-    """When the generation was completed; for an empty group, since when it has been empty."""
+    """When the generation was completed; for an empty group, since when it has been empty.
+    UNDATED where the coordinator could not tell."""
     offsets: OffsetMap = Map()
 
     def member(self, member_id: str) -> GroupMember | None:
@@ -288,7 +290,16 @@ def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffset
     offsets = _without(group.offsets, expired)
     if not offsets and not group.members:
         return attrs.evolve(image, groups=image.groups.delete(group.name)), GroupDone()
-    return image._with(attrs.evolve(group, offsets=offsets)), GroupDone()
+    return image._with(_dated(attrs.evolve(group, offsets=offsets), command.now_ms)), GroupDone()
+
+
+def _dated(group: GroupState, now_ms: int) -> GroupState:
+    offsets = group.offsets.mutate()
+    for at, saved in group.offsets.items():
+        if saved.timestamp_ms == UNDATED:
+            offsets[at] = msgspec.structs.replace(saved, timestamp_ms=now_ms)
+    changed_at_ms = now_ms if group.changed_at_ms == UNDATED else group.changed_at_ms
+    return attrs.evolve(group, offsets=offsets.finish(), changed_at_ms=changed_at_ms)
 
 
 def _without(offsets: OffsetMap, gone: Iterable[TopicPartition]) -> OffsetMap:

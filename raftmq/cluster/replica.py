@@ -569,10 +569,6 @@ class Replica(QuietBeats):
             self.resting.call()
             self.resting.look(self.config.election_ticks)
 
-    def retention_now_ms(self) -> int | None:
-        """The time that a majority of voters agrees on; None on any but a leader."""
-        return self._retention.now_ms()
-
     def voters_clocks_ms(self) -> list[int]:
         """The wall clocks of the voters that this leader hears, its own first."""
         return self._retention.clocks_ms()

@@ -8,11 +8,11 @@ early either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from raftmq.ports import Clock
-from raftmq.types import Offset
+from raftmq.types import Offset, ReplicaId
 
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
@@ -37,6 +37,15 @@ class RetentionClock:
         self._now_ms = agreed if self._now_ms is None else max(agreed, self._now_ms)
         self._at_ms = monotonic_ms
         return self._now_ms
+
+
+def heard_clocks(replica: Replica) -> Iterator[tuple[ReplicaId, int]]:
+    """The clocks of the other voters that this leader heard lately."""
+    core, voters = replica.core, replica.voters
+    for peer, progress in core.progress.items():
+        is_heard = core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
+        if peer in voters and progress.clock_ms and is_heard:
+            yield peer, progress.clock_ms
 
 
 class Retention:
@@ -68,16 +77,7 @@ class Retention:
         replica = self._replica
         if replica.resting.is_resting:
             replica.on_touched(replica)  # clocks of a group at rest stand still: hear them again
-        core, voters = replica.core, replica.voters
-        clocks = [self._clock.wall_ms()]
-        clocks += [
-            progress.clock_ms
-            for peer, progress in core.progress.items()
-            if peer in voters
-            and progress.clock_ms
-            and core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
-        ]
-        return clocks
+        return [self._clock.wall_ms(), *(clock_ms for _, clock_ms in heard_clocks(replica))]
 
     def target(self, below: Offset) -> Offset | None:
         """Where the log should start by age and size, never above `below`; None: where it does."""

@@ -40,7 +40,7 @@ from raftmq.groups.descriptions import (
 from raftmq.groups.group import Group
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, JoinResult, Phase, SyncResult
-from raftmq.groups.offsets import expired_offsets, topics_in_use
+from raftmq.groups.offsets import expired_offsets, is_undated, topics_in_use
 from raftmq.groups.owned_groups import (
     BARRIER_INTERVAL_MS,
     COMMAND_TIMEOUT_MS,
@@ -74,15 +74,21 @@ class Coordinator(OwnedGroups):
         *,
         random: Random,
         retention_now_ms: Callable[[], int | None] | None = None,
+        latest_now_ms: Callable[[], int | None] | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """Without `deadlines` offset commits do not wait for each other."""
-        super().__init__(node_id, engine, clock, config or GroupConfig(), deadlines)
+        """A coordinator.
+
+        Args:
+            retention_now_ms: what time it is at the earliest, for what expires; None: unknown.
+            latest_now_ms: what time it is at the latest, for what begins to age; None: unknown.
+            deadlines: without them offset commits do not wait for each other.
+        """
+        super().__init__(node_id, engine, clock, config or GroupConfig(), deadlines, latest_now_ms)
         self._random = random
-        # No single clock may delete offsets: the node brings the time that a majority agrees on.
+        # No single clock may delete offsets: the node brings what a majority of clocks says.
         self._retention_now_ms: Callable[[], int | None] = retention_now_ms or clock.wall_ms
         self._next_retention_ms = clock.monotonic_ms() + self.config.retention_check_ms
-        self._next_agreed_ms = 0.0
         self._unchecked: deque[str] = deque()  # groups whose offsets are to be looked at
         self._next_expiry_ms = 0.0
 
@@ -349,9 +355,7 @@ class Coordinator(OwnedGroups):
 
     def tick(self, now_ms: float) -> None:
         """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so."""
-        if now_ms >= self._next_agreed_ms:
-            self._next_agreed_ms = now_ms + BARRIER_INTERVAL_MS
-            self._agreed_ms = self._retention_now_ms()
+        self._latest_now_ms()  # a node that leads nothing later goes by what it heard now
         super().tick(now_ms)
         if now_ms >= self._next_retention_ms:
             self._next_retention_ms = now_ms + self.config.retention_check_ms
@@ -376,7 +380,8 @@ class Coordinator(OwnedGroups):
             looked += 1 + len(state.offsets)
             expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
             is_unused = not state.members and len(expired) == len(state.offsets)
-            if not (expired or is_unused) or not self._is_mine(name):
+            is_due = expired or is_unused or is_undated(state)
+            if not is_due or not self._is_mine(name):
                 continue
             if begun == _EXPIRIES_AT_ONCE:
                 self._unchecked.appendleft(name)
@@ -395,10 +400,13 @@ class Coordinator(OwnedGroups):
         expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
         idle_ms = checked_at_ms - group.quiet_since_ms
         is_idle = group.is_quiet and idle_ms >= self.config.retention_check_ms
-        if not expired and (state.offsets or not is_idle):
+        if not expired and not is_undated(state) and (state.offsets or not is_idle):
             return Promise.resolved(ErrorCode.NONE)
         command = ExpireOffsets(
-            group=group.name, coordinator_epoch=group.coordinator_epoch, expired=expired
+            group=group.name,
+            coordinator_epoch=group.coordinator_epoch,
+            expired=expired,
+            now_ms=self._stamp_ms(),
         )
         return self._finish(group, command, _same)
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from raftmq.cluster.group_commands import ExpiredOffset
+from raftmq.cluster.group_commands import UNDATED, ExpiredOffset
 from raftmq.cluster.group_image import GroupState
 
 CONSUMER_PROTOCOL: Final = "consumer"
@@ -57,7 +57,7 @@ def expired_offsets(state: GroupState, now_ms: int, retention_ms: int) -> tuple[
     """Offsets that nobody used for `retention_ms`, sorted by partition.
 
     With members, only topics to which none subscribes; without, everything once the group has been
-    empty for that long.
+    empty for that long. What is UNDATED does not age before it is dated.
     """
     topics: frozenset[str] = frozenset()
     idle_since_ms = 0
@@ -66,12 +66,23 @@ def expired_offsets(state: GroupState, now_ms: int, retention_ms: int) -> tuple[
         if in_use is None:
             return ()
         topics = in_use
+    elif state.changed_at_ms == UNDATED:
+        return ()
     else:
         idle_since_ms = state.changed_at_ms
     expired: list[ExpiredOffset] = []
     for at in sorted(state.offsets):
         saved = state.offsets[at]
+        if saved.timestamp_ms == UNDATED:
+            continue
         used_at_ms = max(saved.timestamp_ms, idle_since_ms)
         if at.topic not in topics and now_ms - used_at_ms >= retention_ms:
             expired.append(ExpiredOffset(at.topic, at.partition, saved.timestamp_ms))
     return tuple(expired)
+
+
+def is_undated(state: GroupState) -> bool:
+    """True when nobody could tell yet since when some of the group's offsets are unused."""
+    if state.offsets and not state.members and state.changed_at_ms == UNDATED:
+        return True
+    return any(saved.timestamp_ms == UNDATED for saved in state.offsets.values())

@@ -21,6 +21,7 @@ import msgspec
 
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.group_commands import (
+    UNDATED,
     ClaimGroup,
     Generation,
     GroupCommand,
@@ -108,6 +109,7 @@ class OwnedGroups:
         clock: Clock,
         config: GroupConfig,
         deadlines: Deadlines | None = None,
+        latest_now_ms: Callable[[], int | None] | None = None,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -131,7 +133,7 @@ class OwnedGroups:
             # With timers, one may be written while the one before it is being committed.
             in_flight_max=1 if deadlines is None else COMMITS_IN_FLIGHT_MAX,
         )
-        self._agreed_ms: int | None = None
+        self._latest_now_ms: Callable[[], int | None] = latest_now_ms or clock.wall_ms
 
     # ---- where a group lives ----
 
@@ -272,8 +274,12 @@ class OwnedGroups:
         self._engine.read_barrier(timeout_ms=self._session_ms_min / 2).when_done(done)
 
     def _stamp_ms(self) -> int:
-        """When something happens, for expiry: a clock that is behind must not age it at once."""
-        return max(self._clock.wall_ms(), self._agreed_ms or 0)
+        """When something happens, for expiry; UNDATED while this node has only its own clock.
+
+        A clock that is behind would age it at once.
+        """
+        latest_ms = self._latest_now_ms()
+        return UNDATED if latest_ms is None else latest_ms
 
     # ---- performing ----
 

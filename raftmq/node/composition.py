@@ -14,6 +14,7 @@ from typing import Final
 
 from raftmq.adapters.broker_calls import BrokerCalls
 from raftmq.adapters.peer_links import KIND_FORMATION
+from raftmq.cluster.agreed_time import AgreedTime
 from raftmq.cluster.broker_lifecycle import BrokerInfo
 from raftmq.cluster.commands import Endpoint
 from raftmq.cluster.control_plane import ControlPlane
@@ -187,13 +188,16 @@ class NodeCore:
 
     def _compose_server(self, around: Surroundings) -> None:
         config, plane = self.config, self.plane
+        replicas = plane.multiraft.replicas
+        agreed = AgreedTime(self.node_id, plane.clock, replicas.values, self._voters_count)
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,
             plane.clock,
             self._group_config(),
             random=plane.random,
-            retention_now_ms=self._agreed_now_ms,
+            retention_now_ms=agreed.earliest_ms,
+            latest_now_ms=agreed.latest_ms,
             deadlines=self.deadlines,
         )
         self.broker = Broker(
@@ -249,13 +253,9 @@ class NodeCore:
             ),
         )
 
-    def _agreed_now_ms(self) -> int | None:
-        """The time that a majority agrees on, of any group that this node leads."""
-        for replica in self.plane.multiraft.replicas.values():
-            now_ms = replica.retention_now_ms()
-            if now_ms is not None:
-                return now_ms
-        return None
+    def _voters_count(self) -> int:
+        replica = self.metadata_replica
+        return len(self.config.peers if replica is None else replica.voters)
 
     def _group_config(self) -> GroupConfig:
         defaults, built_in = self.config.defaults, GroupConfig()

@@ -8,6 +8,7 @@ import pytest
 from raftmq.cluster.commands import Envelope, Rejection, decode_envelope, encode_envelope
 from raftmq.cluster.group_commands import (
     GROUP_COMMANDS,
+    UNDATED,
     Claimed,
     ClaimGroup,
     CommitMany,
@@ -228,6 +229,19 @@ def test_offsets_are_deleted_and_expire() -> None:
     last = ExpireOffsets(group="g", coordinator_epoch=1, expired=(ExpiredOffset("t", 0, 99),))
     assert applied(emptied, last).names() == [], "the group goes with its last offset"
     assert applied(emptied, DeleteGroup(group="g", coordinator_epoch=1)).names() == []
+
+
+def test_what_is_undated_is_dated_once() -> None:
+    undated = CommittedOffset("u", 1, 9, timestamp_ms=UNDATED)
+    image = applied(FILLED, changed(COMMIT, offsets=(undated,)))
+    emptied = Generation(group="g", coordinator_epoch=1, generation=4, timestamp_ms=UNDATED)
+    image = decode_groups(encode_groups(applied(image, emptied)))
+    before = group(image).offsets
+    for now_ms, expected in ((UNDATED, UNDATED), (500, 500), (600, 500)):
+        image = applied(image, ExpireOffsets(group="g", coordinator_epoch=1, now_ms=now_ms))
+        assert group(image).changed_at_ms == expected
+        assert group(image).offsets[TopicPartition("u", 1)].timestamp_ms == expected
+        assert group(image).offsets[AT] == before[AT], "it had its time already"
 
 
 def test_offsets_in_deleted_topics_go() -> None:

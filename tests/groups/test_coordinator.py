@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.cluster.group_commands import CommittedOffset, ExpiredOffset
+from raftmq.cluster.group_commands import UNDATED, CommittedOffset, ExpiredOffset
 from raftmq.cluster.group_image import GroupState
 from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator, candidate
@@ -473,12 +473,41 @@ def test_commits_are_not_stamped_with_a_clock_that_is_behind() -> None:
     nodes = Nodes(1)
     home = nodes.coordinators[NodeId(1)]
     agreed_ms = nodes.clock.wall_ms()
-    home._retention_now_ms = lambda: agreed_ms
+    home._latest_now_ms = lambda: agreed_ms
     nodes.clock.skew_ms -= 100 * DAY
     nodes.pass_time(50)
     got(home.commit("g", -1, "", None, [position(1)]))
     (saved,) = got(home.fetch_offsets("g")).offsets.values()
     assert saved.timestamp_ms == agreed_ms
+
+
+@pytest.mark.parametrize("has_members", [False, True], ids=["by-hand", "members"])
+def test_nothing_ages_before_anybody_could_tell_the_time(has_members: bool) -> None:
+    """A coordinator that leads nothing has only its own clock, which may be weeks behind: what it
+    stamped was expired as soon as it, or the next one, knew better."""
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    right_ms = nodes.clock.wall_ms
+    known: list[bool] = [False]
+    home._retention_now_ms = home._latest_now_ms = lambda: (
+        right_ms() + 100 * DAY if known[0] else None
+    )
+    nodes.pass_time(50)
+    if has_members:
+        member = join_alone(home)
+        got(home.commit("g", 1, member, None, [position(1)]))
+        got(home.leave("g", [(member, None)]))
+    else:
+        got(home.commit("g", -1, "", None, [position(1)]))
+    for is_known in (False, True):
+        known[0] = is_known
+        nodes.pass_time(DAY // 2, step_ms=DAY // 8)
+        (saved,) = got(home.fetch_offsets("g")).offsets.values()
+        assert (saved.timestamp_ms == UNDATED) != is_known
+    nodes.pass_time(6 * DAY, step_ms=DAY // 8)
+    assert got(home.fetch_offsets("g")).offsets, "it is seven days from then on"
+    nodes.pass_time(DAY, step_ms=DAY // 8)
+    assert not got(home.fetch_offsets("g")).offsets
 
 
 def test_many_groups_expire_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

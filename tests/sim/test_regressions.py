@@ -15,6 +15,8 @@ from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.watch import Watcher
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
+from raftmq.cluster.group_commands import CommittedOffset
+from raftmq.errors import ErrorCode
 from raftmq.log.log_start import LogStartFile, Pending
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import METADATA_GROUP, RaftGroupId, RaftIndex
@@ -225,6 +227,34 @@ def looks(world: ClusterWorld, look: Callable[[], str]) -> list[str]:
         world.run_until(world.now_ms + 50.0)
         told.append(look())
     return told
+
+
+def test_offsets_of_a_coordinator_whose_clock_is_behind_live_on(world: ClusterWorld) -> None:
+    """It led nothing, stamped them by its own clock, then led and expired them (seed 271)."""
+    (controller,) = world.watch.leaders(METADATA_GROUP)
+    behind = next(node for node in world.nodes if node is not controller)
+    behind.clock.skew_ms = -12 * 86_400_000.0
+    core = behind.core
+    assert core is not None
+    group = next(f"g{i}" for i in range(99) if core.coordinator.find(f"g{i}") == behind.node_id)
+    answers = []
+
+    def commit() -> None:
+        done = core.coordinator.commit(group, -1, "", None, [CommittedOffset("t", 0, 5)])
+        done.when_done(lambda promise: answers.append(promise.result()))
+
+    behind.run(commit)
+    world.run_until(world.now_ms + 1_000.0)
+    assert answers == [(ErrorCode.NONE,)]
+    replica = world.watch.machines[controller.node_id, METADATA_GROUP].replica
+    controller.run(lambda: replica.transfer_leadership(behind.node_id))
+    world.run_until(world.now_ms + 5_000.0)
+    assert world.watch.leaders(METADATA_GROUP) == [behind]
+    state = core.machine.image.groups.get(group)
+    assert state is not None, "its offsets expired at once"
+    (saved,) = state.offsets.values()
+    assert saved.offset == 5
+    assert saved.timestamp_ms > controller.clock.wall_ms() - 10_000, "dated by who knew the time"
 
 
 def test_entries_under_way_are_no_reason_to_wait(world: ClusterWorld) -> None:
