@@ -7,6 +7,9 @@ the real one to the same.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,3 +124,13 @@ def files_of(to: Path) -> list[str]:
 
 
 __all__ = ["InlineRunner", "Until", "archive_rows", "commit", "committed", "make_order"]
+
+
+def kill_at(step: str, bootstrap: str, to: Path, group: str, topic: str, master: str = "") -> int:
+    """Exit code of an export in a process of its own that dies at a step (`crash_driver.py`)."""
+    here = Path(__file__).parent
+    words = [sys.executable, str(here / "crash_driver.py"), bootstrap, str(to), group, topic, step]
+    paths = os.pathsep.join(str(here.parent.parent / name) for name in ("spark", "client", ""))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([*words, master], env=environment, check=False, timeout=300)
+    return done.returncode

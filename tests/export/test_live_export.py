@@ -27,6 +27,7 @@ from tests.export.inline import (
     commit,
     committed,
     files_of,
+    kill_at,
     make_order,
     open_at,
     produce,
@@ -99,13 +100,6 @@ def test_a_killed_driver_loses_and_repeats_nothing(
     check_good(shared_cluster, tmp_path)
     assert bool(report.voided) == (step in ("NOTED", "TASK", "WRITTEN"))
     assert report.finished == (2 if step == "COUNTED" else None)
-
-
-def kill_at(step: str, bootstrap: str, to: Path, group: str, topic: str) -> int:
-    words = [sys.executable, crash_driver.__file__, bootstrap, str(to), group, topic, step]
-    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, check=False, timeout=200)
-    return done.returncode
 
 
 def test_an_empty_topic_and_a_group_that_never_committed(

@@ -16,17 +16,27 @@ import pytest
 from raftmq_client.blocking import Admin
 from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.export.archive import archive_files, find_archive
+from raftmq_spark.export.job import Step
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
 from raftmq_spark.session import check_prerequisites
 from tests.export.conftest import KEPT
-from tests.export.inline import archive_rows, committed, files_of, open_at, produce, read_topic
+from tests.export.inline import (
+    archive_rows,
+    committed,
+    files_of,
+    kill_at,
+    open_at,
+    produce,
+    read_topic,
+)
 from tests.live.harness import Cluster, lack, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
 ROOT = Path(__file__).parent.parent.parent
 PATHS = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
 COUNT = 12_000
+MASTER = "local[2,4]"
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +50,7 @@ def _prerequisites() -> None:
 def begin(bootstrap: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "raftmq.cli.main", "export", *words, "-b", bootstrap]
     return subprocess.Popen(
-        [*command, "--master", "local[2,4]", "--json"],
+        [*command, "--master", MASTER, "--json"],
         env={**os.environ, "PYTHONPATH": PATHS},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -106,6 +116,22 @@ def test_a_driver_killed_while_it_writes(
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []  # Spark ends with its driver
     check(bootstrap, to, unique, 2)
+
+
+@pytest.mark.parametrize("step", [step.name for step in Step])
+def test_a_driver_killed_at_each_step(
+    step: str, shared_cluster: Cluster, unique: str, tmp_path: Path
+) -> None:
+    bootstrap, to = shared_cluster.bootstrap, tmp_path / "archive"
+    make_topic(bootstrap, unique, 2)
+    words = (unique, "-g", unique, "--to", str(to), "--records-per-file", "2000")
+    if step == "FINISHED":  # there is one to finish only where another driver died before
+        assert kill_at("COUNTED", bootstrap, to, unique, unique, MASTER) == -signal.SIGKILL
+    assert kill_at(step, bootstrap, to, unique, unique, MASTER) == -signal.SIGKILL, "at this step"
+    report = finish(begin(bootstrap, *words))
+    assert bool(report["voided_runs"]) == (step in ("NOTED", "WRITTEN"))
+    check(bootstrap, to, unique, 2)
+    assert committed(bootstrap, unique, unique) == dict.fromkeys(range(2), COUNT // 2)
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
