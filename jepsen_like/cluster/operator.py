@@ -64,7 +64,7 @@ class Operator:
                     with suppress(DamagedIndexError, ValueError):
                         inspect.read_index(disk, path)
             list(inspect.read_bare_entries(disk, f"{folder}/bare.entries"))
-            if disk.exists(f"{folder}/log-start"):  # else it died while it made or removed the folder
+            if disk.exists(f"{folder}/log-start"):  # else it died while it made the folder
                 inspect.read_log_start(disk, f"{folder}/log-start")
         if {path: disk.content(path) for path in disk.files(ROOT)} != before:
             raise InvariantViolation("LookingChangesNothing", f"node {node.node_id}'s disk")
