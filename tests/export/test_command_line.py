@@ -101,13 +101,15 @@ def test_no_archive_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_security_comes_from_a_file(tmp_path: Path) -> None:
+def test_security_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from raftmq_spark.export.archive import open_archive
     from raftmq_spark.export.manifest import Until
     from raftmq_spark.export.store import locate
+    from tests.export.test_archive import export
 
     archive, file = tmp_path / "archive", tmp_path / "client.properties"
-    open_archive(locate(str(archive)), cluster=CLUSTER_ID, group="g", until=Until.STABLE)
+    there, _ = open_archive(locate(str(archive)), cluster=CLUSTER_ID, group="g", until=Until.STABLE)
+    export(there, 0, 10, monkeypatch)  # so that there is something to look up
     words = ("--to", str(archive), "--verify", "--timeout", "5")
     file.write_text(
         f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={CERTIFICATE}\n"
