@@ -324,7 +324,7 @@ class MultiRaft:
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
                         self._awake.pop(replica.group, None)
-                    if replica.core.role in _STANDING and replica.failure is None:
+                    if _stands(replica):
                         self._standing[replica] = None
                 self._mail.leave()
                 for hook in self.after_drain:
