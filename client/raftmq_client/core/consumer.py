@@ -316,9 +316,12 @@ class ConsumerCore:
         kept = [key for key in self.fetcher.readers if event.is_incremental]
         self.fetcher.assign([*kept, *event.partitions])
         for key, committed in event.committed.items():
-            self.fetcher.seek(key, committed.offset)
-            self._handed_out[key] = self._committed[key] = committed.offset
-            self._epochs[key] = committed.leader_epoch
+            self._begin_at(key, committed)
+
+    def _begin_at(self, key: TopicPartition, committed: CommittedOffset) -> None:
+        self.fetcher.seek(key, committed.offset)
+        self._handed_out[key] = self._committed[key] = committed.offset
+        self._epochs[key] = committed.leader_epoch
 
     def _look_starts_up(self, now: float) -> None:
         """Ask where the group committed, for partitions assigned by hand that begin there."""
@@ -336,10 +339,10 @@ class ConsumerCore:
         unstarted, self._unstarted = self._unstarted, {}
         for key in unstarted:
             committed = pending.result.get(key)
-            self.fetcher.seek(key, None if committed is None else committed.offset)
-            if committed is not None:
-                self._handed_out[key] = self._committed[key] = committed.offset
-                self._epochs[key] = committed.leader_epoch
+            if committed is None:
+                self.fetcher.seek(key, None)
+            else:
+                self._begin_at(key, committed)
 
     # Committing.
 

@@ -265,8 +265,7 @@ class MetadataCore:
         known = self.topics.get(topic.name)
         if known is not None and known.topic_id != topic.topic_id:
             # Deleted and created anew: epochs start over.
-            for partition in known.partitions:
-                self._leaders.pop(TopicPartition(topic.name, partition.partition), None)
+            self._forget_leaders(known)
         self.topics[topic.name] = topic
         for partition in topic.partitions:
             key = TopicPartition(topic.name, partition.partition)
@@ -288,8 +287,12 @@ class MetadataCore:
             self.errors.pop(name, None)
             self._denied_at.pop(name, None)
             topic = self.topics.pop(name, None)
-            for partition in topic.partitions if topic is not None else ():
-                self._leaders.pop(TopicPartition(name, partition.partition), None)
+            if topic is not None:
+                self._forget_leaders(topic)
+
+    def _forget_leaders(self, topic: TopicInfo) -> None:
+        for partition in topic.partitions:
+            self._leaders.pop(TopicPartition(topic.name, partition.partition), None)
 
     def _forget_deleted(self, info: ClusterInfo) -> None:
         """Of an answer about all topics, what is not in it is gone."""
