@@ -45,6 +45,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.server.broker import Broker
 from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.table import HANDLERS
+from raftmq.server.limits import RequestMemory
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,
@@ -217,6 +218,7 @@ class NodeCore:
             workers=around.workers,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
+        self.request_memory = RequestMemory(config.request_memory_bytes_max)
         self.control.quorum_view = self.broker.quorum_view
         self.events = Events(self)
         self.events.attach()

@@ -162,6 +162,7 @@ class Node(NodeCore):
             self._limits(),
             self.broker.metrics,
             drains=self.plane.multiraft,
+            memory=self.request_memory,
         )
 
     def _make_engine(self) -> DrivenEngine:

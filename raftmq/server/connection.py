@@ -81,13 +81,18 @@ class Shared:
     )
 
     def __init__(
-        self, begin: Begin, limits: Limits, metrics: ServerMetrics, cork: Cork | None = None
+        self,
+        begin: Begin,
+        limits: Limits,
+        metrics: ServerMetrics,
+        cork: Cork | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         self.begin = begin
         self.cork = cork or Cork()
         self.limits = limits
         self.metrics = metrics
-        self.memory = RequestMemory(limits.request_memory_bytes_max)
+        self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
         self.turns = Turns()
         self.readiness = Readiness(self.turns)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))

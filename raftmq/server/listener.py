@@ -18,7 +18,7 @@ import trio
 
 from raftmq.server.connection import Begin, Connection, Shared
 from raftmq.server.cork import Cork, Drains
-from raftmq.server.limits import Limits
+from raftmq.server.limits import Limits, RequestMemory
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 
@@ -69,10 +69,11 @@ class ClientPort:
         metrics: ServerMetrics,
         *,
         drains: Drains | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains))
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory)
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
         self._accepting = trio.CancelScope()

@@ -30,7 +30,8 @@ from raftmq.node.collections_watch import (
     watch_collections,
 )
 from raftmq.node.metrics import exposition
-from raftmq.node.metrics.exposition import AREAS, Exposition, Prepared
+from raftmq.node.metrics.areas import AREAS
+from raftmq.node.metrics.exposition import Exposition, Prepared
 from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.server import SERVER

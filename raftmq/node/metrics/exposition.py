@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -24,24 +24,19 @@ from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.process_collector import ProcessCollector
 
 from raftmq.node.metrics.ages import Ages
-from raftmq.node.metrics.families import TURN_S, Area, Family, Scrape
-from raftmq.node.metrics.groups import GROUPS
-from raftmq.node.metrics.partitions import PARTITIONS
-from raftmq.node.metrics.peers import PEERS
-from raftmq.node.metrics.server import SERVER
+from raftmq.node.metrics.areas import AREAS, read
+from raftmq.node.metrics.families import TURN_S, Family, Scrape
 from raftmq.node.metrics.text import write
-from raftmq.node.metrics.whole import SCRAPE_TURN, WHOLE
+from raftmq.node.metrics.whole import SCRAPE_TURN
 
 if TYPE_CHECKING:
-    from raftmq.node.node import Node
-
-AREAS: Final[tuple[Area, ...]] = (WHOLE, SERVER, PARTITIONS, PEERS, GROUPS)
+    from raftmq.node.composition import NodeCore
 
 
 class Exposition:
     """The /metrics page of a node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeCore) -> None:
         self._node = node
         self._lock = trio.Lock()
         self._ages = Ages()
@@ -57,21 +52,17 @@ class Exposition:
 
     async def _read(self) -> list[Family]:
         scrape = Scrape(self._ages)
-        for area in AREAS:
-            for metric in area.metrics:
-                scrape[metric]  # also those without rows are announced
         began = perf_counter()
-        for area in AREAS:
-            for work in area.collect(self._node, scrape):
-                spent = perf_counter() - began
-                self.turn_seconds_max = max(self.turn_seconds_max, spent)
-                if work is not None:
-                    await trio.to_thread.run_sync(work)
-                elif spent > TURN_S:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    continue
-                began = perf_counter()
+        for work in read(AREAS, self._node, scrape):
+            spent = perf_counter() - began
+            self.turn_seconds_max = max(self.turn_seconds_max, spent)
+            if work is not None:
+                await trio.to_thread.run_sync(work)
+            elif spent > TURN_S:
+                await trio.lowlevel.checkpoint()
+            else:
+                continue
+            began = perf_counter()
         scrape[SCRAPE_TURN].add((), self.turn_seconds_max)
         return list(scrape.families.values())
 

@@ -18,7 +18,7 @@ from raftmq.counts import Histogram
 from raftmq.node.metrics.ages import Ages
 
 if TYPE_CHECKING:
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 TURN_S: Final = 0.002
 """Reading for a scrape keeps the loop for about so long, then others have it."""
@@ -88,7 +88,7 @@ class Scrape:
 
 
 Work: TypeAlias = Callable[[], None]
-Collect: TypeAlias = Callable[["Node", Scrape], Iterator[Work | None]]
+Collect: TypeAlias = Callable[["NodeCore", Scrape], Iterator[Work | None]]
 """Fills a scrape; yields often, so that the loop can turn in between. Work that it yields runs in a
 worker thread before it goes on."""
 

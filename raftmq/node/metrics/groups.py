@@ -18,7 +18,7 @@ from raftmq.types import Offset, RaftGroupId
 
 if TYPE_CHECKING:
     from raftmq.cluster.partition import Partition
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 LABELS: Final = ("group", "topic", "partition")
 LAG: Final = Metric(
@@ -41,7 +41,7 @@ LEFT_OUT: Final = Metric(
 SLICE: Final = 16
 
 
-def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int] | None]:
+def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int] | None]:
     """(labels, partition, position, lag) of every committed offset in a partition led here; None
     now and then where others lead."""
     groups = node.engine.image.groups
@@ -61,7 +61,7 @@ def _lags(node: Node) -> Iterator[tuple[tuple[str, str, str], Partition, Offset,
             yield (name, at.topic, str(at.partition)), partition, position, lag
 
 
-def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     left_out = left_lag = number = 0
     behind: dict[tuple[str, str, str], tuple[RaftGroupId, int]] = {}
     ages = scrape.ages

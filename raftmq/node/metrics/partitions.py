@@ -16,7 +16,7 @@ from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
 if TYPE_CHECKING:
     from raftmq.cluster.partition import Partition
     from raftmq.cluster.replica import Replica
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 LABELS: Final = ("topic", "partition")
 
@@ -119,7 +119,7 @@ LEFT_OUT: Final = Metric(
 SLICE: Final = 16
 
 
-def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     rows = node.partitions.rows()
     image = node.engine.image
     yield None

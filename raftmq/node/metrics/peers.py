@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 CONNECTED: Final = Metric(
     "raftmq_peer_connected", "gauge", "1 while the bulk stream to that node stands", ("peer",)
@@ -27,7 +27,7 @@ DROPPED: Final = Metric(
 )
 
 
-def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     links = node.plane.links
     for peer, stream in sorted(links.streams()):
         counts = links.counts(peer, stream)

@@ -12,7 +12,7 @@ from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
     from raftmq.counts import TopicCounts
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
 REQUESTS: Final = Metric("raftmq_requests_total", "counter", "Requests answered", ("api",))
 ERRORS: Final = Metric(
@@ -89,7 +89,7 @@ LEFT_OUT: Final = Metric(
 )
 
 
-def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for name, api in sorted(node.broker.metrics.apis.items()):
         if not api.requests and not api.failures:
             continue

@@ -17,9 +17,9 @@ from raftmq.node.collections_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
-    from raftmq.node.node import Node
+    from raftmq.node.composition import NodeCore
 
-Read = Callable[["Node"], float]
+Read = Callable[["NodeCore"], float]
 _TABLE: Final[list[tuple[Metric, Read]]] = []
 
 
@@ -190,17 +190,17 @@ gauge(
 gauge(
     "raftmq_request_memory_bytes",
     "Memory of requests in hand",
-    lambda node: node.port.shared.memory.bytes_used,
+    lambda node: node.request_memory.bytes_used,
 )
 gauge(
     "raftmq_request_memory_limit_bytes",
     "Most memory for requests in hand (request_memory_bytes_max)",
-    lambda node: node.port.shared.memory.bytes_max,
+    lambda node: node.request_memory.bytes_max,
 )
 gauge(
     "raftmq_request_memory_waiting",
     "Connections that wait for request memory",
-    lambda node: node.port.shared.memory.waiting_count,
+    lambda node: node.request_memory.waiting_count,
 )
 
 # ---- disk ----
@@ -357,7 +357,7 @@ VERSIONS: Final = (_version(), platform.python_version())
 """Looked up once, while a worker thread imports this module: that takes tens of milliseconds."""
 
 
-def _collect(node: Node, scrape: Scrape) -> Iterator[Work | None]:
+def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for metric, read in _TABLE:
         scrape[metric].add((), float(read(node)))
     yield None
