@@ -7,7 +7,8 @@ admitted under its own later, as any replaced disk is. Sans-IO: messages in, mes
 
 Invariants: an acceptor's promise and acceptance are saved before they are answered; once chosen, a
 list never changes; nodes whose configs differ in cluster id or voter list never count each other.
-A wiped node that meets one formed peer learns the list and forms nothing.
+A wiped node that meets one formed peer learns the list and forms nothing: it asks whoever it hears,
+since all whom its config names may have been replaced since.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Mismatch(msgspec.Struct, tag="mismatch", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """Is the cluster formed? Asked by nodes that are no first voters."""
+    """Is the cluster formed? Who is formed answers with `Chosen`, others not at all."""
 
 
 class Chosen(msgspec.Struct, tag="chosen", frozen=True, omit_defaults=True):
@@ -145,6 +146,7 @@ class Formation:
         self._majority_since_ms: float | None = None
         self._ballot: Ballot = NO_BALLOT
         self._next_round_ms = 0.0
+        self._next_ask_ms = 0.0
         self._promises: dict[int, Promised] = {}
         self._acceptances: dict[int, bool] = {}
         self._proposed: Value = ()
@@ -163,19 +165,28 @@ class Formation:
         state = self._state
         return formation_id_of(state.chosen, state.recoveries) if state.chosen else ""
 
+    @property
+    def heard_from(self) -> list[NodeId]:
+        """Who introduced itself since the start, sorted; without this node."""
+        return [NodeId(n) for n in sorted(self._heard) if n != self._me]
+
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
         self._heard[node_id] = storage_id
 
     def tick(self, now_ms: float) -> None:
         """Propose, or ask, when it is time; call every few milliseconds until chosen."""
-        if self._state.chosen or now_ms < self._next_round_ms:
+        if self._state.chosen:
             return
-        if self._me not in self.voters:
-            self._next_round_ms = now_ms + ROUND_MS
-            for node_id in self.voters:
+        if now_ms >= self._next_ask_ms:
+            self._next_ask_ms = now_ms + ROUND_MS
+            for node_id in sorted({*self.voters, *self.heard_from} - {self._me}):
                 self._tell(node_id, Ask())
-            return
+        if self._me in self.voters and now_ms >= self._next_round_ms:
+            self._stand(now_ms)
+
+    def _stand(self, now_ms: float) -> None:
+        """Propose, once a majority was heard and it is this node's turn."""
         present = [n for n in self.voters if n in self._heard and n not in self.mismatches]
         if len(present) <= len(self.voters) // 2:
             self._majority_since_ms = None

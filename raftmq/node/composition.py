@@ -40,6 +40,7 @@ from raftmq.node.events import Events
 from raftmq.node.partitions import Partitions
 from raftmq.node.surroundings import Surroundings
 from raftmq.node.upkeep import run_upkeep
+from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.server.broker import Broker
@@ -63,7 +64,7 @@ EAGER_TICKS: Final = 20
 """For so many ticks the first voter of a cluster that was just formed stands for election."""
 NO_MAJORITY_S: Final = 10.0
 NO_MAJORITY_AGAIN_S: Final = 60.0
-"""After so long without a leader of the metadata group a starting node says so, and again."""
+"""After so long a start that waits for other nodes says so, and again."""
 LOST_HEARTBEATS: Final = 3
 """A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
 CUT_OFF_MS: Final = 1_000.0
@@ -71,6 +72,22 @@ CUT_OFF_MS: Final = 1_000.0
 METADATA_LOG: Final = LogConfig(
     segment_bytes=64 << 20, retention_ms=-1, segment_reserve_bytes=1 << 20
 )
+
+
+class _Reminder:
+    """Tells what a start waits for, after a while and then seldom."""
+
+    def __init__(self, clock: Clock, tell: Callable[[], None]) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._at_ms = clock.monotonic_ms() + NO_MAJORITY_S * 1e3
+
+    def look(self) -> None:
+        """Tell it when it is time."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._at_ms:
+            self._at_ms = now_ms + NO_MAJORITY_AGAIN_S * 1e3
+            self._tell()
 
 
 class NodeCore:
@@ -289,8 +306,10 @@ class NodeCore:
         """Wait until the cluster's first voters are known."""
         formation, clock = self.formation, self.plane.clock
         told: dict[int, tuple[int, ...]] = {}
+        reminder = _Reminder(clock, self._tell_not_formed)
         while formation.chosen is None:
             formation.tick(clock.monotonic_ms())
+            reminder.look()
             if formation.mismatches != told:
                 told = dict(formation.mismatches)
                 logger.warning("peers name other voters", mine=formation.voters, theirs=told)
@@ -350,18 +369,26 @@ class NodeCore:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         refusal = None
-        clock = self.plane.clock
-        tell_at_ms = clock.monotonic_ms() + NO_MAJORITY_S * 1e3
+        reminder = _Reminder(self.plane.clock, self._tell_no_majority)
         while not condition():
-            if clock.monotonic_ms() >= tell_at_ms:
-                tell_at_ms = clock.monotonic_ms() + NO_MAJORITY_AGAIN_S * 1e3
-                self._tell_no_majority()
+            reminder.look()
             if self.control.lifecycle.refusal != refusal:
                 refusal = self.control.lifecycle.refusal
                 logger.error("the cluster refuses this node", reason=refusal)
             if self.control.lifecycle.is_replaced:
                 self.plane.fail(str(refusal))
             await self.tasks.sleep(POLL_S)
+
+    def _tell_not_formed(self) -> None:
+        """A node that knows no cluster and can form none waits: say for whom."""
+        voters = self._first_voters()
+        logger.warning(
+            "no cluster yet",
+            voters=voters,
+            connected=[n for n in self.formation.heard_from if self.plane.links.is_connected(n)],
+            hint="start a majority of these voters, or any node of the cluster that knows this "
+            "one; `peers` must name the same nodes everywhere",
+        )
 
     def _tell_no_majority(self) -> None:
         """Without a leader of the metadata group nothing goes on: say whose vote is wanted."""

@@ -103,6 +103,24 @@ def test_a_node_that_is_no_voter_asks() -> None:
     assert net.nodes[7].chosen == net.nodes[1].chosen
 
 
+@pytest.mark.parametrize(("size", "left"), [(3, 0), (5, 1)])
+def test_a_wiped_voter_learns_from_those_who_replaced_the_others(size: int, left: int) -> None:
+    """Of those whom its config names nobody, or too few for a majority, are there."""
+    ids = list(range(1, size + 1))
+    everybody = [*ids, size + 1, size + 2]
+    net = Net(dict.fromkeys(everybody, ids))
+    for node_id in everybody:
+        net.start(node_id)
+    net.run(3_000)
+    (decision,) = net.decisions()
+    for node_id in ids[: size - left]:
+        del net.nodes[node_id]
+    del net.saved[1]
+    net.start(1)
+    net.run(3_000)
+    assert net.nodes[1].chosen == decision
+
+
 def test_other_voter_lists_are_named_and_never_counted() -> None:
     net = Net({1: [1, 2, 3], 2: [1, 2, 4]})
     net.start(1)

@@ -53,6 +53,21 @@ async def test_a_start_that_only_takes_long_says_nothing(autojump_clock: MockClo
     assert await _wait(_node(2), 100) == []
 
 
+async def test_a_node_that_knows_no_cluster_says_whom_it_waits_for(
+    autojump_clock: MockClock,
+) -> None:
+    node = _node(None)
+    node.config = SimpleNamespace(peers=[SimpleNamespace(id=n) for n in (1, 2, 4)])
+    node.formation = SimpleNamespace(
+        chosen=None, mismatches={}, heard_from=[2, 3], tick=lambda _now_ms: None
+    )
+    with capture_logs() as logs, trio.move_on_after(NO_MAJORITY_S + 1):
+        await node._form()
+    [told] = logs
+    assert told["event"] == "no cluster yet"
+    assert (told["voters"], told["connected"]) == ([1, 2, 4], [3])
+
+
 async def test_nobody_counts_on_a_node_that_still_compiles_codecs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 
-from jepsen_like.cluster.admins import create_topics
+from jepsen_like.cluster.admins import NodeReplacer, create_topics
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
@@ -19,7 +19,7 @@ from raftmq.cluster.group_commands import CommittedOffset
 from raftmq.errors import ErrorCode
 from raftmq.log.log_start import LogStartFile, Pending
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.types import METADATA_GROUP, RaftGroupId, RaftIndex
+from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, RaftIndex
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
 
@@ -290,3 +290,34 @@ def test_images_of_one_version_that_differ_are_found_at_once(world: ClusterWorld
     core.machine.image = attrs.evolve(core.machine.image, next_producer_id=77)
     with pytest.raises(InvariantViolation, match="Convergence"):
         settling.why_apart()
+
+
+def test_a_wiped_node_finds_its_cluster_when_all_whom_it_knows_were_replaced() -> None:
+    """It asked the nodes of its config alone and waited for ever (found by live faults: two nodes
+    replaced, the third wiped)."""
+    with quiet_logs():
+        world = ClusterWorld(1, attrs.evolve(CALM, spares=2))
+        world.start()
+        world.run_until(2_000.0)
+        for old, new in ((2, 4), (3, 5)):
+            wait_until_whole(world)
+            world.node(old).crash()
+            world.node(old).is_wanted = False
+            world.node(new).is_wanted = True
+            world.node(new).start()
+            world.clients.spawn(NodeReplacer(world, NodeId(old), NodeId(new)).run)
+        wait_until_whole(world)
+        world.node(1).wipe()
+        world.node(1).start()
+        wait_until_whole(world)
+        assert {node.node_id for node in world.present} == {1, 4, 5}
+        world.close()
+
+
+def wait_until_whole(world: ClusterWorld) -> None:
+    """Let time pass, 30 seconds at most, until every node serves and every group is whole."""
+    world.run_until(world.now_ms + 1_000.0)  # what was begun a moment ago shows by then
+    end_ms = world.now_ms + 30_000.0
+    while not world.watch.is_whole():
+        assert world.now_ms < end_ms, Settling(world).why_not_whole()
+        world.run_until(world.now_ms + 100.0)
