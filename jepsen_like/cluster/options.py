@@ -182,7 +182,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
     return ClusterOptions(
         nodes=5 if random.random() < 0.1 else 3,
-        spares=1 if random.random() < 0.25 else 0,
+        spares=random.choices((0, 1, 2), (15, 4, 1))[0],
         partitions=random.choice((1, 2, 4)),
         latency_ms=(0.3, random.choice((1.0, 3.0, 10.0))),
         drop=random.choice((0.0, 0.002, 0.01)),
