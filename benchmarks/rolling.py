@@ -2,9 +2,10 @@
 
 Probes without back-off show what the brokers do (one per partition, one that commits offsets of a
 group), a stock producer and two stock group members show what applications see of it. Prints, for
-each handover, the longest time in which a partition acknowledged nothing, how soon all brokers name
-the node in Metadata once it is back, every error code that anybody was told, and how soon preferred
-leaders lead again; fails when a record is missing or an application was told an error.
+each handover, the longest time in which a partition acknowledged nothing (and, for comparison, the
+longest while nothing restarted), how soon all brokers name the node in Metadata once it is back,
+every error code that anybody was told, and how soon preferred leaders lead again; fails when a
+record is missing or an application was told an error.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ TOPIC: Final = "rolling"
 PROBE_PAUSE_S: Final = 0.008
 COMMIT_PAUSE_S: Final = 0.02
 GROUP: Final = "rolling-probe"
+WARM_S: Final = 4.0
+REST_S: Final = 8.0
 SWITCH_INTERVAL_S: Final = 0.0005
 """A probe that waits for the interpreter behind ten other threads measures them, not the broker."""
 
@@ -396,6 +399,17 @@ def balanced_s(run: DevRun) -> float:
     return time.perf_counter() - started
 
 
+def rest(probes: list[Probe]) -> dict[str, float]:
+    """The longest silences while nothing restarts: a gap can hardly be shorter than these."""
+    started = time.perf_counter()
+    time.sleep(REST_S)
+    ended = time.perf_counter()
+    return {
+        "rest_gap_ms": round(max(p.gap_ms(started, ended) for p in probes[:-1]), 1),
+        "rest_commit_gap_ms": round(probes[-1].gap_ms(started, ended), 1),
+    }
+
+
 def restart_all(
     run: DevRun, probes: list[Probe], application: Application | None
 ) -> list[dict[str, Any]]:
@@ -458,9 +472,10 @@ def main() -> int:
             application.begin()
         for probe in probes:
             probe.begin()
-        time.sleep(4)
+        time.sleep(WARM_S)
         rows, balance = [], []
         try:
+            resting = rest(probes)
             for _ in range(options.rounds):
                 rows += restart_all(run, probes, application)
                 balance.append(round(balanced_s(run), 1))
@@ -471,6 +486,7 @@ def main() -> int:
                 application.end()
     codes: Counter[str] = sum((probe.codes for probe in probes[:-1]), Counter())
     result: dict[str, Any] = {
+        **resting,
         "handovers": rows,
         "balanced_s": balance,
         "gap_ms_max": max(row["gap_ms"] for row in rows),
