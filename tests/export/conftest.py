@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from raftmq_client.blocking import Admin
-from tests.live.harness import Cluster
+from raftmq_spark.errors import MissingPrerequisiteError
+from raftmq_spark.session import check_prerequisites
+from tests.live.harness import Cluster, lack
 
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("pyarrow") is None:  # no extra `spark`: what needs no pyarrow is left
@@ -19,6 +21,15 @@ _buckets = itertools.count()
 MakeTopic = Callable[..., str]
 KEPT = {"retention.ms": "-1"}
 """Test records are as old as their timestamps say: by default they would be gone within minutes."""
+
+
+@pytest.fixture
+def prerequisites() -> None:
+    """Spark and Java, for tests that start a driver of their own."""
+    try:
+        check_prerequisites()
+    except MissingPrerequisiteError as missing:
+        lack(str(missing))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from raftmq_spark.export.planning import Wishes
 from raftmq_spark.export.store import Store, locate, open_store
 from raftmq_spark.export.writer import RangeTask, write_range
 from raftmq_spark.security import ClientSettings
+from tests.tree import PYTHONPATH
 
 Row = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key, value."""
@@ -130,7 +131,6 @@ def kill_at(step: str, bootstrap: str, to: Path, group: str, topic: str, master:
     """Exit code of an export in a process of its own that dies at a step (`crash_driver.py`)."""
     here = Path(__file__).parent
     words = [sys.executable, str(here / "crash_driver.py"), bootstrap, str(to), group, topic, step]
-    paths = os.pathsep.join(str(here.parent.parent / name) for name in ("spark", "client", ""))
-    environment = {**os.environ, "PYTHONPATH": paths}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run([*words, master], env=environment, check=False, timeout=300)
     return done.returncode

@@ -11,8 +11,8 @@ import pytest
 
 from tests.client.fake_broker import CLUSTER_ID, FakeBroker
 from tests.client.tls_front import CERTIFICATE, TlsFront
+from tests.tree import PYTHONPATH
 
-ROOT = Path(__file__).parent.parent.parent
 BLOCKING = """
 import sys
 class Missing:
@@ -29,10 +29,9 @@ run(sys.argv[1:])
 def run(
     *words: str, blocked: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
     return subprocess.run(
         [sys.executable, "-c", BLOCKING.format(blocked=set(blocked) or "()"), "export", *words],
-        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -12,9 +12,9 @@ import pytest
 from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.session import check_prerequisites
 from tests.live.harness import Cluster, lack
+from tests.tree import PYTHONPATH, ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = str(ROOT / "examples" / "export_and_plot.py")
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -25,12 +25,11 @@ def test_from_records_to_a_picture(shared_cluster: Cluster, tmp_path: Path) -> N
     except MissingPrerequisiteError as missing:
         lack(str(missing))
     pytest.importorskip("matplotlib")
-    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
     done = subprocess.run(
         [sys.executable, EXAMPLE, shared_cluster.bootstrap, str(tmp_path)],
         env={
             **os.environ,
-            "PYTHONPATH": paths,
+            "PYTHONPATH": PYTHONPATH,
             "MPLCONFIGDIR": str(tmp_path / "mpl"),
             "MPLBACKEND": "Agg",
         },

@@ -35,9 +35,9 @@ from tests.export.inline import (
     run_export,
 )
 from tests.live.harness import Cluster
+from tests.tree import PYTHONPATH
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.spark]
-ROOT = Path(__file__).parent.parent.parent
 COUNT = 3_000
 
 
@@ -214,14 +214,13 @@ def test_two_exports_at_once(
     bootstrap, topic = shared_cluster.bootstrap, make_topic()
     produce(bootstrap, topic, 50)
     errors: list[subprocess.CompletedProcess[str]] = []
-    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
 
     class Starting(Watcher):
         def reached(self, step: Step) -> None:
             if step is Step.NOTED:
                 words = [sys.executable, crash_driver.__file__, bootstrap, str(tmp_path)]
                 words += [unique, topic, "NONE"]
-                environment = {**os.environ, "PYTHONPATH": paths}
+                environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
                 done = subprocess.run(
                     words, env=environment, capture_output=True, text=True, check=False, timeout=150
                 )

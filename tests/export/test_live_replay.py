@@ -22,9 +22,9 @@ from tests.export import replay_driver
 from tests.export.conftest import MakeTopic
 from tests.export.inline import make_order, open_at, produce, run_export
 from tests.live.harness import Cluster
+from tests.tree import PYTHONPATH
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.spark]
-ROOT = Path(__file__).parent.parent.parent
 
 
 def client_of(cluster: Cluster) -> ClientSettings:
@@ -92,8 +92,9 @@ def test_killed_and_resumed(
     produce(bootstrap, topic, 4_000, partitions=2)
     run_export(make_order(bootstrap, tmp_path, unique, topic, records_per_file=700))
     words = [sys.executable, replay_driver.__file__, bootstrap, str(tmp_path), into, str(blocks)]
-    paths = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, check=False, timeout=200)
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": PYTHONPATH}, check=False, timeout=200
+    )
     assert done.returncode == -9
     archive = find_archive(open_at(tmp_path))
     (report,) = replay(archive, client_of(shared_cluster), ReplayWishes(into=into))

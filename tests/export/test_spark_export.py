@@ -14,12 +14,10 @@ import psutil
 import pytest
 
 from raftmq_client.blocking import Admin
-from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.export.archive import archive_files, find_archive
 from raftmq_spark.export.job import Step
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
-from raftmq_spark.session import check_prerequisites
 from tests.export.conftest import KEPT
 from tests.export.inline import (
     archive_rows,
@@ -30,28 +28,24 @@ from tests.export.inline import (
     produce,
     read_topic,
 )
-from tests.live.harness import Cluster, lack, wait_until
+from tests.live.harness import Cluster, wait_until
+from tests.tree import PYTHONPATH
 
-pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
-ROOT = Path(__file__).parent.parent.parent
-PATHS = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prerequisites"),
+]
 COUNT = 12_000
 MASTER = "local[2,4]"
-
-
-@pytest.fixture(autouse=True)
-def _prerequisites() -> None:
-    try:
-        check_prerequisites()
-    except MissingPrerequisiteError as missing:
-        lack(str(missing))
 
 
 def begin(bootstrap: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "raftmq.cli.main", "export", *words, "-b", bootstrap]
     return subprocess.Popen(
         [*command, "--master", MASTER, "--json"],
-        env={**os.environ, "PYTHONPATH": PATHS},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,24 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from raftmq_spark.errors import MissingPrerequisiteError
-from raftmq_spark.session import check_prerequisites
 from tests.export.conftest import MakeTopic
 from tests.export.inline import archive_rows, produce
-from tests.live.harness import Cluster, lack
+from tests.live.harness import Cluster
+from tests.tree import PYTHONPATH
 
-pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow]
-ROOT = Path(__file__).parent.parent.parent
-PATHS = os.pathsep.join(str(ROOT / name) for name in ("spark", "client", ""))
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prerequisites"),
+]
 COUNT = 3_000
-
-
-@pytest.fixture(autouse=True)
-def _prerequisites() -> None:
-    try:
-        check_prerequisites()
-    except MissingPrerequisiteError as missing:
-        lack(str(missing))
 
 
 def run_at_terminal(*words: str) -> tuple[int, str, str]:
@@ -48,7 +42,7 @@ def run_at_terminal(*words: str) -> tuple[int, str, str]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    environment = {**os.environ, "PYTHONPATH": PATHS, "TERM": "xterm", "COLUMNS": "160"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TERM": "xterm", "COLUMNS": "160"}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "raftmq.cli.main", *words],

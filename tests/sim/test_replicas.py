@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from jepsen_like.pool import run_seeds
 from jepsen_like.sim import Verdict, run_seed
+from tests.hash_seeds import printed_under_hash_seeds
 
 SEEDS = 40
 JOBS = 2
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -51,15 +48,4 @@ def test_a_seed_replays_itself() -> None:
 @pytest.mark.slow
 def test_a_seed_replays_itself_whatever_the_hash_seed() -> None:
     code = "from jepsen_like.sim import run_seed; print(run_seed(9).trace_hash)"
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "77")
-    }
-    assert len(hashes) == 1
+    assert len(printed_under_hash_seeds(code)) == 1

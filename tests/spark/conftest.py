@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.session import check_prerequisites, spark_session
 from tests.live.harness import Cluster, lack
 from tests.spark.connector import connector_jars
+from tests.tree import PYTHONPATH
 
-ROOT = Path(__file__).parent.parent.parent
-PATHS = [str(ROOT / "spark"), str(ROOT / "client"), str(ROOT)]
 Produced = dict[int, list[tuple[bytes | None, bytes | None]]]
 
 
@@ -43,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     except MissingPrerequisiteError as missing:
         lack(str(missing))
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", os.pathsep.join(PATHS))
+        environment.setenv("PYTHONPATH", PYTHONPATH)
         session = spark_session(
             "raftmq-tests",
             master="local[2,2]",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 
 from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.session import check_java, check_prerequisites
+from tests.tree import PYTHONPATH, ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 BLOCK = """
 import sys
 class Blind:
@@ -41,10 +40,9 @@ print("all of it")
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code with nothing on PATH and no JAVA_HOME."""
-    paths = os.pathsep.join(str(ROOT / folder) for folder in ("spark", "client", "."))
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={"PATH": "", "JAVA_HOME": "", "PYTHONPATH": paths, **environment},
+        env={"PATH": "", "JAVA_HOME": "", "PYTHONPATH": PYTHONPATH, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
