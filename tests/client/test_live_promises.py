@@ -99,7 +99,8 @@ def placed_by_librdkafka(bootstrap: str, topic: str, keys: list[bytes], name: st
         assert error is None
         found[number] = message.partition()
 
-    settings = {"bootstrap.servers": bootstrap, "partitioner": name}
+    settings: dict[str, str | int] = {"bootstrap.servers": bootstrap, "partitioner": name}
+    settings["sticky.partitioning.linger.ms"] = 0  # else records without a key share one for 10 ms
     producer = confluent_kafka.Producer(settings)
     for number, item in enumerate(keys):
         producer.produce(topic, b"v", item, on_delivery=functools.partial(delivered, number))
