@@ -33,7 +33,7 @@ VERSIONS: Final[dict[ApiKey, int]] = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,
     ApiKey.METADATA: 9,
-    ApiKey.LIST_OFFSETS: 5,
+    ApiKey.LIST_OFFSETS: 7,
     ApiKey.CREATE_TOPICS: 5,
     ApiKey.DELETE_TOPICS: 4,
     ApiKey.DELETE_RECORDS: 2,

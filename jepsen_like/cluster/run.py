@@ -20,10 +20,12 @@ from attrs import define, field
 from jepsen_like.checkers import Validity, check_events
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.consumers import Member, Reader
+from jepsen_like.cluster.historian import Historian
 from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
+from jepsen_like.cluster.scraper import Scraper
 from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
@@ -35,6 +37,8 @@ from raftmq.promise import Promise
 STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
+HISTORIAN = 80
+"""A process number that no other client comes to."""
 FLOORS = {"acked": 1_000, "leader_changes": 5, "crashes": 3, "rebalances": 2}
 
 
@@ -200,6 +204,8 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         tourist = Tourist(world, process)
         ends[f"tourist {process}"] = spawn(tourist.run)
         process += 1
+    spawn(Historian(world, HISTORIAN).run)
+    spawn(Scraper(world).run)  # nobody waits for it
     world.deleter = RecordDeleter(world, process)
     return ends
 

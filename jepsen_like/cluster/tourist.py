@@ -115,10 +115,14 @@ class Tourist:
         value = bytes(random.choice((10, 100, 1_000, 5_000)))
         is_numbered = random.random() < 0.3
         self._sequence += random.choice((0, 1, 1, 1, 5))
+        keys = [random.choice((None, b"key")) for _ in range(count)]
+        codec = random.choice(tuple(Codec))
+        stamp = random.choice((now, now, now, now - 3 * _DAY_MS, -1))
+        times = (stamp,) if stamp < 0 else (stamp, stamp + 2, stamp + 1)
         batch = build_batch(
-            [NewRecord(random.choice((None, b"key")), value) for _ in range(count)],
-            codec=random.choice(tuple(Codec)),
-            timestamp=random.choice((now, now, now, now - 3 * _DAY_MS, -1)),
+            [NewRecord(key, value, times[i % len(times)]) for i, key in enumerate(keys)],
+            codec=codec,
+            timestamp=stamp,
             producer_id=random.choice((5, 5_000_000)) if is_numbered else -1,
             producer_epoch=random.choice((0, 1)) if is_numbered else -1,
             base_sequence=self._sequence if is_numbered else -1,

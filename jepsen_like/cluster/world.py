@@ -39,6 +39,8 @@ class Counts:
     rots: int = 0
     replacements: int = 0
     malformed: int = 0
+    look_ups: int = 0
+    scrapes: int = 0
     events: int = 0
     faults: dict[str, int] = field(factory=dict)
 

@@ -25,7 +25,6 @@ LEFT_OUT = {
     "cluster/config_keys.py": "a table, made when it is imported",
     "raft/messages.py": "values",
     "log/index_job.py": "look-ups by time in a log without its indexes: too rare for these seeds",
-    "log/timestamps.py": "for metrics, which an adapter serves",
     "protocol/framer.py": "for clients with sockets",
 }
 
