@@ -11,33 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Final
 
-from attrs import Factory, define
+from attrs import define
 
+from jepsen_like.inode import SECTOR, Inode, sectors
 from raftmq.ports import DiskError, DiskFullError, File
 from raftmq.types import Buffer
-
-SECTOR: Final = 512
 
 
 class SimCrash(BaseException):
     """The machine stops here. No code under test may catch it, so it is not an `Exception`."""
-
-
-@define(slots=True, eq=False)
-class Inode:
-    """A file's content: as programs see it, and as the device holds it."""
-
-    number: int
-    cached: bytearray = Factory(bytearray)
-    durable: bytearray = Factory(bytearray)
-    dirty: list[tuple[int, int]] = Factory(list)  # byte ranges written since the last fdatasync
-    size_is_dirty: bool = False
-    is_lying: bool = False  # a sync failed: the device lacks bytes that no longer count as dirty
-    reserved: int = 0  # bytes that `allocate` or an extension made, whether written or not
-    cut_size: int | None = None  # the least size since the last fdatasync
-    previous: dict[int, bytes] = Factory(dict)  # sector -> what the device held there before
 
 
 @define(slots=True, frozen=True)
@@ -126,7 +109,11 @@ class SimFile:
         self._disk.fdatasync(self._inode, self.path)
 
     def is_cached(self, position: int, size: int) -> bool:
-        return True
+        """True when these bytes are in memory."""
+        self._check()
+        inode = self._inode
+        end = min(position + size, len(inode.cached))
+        return inode.warm is None or inode.warm.issuperset(sectors(position, end))
 
     def fileno(self) -> int:
         """No descriptor here."""
@@ -152,7 +139,14 @@ class SimDisk:
         operations: changes so far (what `crash_after` counts).
     """
 
-    def __init__(self, random: Random, *, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        random: Random,
+        *,
+        capacity_bytes: int | None = None,
+        tears: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`tears` says whether a crash in the middle of a write leaves a part of it."""
         self._random = random
         self._names: dict[str, Inode] = {}
         self._durable_names: dict[str, Inode] = {}
@@ -166,6 +160,7 @@ class SimDisk:
         self._failing: Callable[[str, str], bool] | None = None
         self.spoilt: dict[str, bool] = {}
         """Paths whose bytes went bad at any time, by no fault of who wrote them."""
+        self._tears = tears
         self.counters = Counters()
         self.capacity_bytes = capacity_bytes
         self.open_files = 0
@@ -283,6 +278,8 @@ class SimDisk:
         self.counters.reads += 1
         data = bytes(inode.cached[position : position + size])
         self.counters.bytes_read += len(data)
+        if inode.warm is not None:
+            inode.warm.update(sectors(position, position + len(data)))
         return data
 
     def write(self, inode: Inode, path: str, data: Buffer, position: int) -> None:
@@ -296,7 +293,8 @@ class SimDisk:
             whole = max(0, len(inode.cached) - position) + room
             self._store(inode, bytes(data[:whole]), position)
             raise DiskFullError(f"cannot write {path}: no space left")
-        if self._crash_at is not None and self.operations + 1 >= self._crash_at:
+        is_last = self._crash_at is not None and self.operations + 1 >= self._crash_at
+        if is_last and self._tears():
             self._store(inode, bytes(data[: self._random.randrange(0, len(data) + 1)]), position)
         self._operation("write", path)
         self._store(inode, data, position)
@@ -306,6 +304,8 @@ class SimDisk:
         if not size:
             return
         end, cached, dirty = position + size, inode.cached, inode.dirty
+        if inode.warm is not None:
+            inode.warm.update(sectors(position, end))
         if end > (have := len(cached)):
             inode.size_is_dirty = True
             if position > have:
@@ -405,10 +405,19 @@ class SimDisk:
                 inode.dirty.clear()
             elif inode.dirty or inode.size_is_dirty:
                 self._lose(inode, random, odds)
+        self.drop_cache()
         self.counters.crashes += 1
         self._has_crashed = False
         self._crash_at = None
         self._trap = None
+
+    def drop_cache(self) -> None:
+        """Memory is short, or the machine just came up: what is to be read comes from the device,
+        but for what is not there yet."""
+        for inode in self._names.values():
+            inode.warm = set()
+            for start, end in inode.dirty:
+                inode.warm.update(sectors(start, end))
 
     def end_process(self) -> None:
         """The process ends and the machine goes on: handles are dead, the page cache stays."""
@@ -457,6 +466,16 @@ class SimDisk:
         inode.cached[position] ^= 1 << bit
         if position < len(inode.durable):
             inode.durable[position] ^= 1 << bit
+
+    def lose(self, path: str) -> None:
+        """A file is gone, on the device and in the cache."""
+        self.spoilt[path] = True
+        del self._names[path]
+        self._durable_names.pop(path, None)
+
+    def end_faults(self) -> None:
+        """Nothing is planted any more."""
+        self.capacity_bytes = self._crash_at = self._trap = self._failing = None
 
     def make_stale(self, path: str, sector: int) -> bool:
         """Bring back what a sector held before its last write-back; False when it had nothing."""

@@ -12,9 +12,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from jepsen_like.cluster.kafka import VERSIONS, ClientEnd
-from jepsen_like.disk import SECTOR
+from jepsen_like.inode import SECTOR
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
+from raftmq.log.inspect import base_offset_of
 from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
@@ -87,8 +88,28 @@ class Damage:
         if not groups:
             return
         group = random.choice(groups)
-        if group not in self._rotten and self._rot_group(node, group, random, part=(0.0, 1.0)):
+        if group in self._rotten:
+            return
+        is_lost = random.random() < 0.25 and self._lose_segment(node, group, random)
+        if is_lost or self._rot_group(node, group, random, part=(0.0, 1.0)):
             self._rotten[group] = True
+
+    def _lose_segment(self, node: ClusterNode, group: RaftGroupId, random: Random) -> bool:
+        """Lose the file of a closed segment, all of which others have."""
+        folder = self._folder(node, group)
+        if folder is None:
+            return False
+        sure_end = min(self._sure_offset(node, group), self._world.watch.committed_offset(group))
+        paths = [path for path in node.disk.files(folder) if path.endswith(".log")]
+        ends = [base_offset_of(path) for path in paths[1:]]
+        lost = [path for path, end in zip(paths, ends, strict=False) if end <= sure_end]
+        if not lost:
+            return False
+        path = random.choice(lost)
+        self._world.note("lose segment", node.node_id, path)
+        self._world.counts.rots += 1
+        node.disk.lose(path)
+        return True
 
     def rot_everywhere(self, random: Random) -> None:
         """All nodes lose power; each one's copy of a partition is damaged in another third."""
@@ -158,6 +179,22 @@ class Damage:
                 disk.flip(path, random.randrange(size), random.randrange(8))
             else:
                 disk.remove(path)
+
+    def rot_one_copy(self, node: ClusterNode, random: Random) -> None:
+        """Flip bits in files of which everything is written twice: nothing is lost by one."""
+        disk = node.disk
+        rotten = [self._folder(node, group) for group in self._rotten]
+        names = ("/log-start", "/bare.entries")
+        paths = [
+            path
+            for path in disk.files(ROOT)
+            if path.endswith(names) and path.rpartition("/")[0] not in rotten
+        ]
+        for path in random.sample(paths, min(len(paths), random.choice((1, 2, 4)))):
+            size = len(disk.content(path).rstrip(b"\0"))
+            if size:
+                self._world.note("rot one copy", node.node_id, path)
+                disk.flip(path, random.randrange(size), random.randrange(8))
 
     def malformed(self, node: ClusterNode, random: Random) -> None:
         """A client sends rubbish: it must cost its own connection alone."""

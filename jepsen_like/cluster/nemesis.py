@@ -19,6 +19,7 @@ from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.operator import Operator
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from raftmq.errors import KafkaError
+from raftmq.log.log_start import LocalStart, Pending
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 CALM_MS = 3_000.0
@@ -93,6 +94,7 @@ class Nemesis:
             "crash-all": self._crash_all,
             "crash-point": self._crash_point,
             "crash-in": self._crash_in,
+            "crash-in-change": self._crash_in_change,
             "kill": self._kill,
             "pause": self._pause,
             "slow-disk": self._slow_disk,
@@ -341,6 +343,37 @@ class Nemesis:
 
         self._world.schedule(3 * self._lasts_ms(), certainly)
 
+    def _crash_in_change(self) -> None:
+        """Give some log a reason to be cut back or begun anew, and lose power in the middle of the
+        next such change, on whichever node it comes to: the file `log-start` tells of it."""
+        lonely, lasts_ms = self._leader(), self._lasts_ms()
+        me, others = int(lonely.node_id), self._others(lonely)
+        self._for_a_while([(me, o) for o in others] + [(o, me) for o in others], lasts_ms)
+        draw, world = Random(self._random.getrandbits(32)), self._world
+        if draw.random() < 0.6:
+            world.schedule(0.8 * lasts_ms, partial(self._delete, draw.choice(world.partitions)))
+        armed = [(node, node.life) for node in world.nodes if node.is_up]
+
+        def trap(node: ClusterNode, verb: str, path: str) -> int | None:
+            if verb != "rename" or not path.endswith("/log-start"):
+                return None
+            local = LocalStart.decode(node.disk.content(f"{path}.tmp"))
+            if local is None or local.pending is Pending.NOTHING:
+                return None
+            world.note("in the middle of", local.pending.name, node.node_id, path)
+            disarm()
+            world.schedule(draw.uniform(*world.options.fault_lasts_ms), world.restart(node))
+            return draw.randint(1, 9)
+
+        def disarm() -> None:
+            for node, life in armed:
+                if node.life == life:
+                    node.disk.crash_when(None)
+
+        for node, _ in armed:
+            node.disk.crash_when(partial(trap, node))
+        world.schedule(lasts_ms + 5 * self._lasts_ms(), disarm)
+
     def _pause(self) -> None:
         node = self._leader() if self._random.random() < 0.6 else self._any_node()
         node.paused_until_ms = self._world.now_ms + self._lasts_ms()
@@ -348,8 +381,11 @@ class Nemesis:
     # ---- disks ----
 
     def _slow_disk(self) -> None:
+        """Flushes take long; where memory is short, too, reads are from the device."""
         node = self._any_node()
         node.is_slow = True
+        if self._random.random() < 0.5:
+            node.disk.drop_cache()
 
         def recover() -> None:
             node.is_slow = False
@@ -357,6 +393,7 @@ class Nemesis:
         self._later(recover)
 
     def _full_disk(self) -> None:
+        """No space but for some bytes; sometimes the process has to come up with that."""
         node = self._any_node()
         disk = node.disk
         disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, 600)
@@ -365,6 +402,9 @@ class Nemesis:
             disk.capacity_bytes = None
 
         self._later(free)
+        if self._random.random() < 0.3:
+            node.kill("while its disk is full")
+            self._world.schedule(self._random.uniform(20.0, 200.0), self._world.restart(node))
 
     def _failed_sync(self) -> None:
         """The next fdatasync of some file fails."""
@@ -448,10 +488,13 @@ class Nemesis:
         self._when_whole(rot, must_be_in_sync=True)
 
     def _rot_index(self) -> None:
-        """Indexes of a node that is down go bad or away: they are built anew."""
+        """What a node that is down can do without goes bad: indexes, which are built anew, and one
+        copy of what is written twice."""
         node, draw = self._any_node(), Random(self._random.getrandbits(32))
         node.crash()
         node.must_start.append(lambda: self._damage.rot_indexes(node, draw))
+        if draw.random() < 0.5:
+            node.must_start.append(lambda: self._damage.rot_one_copy(node, draw))
         self._later(self._world.restart(node))
 
     # ---- clocks ----
@@ -486,12 +529,13 @@ class Nemesis:
         leaders[0].run(partial(_hand_over, leaders[0], group, target.node_id))
 
     def _delete_records(self) -> None:
-        deleter = self._world.deleter
-        if deleter is None:
-            return
         where = self._random.choice(self._world.partitions)
-        share = self._random.choice((0.3, 0.7, 1.0))
-        self._world.clients.spawn(lambda: deleter.delete(where, share))
+        self._delete(where, self._random.choice((0.3, 0.7, 1.0)))
+
+    def _delete(self, where: tuple[str, int], share: float = 1.0) -> None:
+        deleter = self._world.deleter
+        if deleter is not None:
+            self._world.clients.spawn(lambda: deleter.delete(where, share))
 
     def _malformed(self) -> None:
         self._damage.malformed(self._up_node(), self._random)

@@ -135,9 +135,7 @@ class SimCatchUp:
 
         node.in_thread(node.thread_ms(), work)
 
-    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """As `run`."""
-        self.run(job, done)
+    run_long = run
 
     def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
         """True when a chunk may leave now."""
@@ -222,7 +220,7 @@ class ClusterNode:
     def __init__(self, world: ClusterWorld, node_id: NodeId, random: Random) -> None:
         self.world = world
         self.node_id = node_id
-        self.disk = SimDisk(random)
+        self.disk = SimDisk(random, tears=self._loses_power)
         self.identity = PeerIdentity(node_id, StorageId(0))
         """As whom its peers know it."""
         self.life = 0
@@ -381,6 +379,7 @@ class ClusterNode:
             retention_check_ms=500,
             scrub_bytes_per_s=1 << 20,
             topic_create_wait_ms=500,
+            open_files_max=options.open_files_max,
             shutdown_timeout_ms=3_000,
             defaults={
                 "log.segment.bytes": str(options.segment_bytes),
@@ -412,12 +411,15 @@ class ClusterNode:
         """
         if not self.is_up:
             return
-        if self.world.watch.is_storage_missing():
+        if not self._loses_power():
             self.kill("as a storage is missing, power stays")
             return
         self.world.note("crash", self.node_id)
         self._stop(is_told=self._random.random() < 0.5)
         self.disk.crash(self._random)
+
+    def _loses_power(self) -> bool:
+        return not self.world.watch.is_storage_missing()
 
     def kill(self, reason: str) -> None:
         """The process ends, the machine goes on: what was written is written."""
@@ -449,7 +451,7 @@ class ClusterNode:
         self.world.note("wipe", self.node_id)
         self.world.counts.wipes += 1
         self.world.watch.forget(self.node_id)
-        self.disk = SimDisk(self._random)
+        self.disk = SimDisk(self._random, tears=self._loses_power)
 
     def shut_down(self) -> None:
         """End as an operator would: hand everything over first."""
@@ -474,10 +476,7 @@ class ClusterNode:
         """Nothing is wrong with this machine any more."""
         self.is_slow = False
         self.paused_until_ms = 0.0
-        self.disk.capacity_bytes = None
-        self.disk.crash_after(None)
-        self.disk.crash_when(None)
-        self.disk.fail_when(None)
+        self.disk.end_faults()
         self.clock.strobe_ms = 0.0
         if not self.is_up:
             self.start()

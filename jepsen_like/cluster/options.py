@@ -27,6 +27,7 @@ FAULTS = (
     "crash-all",
     "crash-point",
     "crash-in",
+    "crash-in-change",
     "kill",
     "pause",
     "slow-disk",
@@ -97,6 +98,7 @@ class ClusterOptions:
     value_bytes_max: int = 60
     segment_bytes: int = 4_096
     retention_bytes: int = -1
+    open_files_max: int = 1_024
     snapshot_bytes: int = 1 << 20
     session_ms: int = 1_500
     static_share: float = 0.0
@@ -145,6 +147,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
     "crash-all": 0.5,
     "crash-point": 0.7,
     "crash-in": 1.5,
+    "crash-in-change": 2.5,
     "kill": 1.5,
     "pause": 1.0,
     "slow-disk": 0.8,
@@ -204,4 +207,5 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         static_share=random.choice((0.0, 0.0, 0.5, 1.0)),
         topic_configs=random.choice(TOPIC_CONFIGS),
         tourists=random.choice((1, 1, 2)),
+        open_files_max=random.choice((1_024, 1_024, 12)),
     )

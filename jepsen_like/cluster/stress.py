@@ -119,6 +119,11 @@ def clocks(seed: int) -> ClusterOptions:
     )
 
 
+def changes(seed: int) -> ClusterOptions:
+    """Power is lost in the middle of truncations and resets."""
+    return drawn(seed, fault_every_ms=(300.0, 900.0)).with_weights(crash_in_change=1)
+
+
 def snapshots(seed: int) -> ClusterOptions:
     """Metadata snapshots are taken and installed."""
     return drawn(seed, snapshot_bytes=8_192).with_weights(wipe=2, crash=2, isolate=2, kill=1)

@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from jepsen_like.disk import SECTOR, CrashOdds, SimCrash, SimDisk
+from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
+from jepsen_like.inode import SECTOR
 from raftmq.adapters.disk import RealDisk
 from raftmq.log.file_cache import FileCache
 from raftmq.ports import DiskError, DiskFullError, TooManyFilesError

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from jepsen_like.disk import Inode, SimDisk
+from jepsen_like.disk import SimDisk
+from jepsen_like.inode import Inode
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.types import Buffer, Offset, RaftIndex

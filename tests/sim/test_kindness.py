@@ -69,6 +69,19 @@ def test_a_trap_ends_the_power_in_the_middle_of_what_it_waits_for() -> None:
     disk.make_directories("d/e")
 
 
+def test_power_that_stays_tears_no_write() -> None:
+    """A storage was missing, so that a crash only ended the process; the half of a batch that it
+    left was a tail that the missing one may have committed: nobody could lead (940001)."""
+    for is_torn in (False, True):
+        disk = SimDisk(Random(5), tears=lambda answer=is_torn: answer)  # type: ignore[misc]
+        file = disk.open("a", create=True)
+        disk.crash_after(1)
+        with pytest.raises(SimCrash):
+            file.pwrite(bytes(1_000), 0)
+        disk.end_process()
+        assert (disk.open("a").size() > 0) == is_torn
+
+
 def test_a_session_names_only_what_changed() -> None:
     first = NO_SESSION.request({("t", 0): 5, ("t", 1): 7})
     assert (first.session_id, first.session_epoch) == (0, 0)
