@@ -204,7 +204,15 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         stress.leaders,
         2,
         (16,),
-        ("divergence", "inconsistent-offsets", "phantom", "out-of-range", "lost-write"),
+        # Seen at one offset, cut off there and sent again it stands at another one: a duplicate.
+        (
+            "divergence",
+            "duplicate",
+            "inconsistent-offsets",
+            "phantom",
+            "out-of-range",
+            "lost-write",
+        ),
     ),
     "deleted-before-commit": Bug(
         patching((Partition, "delete_records", _deleted_at_once)),
