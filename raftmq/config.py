@@ -124,7 +124,10 @@ class NodeConfig:
         "A stopping node ends after so long even where nobody took over what it leads.",
         default=5_000,
     )
-    flusher_threads: int = _key("Threads that fdatasync; one file is in one of them.", default=4)
+    flusher_threads: int = _key(
+        "Threads that fdatasync; all but one of them help only with flushes that waited for 10 ms.",
+        default=4,
+    )
     request_bytes_max: int = _key("Largest Produce request.", default=100 << 20)
     request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
     request_elements_max: int = _key("Most array elements in one request.", default=100_000)

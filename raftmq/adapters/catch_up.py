@@ -24,7 +24,7 @@ class NodeCatchUp:
 
     def __init__(self, links: PeerLinks, rate: CatchUpRate) -> None:
         self._links = links
-        self._workers = Flusher(READERS, "reader")
+        self._workers = Flusher(READERS, "reader", patience_s=0.0)
         self._menders = Flusher(1, "mender")
         self.rate = rate
 

@@ -2,9 +2,11 @@
 
 Group commit: while one flush of a file runs, more is written behind it, and the next job covers all
 of that. One outstanding job per file is the callers' rule (`ReplicatedLog.flush_job` gives none
-while one is out); several threads keep many files from waiting in one line. Completions are
-collected and wake the loop once, since a wake-up costs more than the news itself; those of one
-wake-up are told within one `around`, so that what follows from them is done once.
+while one is out). The first thread does what it can alone, since every thread that is woken takes
+the interpreter's lock from the loop; the others help with jobs that have waited for long, as they
+do behind a slow disk or many files. Completions are collected and wake the loop once, since
+a wake-up costs more than the news itself; those of one wake-up are told within one `around`, so
+that what follows from them is done once.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Final, Protocol
 
@@ -25,6 +27,8 @@ from raftmq.ports import DiskError
 
 REPORT_MAX: Final = 64
 """So many flushes are told in one turn of the loop: a thousand groups begin to lead at once."""
+PATIENCE_S: Final = 0.01
+"""A job that has waited for so long calls another thread."""
 
 
 class Job(Protocol):
@@ -39,15 +43,27 @@ Done = Callable[[DiskError | None], None]
 class Flusher:
     """A small pool of threads tied to the trio loop that made it; other workers are one, too.
 
+    Args:
+        threads: how many there are at most.
+        patience_s: how long a job waits before one more thread is called; 0 for jobs that should
+            rather run side by side than one after the other.
+
     Attributes:
         latency: flushes done since the start and the time that each took.
         around: entered for all news of one turn of the loop; `MultiRaft.batch`, where logs flush.
         delay_s: how long a thread sleeps before each; set by the fault switch alone.
     """
 
-    def __init__(self, threads: int, name: str = "flusher") -> None:
+    def __init__(
+        self, threads: int, name: str = "flusher", *, patience_s: float = PATIENCE_S
+    ) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._queue: SimpleQueue[tuple[Job, Done, float] | None] = SimpleQueue()
+        self._patience_s = patience_s
+        self._jobs: deque[tuple[Job, Done, float]] = deque()
+        self._is_first_asleep = False
+        self._helpers_asleep: deque[int] = deque()
+        self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
+        self._is_closing = False
         self._finished: deque[tuple[Done, DiskError | None, float]] = deque()
         self._is_waking = False
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -56,7 +72,10 @@ class Flusher:
         self._submitted: list[float | None] = [None] * threads
         self._threads = [
             threading.Thread(
-                target=self._work, args=(number,), name=f"{name}-{number}", daemon=True
+                target=self._help if number else self._work,
+                args=(number,),
+                name=f"{name}-{number}",
+                daemon=True,
             )
             for number in range(threads)
         ]
@@ -65,48 +84,96 @@ class Flusher:
 
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in a thread; then `done(error)` on the loop."""
-        self._queue.put((job, done, perf_counter()))
+        now = perf_counter()
+        self._jobs.append((job, done, now))
+        self._call(now)
 
     def longest_ms(self) -> float:
         """How long ago the oldest job that has not come back was submitted; 0 where none is out.
 
-        Jobs begin in their order, so it is among those that are being run.
+        Jobs begin in their order, so it is among those that are being run. Asked at every tick, so
+        a job that no other came after is noticed here.
         """
+        now = perf_counter()
+        self._call(now)
         submitted = [start for start in self._submitted if start is not None]
-        return (perf_counter() - min(submitted)) * 1e3 if submitted else 0.0
+        return (now - min(submitted)) * 1e3 if submitted else 0.0
 
     def close(self, *, drop: bool = False) -> None:
         """End the threads after what is queued, or without that; returns when they have ended."""
-        while drop and not self._queue.empty():
-            try:
-                self._queue.get_nowait()
-            except Empty:
-                break  # a thread was quicker
-        for _ in self._threads:
-            self._queue.put(None)
+        if drop:
+            self._jobs.clear()
+        self._is_closing = True
+        for bell in self._bells:
+            bell.put(None)
         for thread in self._threads:
             thread.join()
 
+    def _call(self, now: float) -> None:
+        """Wake the first thread when there is work, another one when it has waited."""
+        if not self._jobs:
+            return
+        if self._is_first_asleep:
+            self._is_first_asleep = False
+            self._bells[0].put(None)
+        elif self._helpers_asleep and self._has_waited(now):
+            self._bells[self._helpers_asleep.pop()].put(None)
+
+    def _has_waited(self, now: float) -> bool:
+        try:
+            return now - self._jobs[0][2] >= self._patience_s
+        except IndexError:
+            return False  # a thread was quicker
+
+    # ---- the threads ----
+
     def _work(self, number: int) -> None:
-        while (item := self._queue.get()) is not None:
-            job, done, self._submitted[number] = item
-            started = perf_counter()
-            error: DiskError | None = None
-            try:
-                if self.delay_s:
-                    sleep(self.delay_s)
-                job.run()
-            except DiskError as failure:
-                error = failure
-            except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
-                self._tell(partial(_raise, bug))
-                return
-            self._submitted[number] = None
-            self._finished.append((done, error, perf_counter() - started))
-            if not self._is_waking:  # a lost race costs one spare wake-up
-                self._is_waking = True
-                if not self._tell(self._report):
+        """The first: everything, until it is told to end."""
+        while True:
+            while self._jobs:
+                if not self._run_next(number):
                     return
+            if self._is_closing:
+                return
+            # First it says that it sleeps, then it looks again: whoever came in between either
+            # sees that or is seen. A ring too many costs one look.
+            self._is_first_asleep = True
+            if not self._jobs:
+                self._bells[number].get()
+            self._is_first_asleep = False
+
+    def _help(self, number: int) -> None:
+        """Another: what has waited for long."""
+        while not self._is_closing:
+            while self._has_waited(perf_counter()):
+                if not self._run_next(number):
+                    return
+            self._helpers_asleep.append(number)
+            self._bells[number].get()
+
+    def _run_next(self, number: int) -> bool:
+        """Run one job and tell of it; False when nobody is there any more who could be told."""
+        try:
+            job, done, self._submitted[number] = self._jobs.popleft()
+        except IndexError:
+            return True  # another thread was quicker
+        started = perf_counter()
+        error: DiskError | None = None
+        try:
+            if self.delay_s:
+                sleep(self.delay_s)
+            job.run()
+        except DiskError as failure:
+            error = failure
+        except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
+            self._tell(partial(_raise, bug))
+            return False
+        self._submitted[number] = None
+        self._finished.append((done, error, perf_counter() - started))
+        if self._is_waking:  # a lost race costs one spare wake-up
+            return True
+        self._is_waking = True
+        return self._tell(self._report)
 
     def _tell(self, call: Callable[[], None]) -> bool:
         """Call something on the loop; False when the node is gone, and nobody waits any more."""

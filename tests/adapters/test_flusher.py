@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from raftmq.adapters.flusher import REPORT_MAX, Flusher
+from raftmq.adapters.flusher import PATIENCE_S, REPORT_MAX, Flusher
 from raftmq.ports import DiskError
 
 
@@ -142,4 +142,81 @@ async def test_a_flush_waits_from_when_it_was_wanted(monkeypatch: pytest.MonkeyP
     second.gate.set()
     with trio.fail_after(5):
         await done.wait()
+    flusher.close()
+
+
+class NamedJob(Job):
+    """Tells which thread ran it."""
+
+    def run(self) -> None:
+        self.thread = threading.current_thread().name
+        super().run()
+
+
+async def test_one_thread_flushes_as_long_as_nothing_waits_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("raftmq.adapters.flusher.perf_counter", lambda: 100.0)
+    flusher = Flusher(4)
+    jobs = [NamedJob() for _ in range(50)]
+    for job in jobs:
+        flusher.submit(job, lambda _: None)
+        flusher.longest_ms()
+    flusher.close()
+    assert {job.thread for job in jobs} == {"flusher-0"}
+
+
+@pytest.mark.parametrize("is_followed", [True, False], ids=["by-another-job", "by-a-tick"])
+async def test_a_job_that_has_waited_calls_another_thread(
+    is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("raftmq.adapters.flusher.perf_counter", lambda: now)
+    flusher = Flusher(2)
+    stuck, second, third = NamedJob(), NamedJob(), NamedJob()
+    stuck.gate.clear()
+    flusher.submit(stuck, lambda _: None)
+    await trio.to_thread.run_sync(stuck.began.wait, 5)
+    flusher.submit(second, lambda _: None)
+    assert not second.began.is_set()
+    now += PATIENCE_S
+    if is_followed:
+        flusher.submit(third, lambda _: None)
+    else:
+        flusher.longest_ms()
+    assert await trio.to_thread.run_sync(second.began.wait, 5)
+    assert second.thread == "flusher-1"
+    assert not third.began.is_set(), "it has not waited"
+    stuck.gate.set()
+    flusher.close()
+    assert not is_followed or third.thread == "flusher-0"
+
+
+async def test_readers_need_no_patience() -> None:
+    flusher = Flusher(2, "reader", patience_s=0.0)
+    jobs = [NamedJob(), NamedJob()]
+    for job in jobs:
+        job.gate.clear()
+        flusher.submit(job, lambda _: None)
+        assert await trio.to_thread.run_sync(job.began.wait, 5)
+    assert {job.thread for job in jobs} == {"reader-0", "reader-1"}
+    for job in jobs:
+        job.gate.set()
+    flusher.close()
+
+
+async def test_nothing_is_forgotten_however_threads_and_loop_meet() -> None:
+    """Whoever goes to sleep and whoever submits must see each other."""
+    flusher = Flusher(3, patience_s=0.0002)
+
+    async def one_after_the_other() -> None:
+        for _ in range(500):
+            is_done = trio.Event()
+            flusher.submit(Job(), lambda _: is_done.set())  # noqa: B023  # called in this round
+            await is_done.wait()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(one_after_the_other)
     flusher.close()
