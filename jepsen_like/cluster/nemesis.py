@@ -37,7 +37,7 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
 """Operations of several changes to the disk, and the changes that belong to them alone."""
 OUT_OF_TOUCH_MS = 13_500.0
 """Ten seconds until a broker calls itself isolated, and some for asking and handing over."""
-LONGEST = 6
+LONGEST = 8
 """A safety phase goes on for so many times its length at most, where too little happened in it."""
 
 
