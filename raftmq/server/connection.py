@@ -94,7 +94,7 @@ class Shared:
         self.metrics = metrics
         self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
         self.turns = Turns()
-        self.readiness = Readiness(self.turns)
+        self.readiness = Readiness(self.turns, self.cork.together)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.nursery: trio.Nursery | None = None
         """Of the tasks that connections need for a while; open for as long as there are any."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
 import trio
@@ -19,7 +19,7 @@ from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import Readiness
 from raftmq.server.replies import Slot
-from raftmq.server.turns import PASS_COST_MAX, RECEIVE_COST
+from raftmq.server.turns import PASS_COST_MAX, RECEIVE_COST, Turns
 
 PASS_RECEIVES = PASS_COST_MAX // RECEIVE_COST
 
@@ -127,6 +127,49 @@ async def test_a_poll_costs_no_task_switch() -> None:
         assert found.tasks == 0
         assert steps[0] == 1, "the one task under all connections"
         assert steps[1] == 1
+
+
+@define
+class Reader:
+    """Takes in what came, and keeps it."""
+
+    sock: socket.socket
+    log: list[str]
+
+    def receive(self) -> None:
+        self.log.append(self.sock.recv(100).decode())
+
+
+async def test_those_who_are_ready_together_are_one_piece_of_work() -> None:
+    """So that a thousand producers do not cost a message to every peer each."""
+    log: list[str] = []
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        log.append("begin")
+        yield
+        log.append("end")
+
+    readiness = Readiness(Turns(), together)
+    pairs = [socket.socketpair() for _ in range(3)]
+    for _, theirs in pairs:
+        readiness.watch(theirs.fileno(), Reader(theirs, log))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readiness.run)
+        for ours, _ in pairs:
+            ours.send(b"word")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert log == ["begin", "word", "word", "word", "end"]
+        log.clear()
+        pairs[0][0].send(b"alone")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert log == ["alone"], "nothing to gather"
+        nursery.cancel_scope.cancel()
+    for ours, theirs in pairs:
+        readiness.unwatch(theirs.fileno())
+        ours.close()
+        theirs.close()
+    readiness.close()
 
 
 async def test_work_beyond_the_budget_of_a_pass_waits_for_others() -> None:
