@@ -219,7 +219,8 @@ class Partition:
                 )
         if not records:
             raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
-        now_ms = self._clock.wall_ms()
+        is_stamped = settings.timestamp_type == LOG_APPEND_TIME
+        now_ms = replica.append_time_ms() if is_stamped else self._clock.wall_ms()
         header = check_produced_batch(check_batches(records), settings)
         if header.producer_id >= 0:
             verdict = self._producers.judge(header, replica.leader_epoch)
@@ -234,10 +235,8 @@ class Partition:
         if not self.is_leader:
             # Lost in the very moment; what was parked then was failed before this one came.
             raise KafkaError(code=self._no_leader_code())
-        stamped_ms = now_ms if settings.timestamp_type == LOG_APPEND_TIME else -1
-        result = AppendResult(
-            ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset, None
-        )
+        stamped_ms = now_ms if is_stamped else -1
+        result = AppendResult(ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset)
         counts = self.counts
         counts.messages_in += header.record_count
         counts.bytes_in += len(batch)

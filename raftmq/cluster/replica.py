@@ -569,6 +569,10 @@ class Replica(QuietBeats):
             self.resting.call()
             self.resting.look(self.config.election_ticks)
 
+    def append_time_ms(self) -> int:
+        """LogAppendTime of a record appended now, by more clocks than this leader's."""
+        return self._retention.append_time_ms()
+
     def voters_clocks_ms(self) -> list[int]:
         """The wall clocks of the voters that this leader hears, its own first."""
         return self._retention.clocks_ms()

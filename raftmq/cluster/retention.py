@@ -24,19 +24,19 @@ class RetentionClock:
     __slots__ = ("_at_ms", "_now_ms")
 
     def __init__(self) -> None:
-        self._now_ms: int | None = None
+        self._now_ms: float | None = None
         self._at_ms = 0.0
 
     def read(self, clocks_ms: Sequence[int], quorum: int, monotonic_ms: float) -> int | None:
         """Now, from the clocks that voters reported; None without a majority of them."""
         if len(clocks_ms) < quorum:
             return None
-        agreed = sorted(clocks_ms, reverse=True)[quorum - 1]
+        agreed: float = sorted(clocks_ms, reverse=True)[quorum - 1]
         if self._now_ms is not None:
-            agreed = min(agreed, self._now_ms + int(monotonic_ms - self._at_ms))
+            agreed = min(agreed, self._now_ms + monotonic_ms - self._at_ms)
         self._now_ms = agreed if self._now_ms is None else max(agreed, self._now_ms)
         self._at_ms = monotonic_ms
-        return self._now_ms
+        return int(self._now_ms)
 
 
 def heard_clocks(replica: Replica) -> Iterator[tuple[ReplicaId, int]]:
@@ -71,6 +71,12 @@ class Retention:
             if peer in voters and progress.clock_ms
         ]
         return self._time.read(clocks, len(voters) // 2 + 1, self._clock.monotonic_ms())
+
+    def append_time_ms(self) -> int:
+        """What a record appended now is stamped with, where the topic wants that: this leader's
+        clock, unless it is behind what retention will judge the record by."""
+        wall_ms, now_ms = self._clock.wall_ms(), self.now_ms()
+        return wall_ms if now_ms is None else max(wall_ms, now_ms)
 
     def clocks_ms(self) -> list[int]:
         """The wall clocks of the voters that this leader hears, its own first."""

@@ -210,6 +210,9 @@ class FakeReplica:
     def in_sync_replicas(self) -> Sequence[ReplicaId]:
         return self.in_sync
 
+    def append_time_ms(self) -> int:
+        return max(self.voters_clocks_ms())
+
     def voters_clocks_ms(self) -> list[int]:
         return [self.partition._clock.wall_ms(), *self.other_clocks_ms]
 

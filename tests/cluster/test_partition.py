@@ -243,6 +243,14 @@ def test_log_append_time_is_the_brokers() -> None:
     assert header.max_timestamp == 1_000_000
 
 
+def test_log_append_time_is_not_by_this_brokers_clock_alone() -> None:
+    bench = Bench(settings=PartitionSettings(timestamp_type=LOG_APPEND_TIME))
+    bench.replica.other_clocks_ms = [9_000_000, 9_000_000]
+    result = append(bench, batch(timestamp=5))
+    assert result.log_append_time_ms == 9_000_000
+    assert check_batch(bench.replica.log.batches[0][1]).max_timestamp == 9_000_000
+
+
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_topics_own_compression(codec: Codec) -> None:
     bench = Bench(settings=PartitionSettings(compression=codec))

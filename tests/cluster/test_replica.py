@@ -7,6 +7,7 @@ import pytest
 
 from jepsen_like.node import SimNode
 from raftmq.cluster.peer_messages import WrongReplica
+from raftmq.cluster.retention import RetentionClock
 from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
 from raftmq.log.model import DamagedError
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat
@@ -338,6 +339,27 @@ class TestClocksOfVoters:
         other.clock._skew_ms = 5.0 * DAY_MS
         cluster.run(500)
         assert self.days_ahead(cluster, right) == [-30, 0, 5]
+
+    @pytest.mark.parametrize(("own_days", "stamped_days"), [(-30, 0), (0, 0), (5, 5)])
+    def test_a_leader_that_is_behind_stamps_nothing_as_old(
+        self, own_days: int, stamped_days: int
+    ) -> None:
+        """Retention would take what it has just appended for a month old."""
+        cluster = SimCluster()
+        cluster.leader.clock._skew_ms = own_days * DAY_MS
+        cluster.commit()
+        cluster.run(500)
+        now_ms = cluster.followers()[0].clock.wall_ms()
+        stamped_ms = cluster.replica(cluster.leader).append_time_ms()
+        assert round((stamped_ms - now_ms) / DAY_MS) == stamped_days
+
+    def test_time_goes_on_however_often_one_asks(self) -> None:
+        """A look in every tenth of a millisecond must not lose what has passed since the last."""
+        clock = RetentionClock()
+        clock.read([0, 0], 2, 0.0)
+        for number in range(1, 101):
+            now_ms = clock.read([10_000, 10_000], 2, number / 10)
+        assert now_ms == pytest.approx(10, abs=1)
 
     def test_who_is_silent_for_long_has_no_clock(self) -> None:
         cluster = SimCluster()
