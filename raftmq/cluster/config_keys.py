@@ -170,8 +170,8 @@ TOPIC_KEYS: Final = check_all(
             "message.timestamp.type",
             _S,
             "CreateTime",
-            "CreateTime keeps the producer's timestamps; LogAppendTime takes the leader's clock, or "
-            "that of most replicas where it is behind.",
+            "CreateTime keeps the producer's timestamps; LogAppendTime takes the leader's clock, "
+            "or that of most replicas where it is behind.",
             one_of("CreateTime", "LogAppendTime"),
             "log.message.timestamp.type",
         ),
