@@ -25,7 +25,6 @@ from raftmq.adapters.peer_links import PeerIdentity
 from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.metadata_engine import DrivenEngine, EngineConfig
 from raftmq.cluster.raft_engine import RaftMetadataEngine
-from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
@@ -281,13 +280,13 @@ class ClusterNode:
             # What an operator does about a folder that cannot be used: a new disk.
             self.world.note("unusable", self.node_id, error)
             self.wipe()
-            self._restart_later()
+            self.restart_later()
         except DiskFullError:
             self.kill("no space to start")
-            self._restart_later()
+            self.restart_later()
         except DiskError as error:
             self.kill(f"the disk failed: {error}")
-            self._restart_later()
+            self.restart_later()
 
     def _compose(self) -> None:
         world, disk = self.world, self.disk
@@ -396,11 +395,11 @@ class ClusterNode:
         def stop() -> None:
             if self.life == life:
                 self.kill(reason)
-                self._restart_later()
+                self.restart_later()
 
         self.world.schedule(0.0, stop)
 
-    def _restart_later(self) -> None:
+    def restart_later(self) -> None:
         self.world.schedule(self._random.uniform(*SUPERVISOR_MS), self.world.restart(self))
 
     def crash(self) -> None:
@@ -466,7 +465,7 @@ class ClusterNode:
             def end() -> None:
                 if self.life == life:
                     self.kill("asked to")
-                    self._restart_later()
+                    self.restart_later()
 
             self.world.schedule(0.0, end)
 
@@ -480,21 +479,6 @@ class ClusterNode:
         self.clock.strobe_ms = 0.0
         if not self.is_up:
             self.start()
-
-    def restart_if_failed(self) -> None:
-        """What an operator does about a replica that stopped for a failing disk."""
-        if self.core is None:
-            return
-        failures = [r.failure for r in self.core.plane.multiraft.replicas.values() if r.failure]
-        faults = self.world.counts.faults
-        if failures and "full-disk" in faults and "failed-sync" not in faults:
-            # A bare entry beyond its reserve is the only thing that a full disk may stop.
-            broken = [why for why in failures if not why.startswith(DISK_FULL)]
-            if broken:
-                self.world.watch.invariants.breach("FullDiskIsSurvived", broken[0])
-        if failures:
-            self.kill(f"a replica failed: {failures[0]}")
-            self._restart_later()
 
     def close(self) -> None:
         """The world ends."""
@@ -512,7 +496,7 @@ class ClusterNode:
         except DiskError as error:
             # Nothing in the product caught it: it ends the process (`node/process.py`).
             self.kill(f"the disk failed: {error}")
-            self._restart_later()
+            self.restart_later()
         finally:
             self.is_inside = was_inside
 

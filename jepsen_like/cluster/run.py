@@ -27,6 +27,7 @@ from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
 from jepsen_like.cluster.scraper import Scraper
 from jepsen_like.cluster.settling import Settling
+from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
@@ -223,13 +224,14 @@ def _check_liveness(world: ClusterWorld) -> None:
     """Every node serves, every group is whole, every pipe moves, every member has its place."""
     first = len(world.events)
     settling = Settling(world)
+    supervisors = {node.node_id: Supervisor(node) for node in world.nodes}
     wanted = {f"{t}-{p}" for t, p in world.partitions[: min(world.options.producers, 99)]}
 
     def why_not() -> str:
         for node in world.present:
             if not node.is_serving:
                 return f"node {node.node_id} does not serve"
-            node.restart_if_failed()
+            supervisors[node.node_id].look()
         if why := settling.why_not_whole():
             return why
         acked = {

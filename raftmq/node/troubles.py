@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raftmq.cluster.metadata_image import MetadataImage, TopicImage
     from raftmq.cluster.partition import Partition
     from raftmq.cluster.replica import Replica
+    from raftmq.node.composition import NodeCore
     from raftmq.node.node import Node
 
 
@@ -97,7 +98,7 @@ def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
     ]
 
 
-def not_running(node: Node, topic: TopicImage) -> list[dict[str, object]]:
+def not_running(node: NodeCore, topic: TopicImage) -> list[dict[str, object]]:
     """Partitions of a topic that this node should hold and does not run (yet)."""
     by_id = node.partitions.registry.by_id
     return [

@@ -6,10 +6,13 @@ from random import Random
 
 import pytest
 
+from jepsen_like.cluster.admins import create_topics
 from jepsen_like.cluster.fetch_session import NO_SESSION
 from jepsen_like.cluster.nemesis import CRASHES_MIN, ENDS, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import IN_FLIGHT_MAX, Batch, Pipe
+from jepsen_like.cluster.run import quiet_logs
+from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
@@ -90,3 +93,30 @@ def test_a_session_names_only_what_changed() -> None:
     assert (second.session_id, second.session_epoch) == (33, 1)
     assert second.topics[0].partitions[0].fetch_offset == 6
     assert [(t.name, t.partitions) for t in second.forgotten] == [("t", [1])]
+
+
+def test_somebody_restarts_a_node_for_a_partition_that_could_not_begin() -> None:
+    """Its disk failed while the replica was made; `/status` named it, and nobody looked there."""
+    options = ClusterOptions(
+        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, tourists=0, weights=()
+    )
+    with quiet_logs():
+        world = ClusterWorld(1, options)
+        world.start()
+        world.run_until(2_000.0)
+        node = world.node(3)
+        node.disk.fail_when(lambda what, path: what == "fdatasync" and "/partition-0/" in path)
+        made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
+        world.run_until(world.now_ms + 3_000.0)
+        assert made.is_done
+        node.disk.fail_when(None)
+        world.counts.faults["failed-sync"] = 1
+        supervisor = Supervisor(node)
+        life = node.life
+        assert "does not run on node 3" in world.watch.why_not_opened()
+        for _ in range(200):
+            supervisor.look()
+            world.run_until(world.now_ms + 50.0)
+        assert node.life > life
+        assert world.watch.is_whole()
+        world.close()
