@@ -20,7 +20,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import check_batch_at, parse_header, read_records
+from raftmq.records import check_batch, read_records, split_batches
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,
@@ -138,22 +138,16 @@ class Fetcher:
             return
         data = memoryview(b"".join(map(bytes, part.records)))
         rows: list[tuple[int, int | str]] = []
-        start = 0
-        while start + 61 <= len(data):
-            header = parse_header(data, start)
-            end = start + header.size
-            if end > len(data):
-                break  # cut where the bytes ended
+        for header, batch in split_batches(data):
             try:
-                check_batch_at(data, start)
+                check_batch(batch)
             except CorruptBatchError as error:
                 told = f"{name_of(where)} at {header.base_offset}: {error}"
                 raise InvariantViolation("DamageIsNeverServed", told) from error
-            for record in read_records(data[start:end]):
+            for record in read_records(batch):
                 if record.offset >= position:
                     assert record.value is not None
                     rows.append((record.offset, int(record.value.partition(b".")[0])))
-            start = end
         if rows:
             found[name_of(where)] = rows
             if where in self.positions:

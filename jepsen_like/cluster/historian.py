@@ -26,7 +26,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import LOG_APPEND_TIME, parse_header, read_records
+from raftmq.records import LOG_APPEND_TIME, read_records, split_batches
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
@@ -228,13 +228,7 @@ class _Leader:
 
 def _dated(data: memoryview, start: int) -> Iterable[Dated]:
     """Records of whole batches from offset `start` on; bodies are read only where they must be."""
-    at = 0
-    while at + 61 <= len(data):
-        header = parse_header(data, at)
-        batch = data[at : at + header.size]
-        at += header.size
-        if at > len(data):
-            return  # cut where the bytes ended
+    for header, batch in split_batches(data):
         epoch, stamp = header.leader_epoch, header.max_timestamp
         # Who writes here gives all records of a batch one time, or the later ones later times.
         if header.timestamp_type == LOG_APPEND_TIME or header.base_timestamp == stamp:
