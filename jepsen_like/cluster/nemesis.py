@@ -161,6 +161,11 @@ class Nemesis:
     def _others(self, node: ClusterNode) -> list[int]:
         return [int(other.node_id) for other in self._world.nodes if other is not node]
 
+    def _links_of(self, node: ClusterNode) -> list[tuple[int, int]]:
+        """Both directions between a node and all others."""
+        me, others = int(node.node_id), self._others(node)
+        return [(me, other) for other in others] + [(other, me) for other in others]
+
     def _for_a_while(self, links: Sequence[tuple[int, int]], lasts_ms: float | None = None) -> None:
         wires = self._world.wires
         for sender, to in links:
@@ -197,9 +202,7 @@ class Nemesis:
     # ---- links ----
 
     def _isolate(self, node: ClusterNode) -> None:
-        me = int(node.node_id)
-        others = self._others(node)
-        self._for_a_while([(me, o) for o in others] + [(o, me) for o in others])
+        self._for_a_while(self._links_of(node))
         if self._random.random() < 0.5:
             self._cut_clients(node)
 
@@ -259,11 +262,11 @@ class Nemesis:
         nodes = list(self._world.nodes)
         self._random.shuffle(nodes)
         for number, node in enumerate(nodes):
-            me, others = int(node.node_id), self._others(node)
-            links = [(me, o) for o in others] + [(o, me) for o in others]
             lasts_ms = self._random.uniform(300.0, 1_500.0)
             begin_ms = number * self._random.uniform(30.0, 200.0)
-            self._world.schedule(begin_ms, partial(self._for_a_while, links, lasts_ms))
+            self._world.schedule(
+                begin_ms, partial(self._for_a_while, self._links_of(node), lasts_ms)
+            )
 
     def _storm(self) -> None:
         wires = self._world.wires
@@ -347,8 +350,7 @@ class Nemesis:
         """Give some log a reason to be cut back or begun anew, and lose power in the middle of the
         next such change, on whichever node it comes to: the file `log-start` tells of it."""
         lonely, lasts_ms = self._leader(), self._lasts_ms()
-        me, others = int(lonely.node_id), self._others(lonely)
-        self._for_a_while([(me, o) for o in others] + [(o, me) for o in others], lasts_ms)
+        self._for_a_while(self._links_of(lonely), lasts_ms)
         draw, world = Random(self._random.getrandbits(32)), self._world
         if draw.random() < 0.6:
             world.schedule(0.8 * lasts_ms, partial(self._delete, draw.choice(world.partitions)))
