@@ -16,6 +16,7 @@ from attrs import frozen
 
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.peer_codec import decode
 from raftmq.cluster.peer_messages import NodeBeat
@@ -62,7 +63,7 @@ class SimClock:
 
     def wall_ms(self) -> int:
         """Virtual time of day, skewed."""
-        return int(1_700_000_000_000 + self._world.now_ms + self._skew_ms)
+        return int(EPOCH_MS + self._world.now_ms + self._skew_ms)
 
 
 class SimNode:

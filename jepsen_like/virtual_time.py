@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 TRACE_LINES = 200
+EPOCH_MS: Final = 1_700_000_000_000
+"""The time of day when virtual time begins."""
 
 
 class EventCount(Protocol):

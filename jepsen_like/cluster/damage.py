@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from jepsen_like.cluster.kafka import VERSIONS, ClientEnd
 from jepsen_like.inode import SECTOR
 from jepsen_like.invariants import InvariantViolation
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.errors import ErrorCode
 from raftmq.log.inspect import base_offset_of
 from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
@@ -225,7 +226,7 @@ class Damage:
         """A batch whose bytes changed on the way; whoever leads must refuse it."""
         topic, index = random.choice(self._world.partitions)
         value = b"%d." % self._world.next_value()
-        data = bytearray(build_batch([NewRecord(None, value)], timestamp=1_700_000_000_000))
+        data = bytearray(build_batch([NewRecord(None, value)], timestamp=EPOCH_MS))
         data[-2] ^= 1 << random.randrange(8)
         part = ProducePartition(index, memoryview(data))
         request = ProduceRequest(None, -1, 1_000, [ProduceTopic(topic, None, [part])])

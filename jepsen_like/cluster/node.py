@@ -20,6 +20,7 @@ from jepsen_like.cluster.port import SimPort
 from jepsen_like.cluster.tasks import SimTasks
 from jepsen_like.cluster.wires import SimLinks
 from jepsen_like.disk import SimCrash, SimDisk
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.adapters.data_folder import DataFolder, DataFolderError
 from raftmq.adapters.peer_links import PeerIdentity
 from raftmq.cluster.catch_up import CatchUpRate
@@ -62,7 +63,7 @@ class SimClock:
         """Virtual time of day, skewed."""
         now_ms = self._world.now_ms
         swing = self.strobe_ms if int(now_ms / 10) % 2 else 0.0
-        return int(1_700_000_000_000 + now_ms + self.skew_ms + swing)
+        return int(EPOCH_MS + now_ms + self.skew_ms + swing)
 
 
 class SimFlusher:

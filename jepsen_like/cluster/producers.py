@@ -17,6 +17,7 @@ from jepsen_like.cluster.kafka import Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.history_events import Event, Value
 from jepsen_like.invariants import InvariantViolation
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
@@ -195,7 +196,7 @@ class Producer:
         data = build_batch(
             records,
             codec=self._codec,
-            timestamp=1_700_000_000_000 + int(self._world.now_ms),
+            timestamp=EPOCH_MS + int(self._world.now_ms),
             producer_id=pipe.producer_id,
             producer_epoch=pipe.producer_epoch,
             base_sequence=batch.sequence if is_numbered else -1,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.protocol import ApiKey
 
 Question = tuple[ApiKey, dict[str, Any]]
@@ -18,7 +19,6 @@ Question = tuple[ApiKey, dict[str, Any]]
 TOPIC: Final = "t0"
 GROUP: Final = "g"
 OWN: Final = "own"
-EPOCH_MS: Final = 1_700_000_000_000
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 NAMES: Final = (OWN, "own-2", "own.2", "", "..", "a b", "n" * 250, "__cluster_metadata")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.admins import topic_row
 from jepsen_like.cluster.kafka import VERSIONS, Kafka, Lost
-from jepsen_like.cluster.sights import EPOCH_MS, OWN, QUESTIONS
+from jepsen_like.cluster.sights import OWN, QUESTIONS
 from jepsen_like.cluster.tasks import until
+from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.codec import Codec
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import (
