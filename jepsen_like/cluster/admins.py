@@ -127,14 +127,7 @@ class TopicAdmin:
         # Metadata answers from the node's own image: fresh only after a barrier, which it has not.
         operation = world.recorder.invoke(self._process, "list_topics", stale=True)
         try:
-            answer = await kafka.ask(
-                kafka.any_node(),
-                ApiKey.METADATA,
-                topics=None,
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
+            answer = await kafka.metadata(None)
         except Lost:
             world.recorder.info(operation)
             return

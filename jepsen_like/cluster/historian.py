@@ -155,14 +155,7 @@ class _Leader:
 
     @classmethod
     async def find(cls, kafka: Kafka, topic: str, partition: int) -> _Leader:
-        answer = await kafka.ask(
-            kafka.any_node(),
-            ApiKey.METADATA,
-            topics=[{"name": topic}],
-            allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
-        )
+        answer = await kafka.metadata([topic])
         for row in answer.topics[0].partitions:
             if row.partition_index == partition and row.leader_id >= 0:
                 return cls(kafka, row.leader_id, row.leader_epoch, topic, partition)

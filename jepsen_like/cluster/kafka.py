@@ -272,17 +272,25 @@ class Kafka:
         """A node to ask whatever any node knows."""
         return int(self.random.choice(self.world.nodes).node_id)
 
+    async def metadata(self, topics: Iterable[str] | None) -> Struct:
+        """What any node says of these topics, or of all there are.
+
+        Raises:
+            Lost: it says nothing.
+        """
+        return await self.ask(
+            self.any_node(),
+            ApiKey.METADATA,
+            topics=None if topics is None else [{"name": name} for name in topics],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+
     async def refresh(self, topics: Iterable[str]) -> bool:
         """Learn who leads what; False when nobody could be asked."""
         try:
-            answer = await self.ask(
-                self.any_node(),
-                ApiKey.METADATA,
-                topics=[{"name": name} for name in topics],
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
+            answer = await self.metadata(topics)
         except Lost:
             return False
         self.controller = answer.controller_id
