@@ -148,8 +148,19 @@ class Flusher:
             while self._has_waited(perf_counter()):
                 if not self._run_next(number):
                     return
+            # As the first: it says that it sleeps, then it looks again.
             self._helpers_asleep.append(number)
+            if self._has_waited(perf_counter()) and self._is_awake_again(number):
+                continue
             self._bells[number].get()
+
+    def _is_awake_again(self, number: int) -> bool:
+        """Take back that a helper sleeps; False when it was called meanwhile: its bell rings."""
+        try:
+            self._helpers_asleep.remove(number)
+        except ValueError:
+            return False
+        return True
 
     def _run_next(self, number: int) -> bool:
         """Run one job and tell of it; False when nobody is there any more who could be told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -202,6 +203,38 @@ async def test_readers_need_no_patience() -> None:
     assert {job.thread for job in jobs} == {"reader-0", "reader-1"}
     for job in jobs:
         job.gate.set()
+    flusher.close()
+
+
+async def test_a_job_that_comes_as_a_helper_lies_down_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flusher = Flusher(2, "reader", patience_s=0.0)
+    busy, short, late = Job(), Job(), Job()
+    for job in (busy, short):
+        job.gate.clear()
+        flusher.submit(job, lambda _: None)
+        assert await trio.to_thread.run_sync(job.began.wait, 5)
+    token, lies_down, is_submitted = (
+        trio.lowlevel.current_trio_token(),
+        trio.Event(),
+        threading.Event(),
+    )
+
+    class Bed(deque[int]):
+        def append(self, number: int) -> None:
+            if not is_submitted.is_set():
+                token.run_sync_soon(lies_down.set)
+                is_submitted.wait(5)
+            super().append(number)
+
+    monkeypatch.setattr(flusher, "_helpers_asleep", Bed())
+    short.gate.set()
+    await lies_down.wait()
+    flusher.submit(late, lambda _: None)
+    is_submitted.set()
+    assert await trio.to_thread.run_sync(late.began.wait, 5)
+    busy.gate.set()
     flusher.close()
 
 
