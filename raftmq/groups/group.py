@@ -378,6 +378,7 @@ class Group:
             self._answer(promise, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         elif self.phase is Phase.STABLE:
             member.hear(now_ms)
+            member.has_synced = True
             self._answer(promise, self._sync_result(member))
         else:
             self._park_sync(member, promise, dict(assignments), now_ms)

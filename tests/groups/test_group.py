@@ -345,6 +345,16 @@ def test_members_that_do_not_sync_are_removed() -> None:
 # ---- sessions ----
 
 
+def test_members_that_sync_late_have_synced_too() -> None:
+    driver = completing()
+    driver.sync("m1", {"m1": b"one", "m2": b"two"})
+    driver.apply()
+    assert driver.sync("m2").result().assignment == b"two"
+    for _ in range(30):
+        driver.wait(5_000)
+        assert driver.heartbeat("m1") is driver.heartbeat("m2") is NONE
+
+
 def test_silence_ends_a_session() -> None:
     driver = stable()
     driver.wait(6_000)
