@@ -189,9 +189,9 @@ class Group:
         if self.leader is None:
             self.leader = member_id
         self._has_grown = True
-        self._park_join(member, request, promise, now_ms)
         # It sends no heartbeats before it knows its generation, so its session starts later.
         member.deadline_ms = now_ms + self.config.new_member_join_timeout_ms
+        self._park_join(member, request, promise, now_ms)
         self._rebalance(now_ms)
 
     def _park_join(

@@ -113,8 +113,9 @@ class Member:
         return b""
 
     def hear(self, now_ms: float) -> None:
-        """It gave a sign of life."""
-        self.deadline_ms = now_ms + self.request.session_timeout_ms
+        """It gave a sign of life; a new member's first deadline, a longer one, still holds."""
+        heard_ms = now_ms + self.request.session_timeout_ms
+        self.deadline_ms = max(self.deadline_ms, heard_ms) if self.is_new else heard_ms
 
 
 @define(slots=True)

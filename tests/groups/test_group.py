@@ -355,6 +355,21 @@ def test_members_that_sync_late_have_synced_too() -> None:
         assert driver.heartbeat("m1") is driver.heartbeat("m2") is NONE
 
 
+def test_a_new_member_that_joins_again_is_waited_for_as_long_as_before() -> None:
+    driver = stable()
+    parked = driver.join()
+    driver.wait(8_000)
+    again = driver.join("m4")  # on another connection
+    assert parked.result().error is REBALANCE
+    for _ in range(5):
+        driver.heartbeat("m1")
+        driver.wait(9_000)
+    assert not again.is_done
+    driver.join("m1")
+    driver.wait(7_000)
+    assert again.result().error is NONE, "the others had their rebalance timeout"
+
+
 def test_silence_ends_a_session() -> None:
     driver = stable()
     driver.wait(6_000)
