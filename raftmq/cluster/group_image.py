@@ -259,10 +259,8 @@ def check_commit(
     group: GroupState, generation: int, member_id: str, instance_id: str | None
 ) -> Rejection | None:
     """Why these credentials may not commit, if so."""
-    if generation < 0 and not member_id and instance_id is None:
-        if group.members:
-            return Rejection(ErrorCode.UNKNOWN_MEMBER_ID, "the group has members")
-        return None
+    if generation < 0 and not group.members:
+        return None  # whoever it is: a consumer outside of group management
     if instance_id is not None:
         static = group.static_member(instance_id)
         if static is not None and static.member_id != member_id:

@@ -230,7 +230,7 @@ class Coordinator(OwnedGroups):
             self.commits.add(command, settle)
             return answer
 
-        missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 or member_id else None
+        missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 else None
         return self._serve(name, act, result, missing)
 
     def _finish(

@@ -486,9 +486,8 @@ class Group:
         """May this member commit offsets now? The command is checked once more when applied."""
         if self.phase is Phase.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if generation < 0 and not member_id and instance_id is None:
-            is_free = self.phase is Phase.EMPTY
-            return ErrorCode.NONE if is_free else ErrorCode.UNKNOWN_MEMBER_ID
+        if generation < 0 and self.phase is Phase.EMPTY:
+            return ErrorCode.NONE  # whoever it is: a consumer outside of group management
         member, error = self._find(member_id, instance_id)
         if member is None:
             return error

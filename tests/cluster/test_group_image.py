@@ -192,8 +192,9 @@ def test_epochs_are_never_given_twice() -> None:
 
 def test_free_consumers_commit_while_the_group_has_no_members() -> None:
     free = CommitOffsets(group="g", coordinator_epoch=1, offsets=(SAVED,))
-    image = applied(GroupsImage(), CLAIM, free)
-    assert group(image).offsets[AT] == SAVED
+    for names in ({}, {"instance_id": "i"}, {"member_id": "gone", "instance_id": "i"}):
+        image = applied(GroupsImage(), CLAIM, changed(free, **names))
+        assert group(image).offsets[AT] == SAVED
     static = changed(COMMIT, member_id="b", instance_id="static-b")
     assert group(applied(FILLED, static)).offsets[AT] == SAVED
 

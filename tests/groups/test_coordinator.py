@@ -299,6 +299,12 @@ def test_commits_are_fenced_by_member_and_generation() -> None:
     assert got(home.commit("g", 1, member_id, None, [])) == ()
 
 
+def test_a_consumer_outside_of_group_management_may_have_an_instance_id() -> None:
+    home = Nodes(1).coordinators[NodeId(1)]
+    assert got(home.commit("free", -1, "", "instance", [position(7)])) == (NONE,)
+    assert got(home.commit("other", -1, "gone", None, [position(7)])) == (NONE,)
+
+
 def test_metadata_of_offsets_is_limited() -> None:
     home = Nodes(1).coordinators[NodeId(1)]
     codes = got(
