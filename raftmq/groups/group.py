@@ -53,6 +53,7 @@ class Group:
     _has_grown: bool = False
     _rebalance_by_ms: float = 0.0
     _sync_by_ms: float | None = None
+    _stored_generation: int = 0  # the last one that the metadata group knows
     _work: Work = field(factory=Work)
 
     @classmethod
@@ -69,6 +70,7 @@ class Group:
             leader=state.leader,
             quiet_since_ms=now_ms,
         )
+        group._stored_generation = state.generation
         for saved in state.members:
             request = JoinRequest(
                 saved.member_id,
@@ -426,6 +428,7 @@ class Group:
 
     def generation_applied(self, command: Generation, now_ms: float) -> None:
         """The metadata group agreed: now, and not before, members may learn their assignments."""
+        self._stored_generation = command.generation
         if self.phase is not Phase.COMPLETING or command.generation != self.generation:
             return  # a rebalance has begun meanwhile; nobody was told
         for saved in command.members:
@@ -493,8 +496,8 @@ class Group:
             return error
         if generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if self.phase is Phase.COMPLETING:
-            return ErrorCode.REBALANCE_IN_PROGRESS
+        if generation != self._stored_generation:
+            return ErrorCode.REBALANCE_IN_PROGRESS  # nobody knows its assignment in that one yet
         member.hear(now_ms)
         return ErrorCode.NONE
 

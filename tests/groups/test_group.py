@@ -52,6 +52,15 @@ def test_sync(make: Callable[[], Driver], code: ErrorCode | None) -> None:
         assert wrong.result().error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
+def test_nobody_commits_in_a_generation_that_was_never_stored() -> None:
+    driver = completing()
+    generation = driver.group.generation
+    driver.join()  # before the leader brought its assignments
+    assert driver.group.phase is Phase.PREPARING
+    assert driver.group.check_commit(generation, "m1", None, driver.now) is REBALANCE
+    assert driver.group.check_commit(generation - 1, "m1", None, driver.now) is ILLEGAL
+
+
 @pytest.mark.parametrize(
     ("make", "member", "free"),
     [
