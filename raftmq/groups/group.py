@@ -31,6 +31,7 @@ from raftmq.groups.membership import (
     Work,
     common_protocols,
 )
+from raftmq.groups.offsets import is_same_subscription
 from raftmq.promise import Promise
 
 
@@ -222,13 +223,12 @@ class Group:
         known.join = known.sync = None
         before = known.metadata(self.protocol)
         known.member_id, known.request = new_id, request
-        is_unchanged = known.metadata(self.protocol) == before
         self.members = {member.member_id: member for member in self.members.values()}
         was_leader = self.leader == old_id
         if was_leader:
             self.leader = new_id
         known.hear(now_ms)
-        if self.phase is not Phase.STABLE or not is_unchanged:
+        if self.phase is not Phase.STABLE or self._changes_group(known, before):
             self._park_join(known, request, promise, now_ms)
             self._rebalance(now_ms)
             return
@@ -247,6 +247,15 @@ class Group:
             )
         )
         known.join = promise
+
+    def _changes_group(self, member: Member, before: bytes) -> bool:
+        """True when a static member that is back speaks for another protocol or other topics.
+
+        The rest of its subscription (generation, what it owned) is another in every process.
+        """
+        if self._select_protocol() != self.protocol:
+            return True
+        return not is_same_subscription(self.protocol_type, before, member.metadata(self.protocol))
 
     # ---- rebalancing ----
 

@@ -1,7 +1,7 @@
 """Which committed offsets a group no longer needs.
 
 Owns the rules of expiry (KIP-186, KIP-496) and the little of the consumer protocol's subscription
-that they need: its topics. Pure; time comes in as wall-clock milliseconds, as commits carry it.
+that groups look at: its topics. Pure; time comes in as wall-clock milliseconds, as in commits.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...] | None:
     except (struct.error, UnicodeDecodeError):
         return None
     return tuple(topics)
+
+
+def is_same_subscription(protocol_type: str, one: bytes, other: bytes) -> bool:
+    """True when two subscriptions of a member name the same topics, or are alike."""
+    if protocol_type != CONSUMER_PROTOCOL:
+        return one == other
+    topics, others = subscribed_topics(one), subscribed_topics(other)
+    if topics is None or others is None:
+        return one == other
+    return frozenset(topics) == frozenset(others)
 
 
 def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozenset[str] | None:

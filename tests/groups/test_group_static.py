@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from raftmq.cluster.group_commands import GroupMember, ReplaceMember
@@ -73,6 +75,34 @@ def test_a_static_member_with_a_new_subscription_causes_a_rebalance() -> None:
     assert driver.group.phase is Phase.PREPARING
     assert driver.join("m1", instance_id="a").result().generation == 3
     assert back.result().generation == 3
+
+
+def subscription(topics: list[str], rest: bytes) -> tuple[tuple[str, bytes], ...]:
+    names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
+    return (("range", struct.pack(">hi", 3, len(topics)) + names + rest),)
+
+
+def test_what_a_java_client_says_of_its_last_life_causes_no_rebalance() -> None:
+    driver = Driver()
+    before = subscription(["t", "u"], b"it owned three partitions in generation 7")
+    driver.join(instance_id="a", protocols=before)
+    driver.sync("m1", {"m1": b"one"}, instance_id="a")
+    driver.apply()
+    back = driver.join(instance_id="a", protocols=subscription(["u", "t"], b"it owns nothing"))
+    driver.apply()
+    assert back.result().generation == 1
+    assert driver.group.phase is Phase.STABLE
+    again = driver.join(instance_id="a", protocols=subscription(["u"], b"it owns nothing"))
+    assert again.result().generation == 2
+
+
+def test_a_static_member_that_turns_the_vote_causes_a_rebalance() -> None:
+    driver = Driver()
+    driver.join(instance_id="a", protocols=(("range", b"sub"), ("sticky", b"sub")))
+    driver.sync("m1", {"m1": b"one"}, instance_id="a")
+    driver.apply()
+    back = driver.join(instance_id="a", protocols=(("sticky", b"sub"), ("range", b"sub")))
+    assert back.result().protocol == "sticky"
 
 
 def test_a_rebalance_overtakes_a_static_member_that_comes_back() -> None:
