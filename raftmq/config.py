@@ -22,6 +22,8 @@ from raftmq.errors import RaftmqError
 ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
 LOG_FORMATS: Final = ("console", "json")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::")
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
@@ -241,7 +243,7 @@ def documented_keys() -> list[tuple[str, str, str]]:
         elif isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # attrs types it as a function
             text = "{}"
         else:
-            text = "unset" if default is None else str(default)
+            text = {None: "unset", (): "[]"}.get(default, str(default))
         rows.append((attribute.name, text, attribute.metadata["doc"]))
     return rows
 
@@ -267,19 +269,24 @@ def load_config(
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not TOML: {error}") from error
     known = {attribute.name: attribute for attribute in attrs.fields(NodeConfig)}
-    for name, value in (environment or {}).items():
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_NODE_VARIABLES:
-            values[name.removeprefix(ENVIRONMENT_PREFIX).lower()] = value
-    values.update({k: v for k, v in (overrides or {}).items() if v is not None})
+    variables = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): name
+        for name in environment or {}
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_NODE_VARIABLES
+    }
+    values.update({key: (environment or {})[name] for key, name in variables.items()})
+    flags = {k: v for k, v in (overrides or {}).items() if v is not None}
+    values.update(flags)
+    origins = {k: f" (variable {name})" for k, name in variables.items() if k not in flags}
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown key {name!r}{hint}")
+            raise ConfigError(f"unknown key {name!r}{hint}{origins.get(name, '')}")
     for name, attribute in known.items():
         if attribute.default is attrs.NOTHING and name not in values:
             raise ConfigError(f"key {name!r} is missing: {attribute.metadata['doc']}")
-    return NodeConfig(**{name: _read(name, value) for name, value in values.items()})
+    return NodeConfig(**{k: _read(k, value, origins.get(k, "")) for k, value in values.items()})
 
 
 _ADDRESSES: Final = frozenset(
@@ -289,43 +296,84 @@ _ADDRESSES: Final = frozenset(
 _TEXTS: Final = frozenset({"cluster_id", "rack", "metadata_engine", "log_format", "log_level"})
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, value: Any, origin: str) -> Any:
     try:
         if name in _ADDRESSES:
             return value if isinstance(value, Address) else Address.parse(str(value))
         if name == "peers":
             return _read_peers(value)
         if name == "defaults":
-            table = json.loads(value) if isinstance(value, str) else value
-            return {str(k): _setting(v) for k, v in table.items()}
+            return _read_defaults(value)
         if name == "data":
-            return Path(str(value)).expanduser()
+            return _read_data(value)
         if name in _TEXTS:
             return str(value)
-        if isinstance(value, bool):
-            raise ValueError("is a boolean")
-        return int(str(value))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"key {name!r}: cannot use {value!r} ({error})") from error
+        return _whole(value)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"key {name!r}: cannot use {value!r} ({error}){origin}") from error
     except ConfigError as error:
-        raise ConfigError(f"key {name!r}: {error}") from error
+        raise ConfigError(f"key {name!r}: {error}{origin}") from error
 
 
-def _setting(value: object) -> str:
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError("is a boolean")
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError("not a whole number") from None
+
+
+def _read_data(value: Any) -> Path:
+    if not str(value):  # Path("") is the working directory, which nobody meant
+        raise ConfigError("must not be empty")
+    return Path(str(value)).expanduser()
+
+
+def _parsed(value: Any) -> Any:
+    """A list or table; in variables and flags it comes as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+def _read_defaults(value: Any) -> dict[str, str]:
+    table = _parsed(value)
+    if not isinstance(table, Mapping):
+        raise ConfigError("a table of Kafka's names and their values")
+    return {str(name): _setting(str(name), item) for name, item in table.items()}
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, Mapping):  # TOML reads `log.retention.ms = 1` as three tables
+        while isinstance(value, Mapping) and value:
+            part, value = next(iter(value.items()))
+            name = f"{name}.{part}"
+        raise ConfigError(f'Kafka\'s names stand in quotes: "{name}" = {value}')
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read_peers(value: Any) -> tuple[PeerAddress, ...]:
-    rows = json.loads(value) if isinstance(value, str) else value
+    rows = _parsed(value)
+    if not isinstance(rows, list | tuple):
+        raise ConfigError("a list of {id, host, port}")
     peers = []
     for row in rows:
         if isinstance(row, PeerAddress):
             peers.append(row)
             continue
-        unknown = set(row) - {"id", "host", "port"}
+        if not isinstance(row, Mapping):
+            raise ConfigError("a list of {id, host, port}")
+        unknown = sorted(set(row) - {"id", "host", "port"})
         if unknown:
-            raise ConfigError(f"peers take id, host and port, not {sorted(unknown)[0]!r}")
-        peers.append(PeerAddress(int(row["id"]), str(row["host"]), int(row["port"])))
+            raise ConfigError(f"peers take id, host and port, not {unknown[0]!r}")
+        missing = [key for key in ("id", "host", "port") if key not in row]
+        if missing:
+            raise ConfigError(f"peers take id, host and port; {missing[0]!r} is missing in {row}")
+        peers.append(PeerAddress(_whole(row["id"]), str(row["host"]), _whole(row["port"])))
     return tuple(sorted(peers, key=lambda peer: peer.id))
 
 
@@ -360,10 +408,29 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"key 'metadata_engine': one of {', '.join(METADATA_ENGINES)}")
     if config.log_format not in LOG_FORMATS:
         raise ConfigError(f"key 'log_format': one of {', '.join(LOG_FORMATS)}")
+    if config.log_level not in LOG_LEVELS:
+        raise ConfigError(f"key 'log_level': one of {', '.join(LOG_LEVELS)}")
     if config.heartbeat_ticks >= config.election_ticks:
         raise ConfigError("key 'heartbeat_ticks': must be below election_ticks")
-    if config.socket_send_bytes < 0:
-        raise ConfigError("key 'socket_send_bytes': must not be negative")
     for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"key {name!r}: must be at least 1")
+    for attribute in attrs.fields(NodeConfig):
+        value = getattr(config, attribute.name)
+        if isinstance(value, int) and value < 0:
+            raise ConfigError(f"key {attribute.name!r}: must not be negative")
+    _check_told(config)
+
+
+def _check_told(config: NodeConfig) -> None:
+    """What others are told must lead them here, and 0.0.0.0 leads them to themselves."""
+    for port, who in (("client", "clients"), ("peer", "other nodes"), ("admin", "other nodes")):
+        name = f"advertised_{port}"
+        if getattr(config, name) is None:
+            name = f"{port}_listener"
+        address: Address = getattr(config, name)
+        if address.host in _EVERY_ADDRESS:
+            raise ConfigError(
+                f"key {name!r}: {address.host} is every address of this machine; "
+                f"say in advertised_{port} which one {who} are told"
+            )

@@ -72,11 +72,45 @@ def test_lists_and_tables_come_as_json_in_variables() -> None:
         ("node_id = 1\ndata='d'\nmetrics_groups_max=0", "'metrics_groups_max': must be at least 1"),
         ("node_id = ", "not TOML"),
         ("node_id = 1\ndata='d'\ncluster_id=''", "'cluster_id'"),
+        ("node_id = 1\ndata=''", "'data': must not be empty"),
+        ("node_id = 1.5\ndata='d'", "'node_id': cannot use 1.5 .not a whole number"),
+        ("node_id = 1\ndata='d'\nlog_level='loud'", "'log_level': one of debug, info"),
+        ("node_id = 1\ndata='d'\nscrub_bytes_per_s=-1", "'scrub_bytes_per_s': must not be neg"),
+        ("node_id = 1\ndata='d'\npeers=[{id=1,port=2}]", "'host' is missing"),
+        ("node_id = 1\ndata='d'\n[peers]\nid=1", "a list of"),
+        ("node_id = 1\ndata='d'\ndefaults=[]", "a table of"),
+        (
+            "node_id = 1\ndata='d'\n[defaults]\nlog.retention.ms=1",
+            """in quotes: "log.retention.ms" =""",
+        ),
+        ("node_id = 1\ndata='d'\nclient_listener='0.0.0.0:9092'", "say in advertised_client"),
+        ("node_id = 1\ndata='d'\npeer_listener='[::]:9192'", "say in advertised_peer"),
+        ("node_id = 1\ndata='d'\nadvertised_admin='0.0.0.0:1'", "'advertised_admin': 0.0.0.0"),
     ],
 )
 def test_refusals_name_the_key(text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config(text)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("RAFTMQ_TICK_MS", "abc", "'tick_ms': .*RAFTMQ_TICK_MS"),
+        ("RAFTMQ_NODE_IDD", "1", "unknown key 'node_idd'.*RAFTMQ_NODE_IDD"),
+        ("RAFTMQ_PEERS", "1@a:1", "'peers': .*not JSON.*RAFTMQ_PEERS"),
+    ],
+)
+def test_refusals_name_the_variable(variable: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config("node_id = 1\ndata='d'", environment={variable: value})
+
+
+def test_a_listener_of_every_address_needs_one_to_tell() -> None:
+    text = "node_id = 1\ndata='d'\nclient_listener='0.0.0.0:9092'\n"
+    assert load_config(text + "advertised_client='a.example:9092'").client_address == Address(
+        "a.example", 9092
+    )
 
 
 def test_every_key_is_documented() -> None:
