@@ -28,7 +28,7 @@ from raftmq.adapters.flusher import Flusher
 from raftmq.adapters.peer_links import PeerLinks
 from raftmq.adapters.tasks import TrioTasks
 from raftmq.cluster.metadata_engine import DrivenEngine
-from raftmq.config import NodeConfig
+from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import structlog
 from raftmq.node.composition import NodeCore
@@ -168,8 +168,13 @@ class Node(NodeCore):
     def _make_engine(self) -> DrivenEngine:
         plane = self.plane
         if self.config.metadata_engine == "pysyncobj":
-            from raftmq.node.reference import open_reference_engine  # an extra, rarely wanted
-
+            try:
+                from raftmq.node.reference import open_reference_engine  # an extra, rarely wanted
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    f"key 'metadata_engine': pysyncobj is not installed ({error}); "
+                    "`pip install 'raftmq[reference]'`"
+                ) from error
             path = f"{plane.folder.path}/reference"
             plane.disk.make_directories(path)
             return open_reference_engine(self.config, plane.clock, path, plane.fail)
@@ -227,7 +232,7 @@ class Node(NodeCore):
 
     def _close(self, journal: HardStateJournal, folder: DataFolder) -> None:
         self.is_serving = False
-        if hasattr(self, "plane"):
+        if hasattr(self, "port"):  # else composing failed, and nothing of it runs
             self.port.hang_up_all()
             self.engine.close()
             self.plane.close()

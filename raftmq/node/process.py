@@ -17,7 +17,9 @@ import trio
 from attrs import frozen
 
 from raftmq.adapters.data_folder import DataFolderError
-from raftmq.config import Address, NodeConfig
+from raftmq.cluster.topic_configs import check_static_configs
+from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.errors import KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.node.collections_watch import watch_collections
 from raftmq.node.node import Node
@@ -100,6 +102,11 @@ def run_node(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     watch_collections()
+    try:
+        check_static_configs(config.defaults)
+    except KafkaError as error:
+        logger.error("cannot start", reason=f"key 'defaults': {error.message}")
+        return UNUSABLE
     raise_descriptor_limit(config)
     try:
         opened = listeners or open_listeners(config)
@@ -108,9 +115,9 @@ def run_node(
         return UNUSABLE
     try:
         return trio.run(_run, config, opened, on_ready)
-    except (DataFolderError, DiskError, ExceptionGroup) as error:
+    except (ConfigError, DataFolderError, DiskError, ExceptionGroup) as error:
         cause = _only(error)
-        if isinstance(cause, DataFolderError):
+        if isinstance(cause, ConfigError | DataFolderError):
             logger.error("cannot start", reason=str(cause))
             return UNUSABLE
         if isinstance(cause, DiskError):

@@ -47,3 +47,42 @@ def test_a_ready_node_has_not_imported_what_it_does_not_need(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     modules = {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
     assert not modules & FORBIDDEN
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (
+            'defaults = {"num.partitions" = "many"}',
+            "key 'defaults': Invalid value many for configuration num.partitions",
+        ),
+        ('defaults = {"bogus" = "1"}', "key 'defaults': Unknown broker config name: bogus"),
+        ('metadata_engine = "pysyncobj"', "key 'metadata_engine': pysyncobj is not installed"),
+        (
+            'metadata_engine = "pysyncobj"\npeers = [{id = 2, host = "127.0.0.1", port = 1}]',
+            "every node must be in 'peers'",
+        ),
+    ],
+)
+def test_what_a_node_cannot_use_is_told_in_one_line(tmp_path: Path, lines: str, says: str) -> None:
+    config = f"""
+        node_id = 1
+        data = "{tmp_path / "data"}"
+        client_listener = "127.0.0.1:0"
+        peer_listener = "127.0.0.1:0"
+        admin_listener = "127.0.0.1:0"
+        {lines}
+    """
+    without = "import sys; sys.modules['pysyncobj'] = None" if "not installed" in says else ""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without}\n{NODE}"],
+        input=config,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot start" in done.stderr
+    assert says in done.stderr
