@@ -338,3 +338,25 @@ def test_a_paused_partition_keeps_its_records() -> None:
     assert reader.values() == []
     reader.core.readers[KEY].is_paused = False
     assert reader.values() == [b"x"]
+
+
+@pytest.mark.parametrize("in_bulk", [False, True])
+def test_a_transaction_that_ended_where_a_fetch_begins_hides_nothing_behind_it(
+    in_bulk: bool,
+) -> None:
+    """Brokers name an aborted transaction to every fetch up to its marker, the marker's too."""
+    abort, commit = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
+    reader = Reader(isolation=READ_COMMITTED)
+    reader.core.seek(KEY, 1)
+    reader.answer(
+        reader.due(),
+        batch(1, b"", producer_id=7, control=abort),
+        batch(2, b"kept", producer_id=7),
+        batch(3, b"", producer_id=7, control=commit),
+        aborted_transactions=[AbortedTransaction(7, 0)],
+    )
+    if in_bulk:
+        assert [header.base_offset for header, _ in reader.core.take_batches(KEY)] == [2]
+    else:
+        assert reader.values() == [b"kept"]
+    assert reader.core.positions() == {KEY: 4}

@@ -8,12 +8,11 @@ token. Isolation `read_committed` hides aborted transactions (KIP-98). No clock,
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.protocol import ApiKey
@@ -26,7 +25,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import BatchHeader, check_batch, parse_header, read_records, split_batches
+from raftmq.records import BatchHeader, check_batch, parse_header, split_batches
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import (
     EARLIEST,
@@ -39,6 +38,7 @@ from raftmq_client.core.admin import (
 from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.messages import ConsumerRecord, read_messages
 from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.partition_reader import PartitionReader
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -77,59 +77,6 @@ class FetcherOptions:
     backoff_ms: float = 50
     backoff_max_ms: float = 1_000
     rack: str = ""
-
-
-@define(eq=False)
-class PartitionReader:
-    """One assigned partition."""
-
-    key: TopicPartition
-    position: int | None = None
-    """Offset of the next record to hand out; None until it is looked up."""
-    epoch: int = -1
-    """Leader epoch of the last record handed out."""
-    fetch_offset: int = -1
-    """Where the next fetch starts: the end of what is buffered."""
-    token: int = 0
-    is_paused: bool = False
-    is_looking_up: bool = False
-    fetching_from: int | None = None
-    fetching_since: float = 0.0
-    buffered: deque[memoryview] = field(factory=deque)
-    buffered_bytes: int = 0
-    ready: Sequence[ConsumerRecord] = ()
-    ready_index: int = 0
-    ready_end: int = -1
-    not_before: float = 0.0
-    failures: int = 0
-    error: ClientError | None = None
-    high_watermark: int = -1
-    log_start_offset: int = -1
-    preferred: int | None = None
-    preferred_until: float = 0.0
-    aborted: list[tuple[int, int]] = field(factory=list)  # (first offset, producer id), sorted
-    aborted_now: dict[int, None] = field(factory=dict)
-
-    @property
-    def has_buffered(self) -> bool:
-        """True while something that was fetched is not handed out."""
-        return bool(self.buffered) or self.ready_index < len(self.ready)
-
-    def move(self, offset: int | None) -> None:
-        """Take another position; everything buffered or on its way is void."""
-        self.token += 1
-        self.position = offset
-        self.epoch = -1
-        self.fetch_offset = -1 if offset is None else offset
-        self.is_looking_up = False
-        self.fetching_from = None
-        self.buffered.clear()
-        self.buffered_bytes = 0
-        self.ready = ()
-        self.ready_index = 0
-        self.error = None
-        self.aborted.clear()
-        self.aborted_now.clear()
 
 
 class FetcherCore:
@@ -218,7 +165,7 @@ class FetcherCore:
         while reader.buffered:
             batch = reader.buffered.popleft()
             header = parse_header(batch)
-            if self._is_data(reader, header, batch):
+            if reader.is_data(header, batch):
                 taken.append((header, batch))
                 reader.epoch = header.leader_epoch
             reader.position = header.next_offset
@@ -548,7 +495,7 @@ class FetcherCore:
         start = reader.position or 0
         try:
             records: list[ConsumerRecord] = []
-            if self._is_data(reader, header, batch):
+            if reader.is_data(header, batch):
                 records = read_messages(header, batch, *reader.key, start)
         except CorruptBatchError as error:
             # Its checksum held, so asking again would bring the same bytes.
@@ -567,28 +514,6 @@ class FetcherCore:
         reader.ready_end = header.next_offset
         if not records:
             reader.position = header.next_offset
-
-    def _is_data(self, reader: PartitionReader, header: BatchHeader, batch: memoryview) -> bool:
-        """False for what consumers never see; transactions are followed batch by batch."""
-        if header.is_control:
-            self._end_transaction(reader, batch, header.producer_id)
-            return False
-        return not self._is_aborted(reader, header.producer_id, header)
-
-    def _is_aborted(self, reader: PartitionReader, producer_id: int, header: BatchHeader) -> bool:
-        if self.options.isolation != READ_COMMITTED or not header.is_transactional:
-            return False
-        while reader.aborted and reader.aborted[0][0] < header.next_offset:
-            reader.aborted_now[reader.aborted.pop(0)[1]] = None
-        return producer_id in reader.aborted_now
-
-    def _end_transaction(
-        self, reader: PartitionReader, batch: memoryview, producer_id: int
-    ) -> None:
-        for record in read_records(batch):
-            # Control record key: version int16, type int16; type 0 is an abort (KIP-98).
-            if record.key is not None and record.key[2:4] == b"\x00\x00":
-                reader.aborted_now.pop(producer_id, None)
 
     def _drop_buffer(self, reader: PartitionReader) -> None:
         self._buffered_bytes -= reader.buffered_bytes
