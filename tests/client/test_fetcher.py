@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from crc32c import crc32c
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
@@ -28,7 +29,12 @@ from raftmq_client.core.metadata import (
     PartitionInfo,
     TopicInfo,
 )
-from raftmq_client.errors import ConnectionLostError, CorruptAnswerError, NoOffsetError
+from raftmq_client.errors import (
+    ConnectionLostError,
+    CorruptAnswerError,
+    CorruptRecordsError,
+    NoOffsetError,
+)
 
 KEY = TopicPartition("t", 0)
 
@@ -360,3 +366,37 @@ def test_a_transaction_that_ended_where_a_fetch_begins_hides_nothing_behind_it(
     else:
         assert reader.values() == [b"kept"]
     assert reader.core.positions() == {KEY: 4}
+
+
+def broken(base: int) -> bytes:
+    """A batch whose checksum holds and whose records do not."""
+    made = bytearray(batch(base, b"x", b"y"))
+    made[61] = 0x7F  # the first record's length
+    made[17:21] = crc32c(bytes(made[21:])).to_bytes(4, "big")
+    return bytes(made)
+
+
+def test_records_taken_before_damage_are_handed_out_before_it_is_told() -> None:
+    reader = Reader(partitions=2)
+    for p in range(2):
+        reader.core.seek(TopicPartition("t", p), 0)
+    stored = [[batch(0, b"a")], [batch(0, b"b"), broken(1)]]
+    parts = [
+        FetchPartitionResponse(p, 0, 100, records=[memoryview(b"".join(batches))])
+        for p, batches in enumerate(stored)
+    ]
+    reader.due().complete(FetchResponse([FetchTopicResponse("t", None, parts)]), None, 0)
+    assert sorted(filter(None, reader.values())) == [b"a", b"b"]
+    with pytest.raises(CorruptRecordsError) as caught:
+        reader.values()
+    assert (caught.value.partition, caught.value.offset, caught.value.next_offset) == (1, 1, 3)
+    assert reader.core.positions() == {KEY: 1, TopicPartition("t", 1): 1}
+
+
+def test_damage_is_told_by_the_first_record_that_was_due() -> None:
+    reader = Reader()
+    reader.core.seek(KEY, 2)
+    reader.answer(reader.due(), broken(1))
+    with pytest.raises(CorruptRecordsError, match="offset 2") as caught:
+        reader.values()
+    assert (caught.value.offset, caught.value.next_offset) == (2, 3)

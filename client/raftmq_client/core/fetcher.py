@@ -138,7 +138,11 @@ class FetcherCore:
                 error, reader.error = reader.error, None
                 raise error
             before = len(taken)
-            self._take_from(reader, records_max - before, taken)
+            try:
+                self._take_from(reader, records_max - before, taken)
+            except CorruptRecordsError:
+                if not taken:
+                    raise  # else told by the next call: the positions of these have moved
             if len(taken) > before:
                 self.touched.append(reader.key)
             if len(taken) >= records_max:
@@ -499,11 +503,11 @@ class FetcherCore:
                 records = read_messages(header, batch, *reader.key, start)
         except CorruptBatchError as error:
             # Its checksum held, so asking again would bring the same bytes.
-            where = f"{reader.key} at offset {header.base_offset}"
+            offset = max(start, header.base_offset)
             raise CorruptRecordsError(
-                f"{where}: {error}; seek to {header.next_offset} to go on",
+                f"{reader.key} at offset {offset}: {error}; seek to {header.next_offset} to go on",
                 *reader.key,
-                header.base_offset,
+                offset,
                 header.next_offset,
             ) from error
         reader.buffered.popleft()
