@@ -30,6 +30,7 @@ from raftmq_client.core.metadata import (
     TopicInfo,
 )
 from raftmq_client.errors import (
+    BrokerError,
     ConnectionLostError,
     CorruptAnswerError,
     CorruptRecordsError,
@@ -400,3 +401,15 @@ def test_damage_is_told_by_the_first_record_that_was_due() -> None:
     with pytest.raises(CorruptRecordsError, match="offset 2") as caught:
         reader.values()
     assert (caught.value.offset, caught.value.next_offset) == (2, 3)
+
+
+def test_one_partition_without_an_offset_does_not_keep_the_others() -> None:
+    reader = Reader(partitions=2, reset=Reset.EARLIEST)
+    items = [
+        Struct(partition_index=p, error_code=code, offset=42, timestamp=-1, leader_epoch=0)
+        for p, code in enumerate((ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
+    ]
+    reader.due().complete(Struct(topics=[Struct(name="t", partitions=items)]), None, 0)
+    assert reader.core.positions() == {TopicPartition("t", 1): 42}
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        reader.values()

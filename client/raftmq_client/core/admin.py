@@ -18,7 +18,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
-from raftmq_client.errors import check_code
+from raftmq_client.errors import BrokerError, check_code
 
 T = TypeVar("T")
 
@@ -378,11 +378,10 @@ def list_offsets(
 
     def read(response: Struct) -> dict[TopicPartition, OffsetFound]:
         found = {}
-        for topic in response.topics:
-            for item in topic.partitions:
-                key = TopicPartition(topic.name, item.partition_index)
-                check_code(item.error_code, about=str(key))
-                found[key] = OffsetFound(item.offset, item.timestamp, item.leader_epoch)
+        for key, offset in read_offsets(response).items():
+            if isinstance(offset, BrokerError):
+                raise offset
+            found[key] = offset
         return found
 
     # MAX_TIMESTAMP needs v7 (KIP-734); older brokers would look up a time before the epoch.
@@ -397,6 +396,19 @@ def list_offsets(
         min_version=needs,
         max_version=LIST_OFFSETS_VERSION_MAX,
     )
+
+
+def read_offsets(response: Struct) -> dict[TopicPartition, OffsetFound | BrokerError]:
+    """What an answer to ListOffsets says of each partition."""
+    found: dict[TopicPartition, OffsetFound | BrokerError] = {}
+    for topic in response.topics:
+        for item in topic.partitions:
+            key = TopicPartition(topic.name, item.partition_index)
+            if item.error_code:
+                found[key] = BrokerError(item.error_code, about=str(key))
+            else:
+                found[key] = OffsetFound(item.offset, item.timestamp, item.leader_epoch)
+    return found
 
 
 def offsets_request(

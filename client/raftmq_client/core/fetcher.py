@@ -32,8 +32,10 @@ from raftmq_client.core.admin import (
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    OffsetFound,
     by_topic,
     list_offsets,
+    read_offsets,
 )
 from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.messages import ConsumerRecord, read_messages
@@ -288,21 +290,18 @@ class FetcherCore:
         )
 
         def finish(response: Any, error: ClientError | None, now: float) -> None:
-            found = None
-            if error is None:
-                try:
-                    found = operation.read(response)
-                except BrokerError as refused:
-                    error = refused
+            found = {} if error is not None else read_offsets(response)
             for reader, token in tokens:
                 if reader.token != token:
                     continue
                 reader.is_looking_up = False
-                if found is not None and reader.key in found:
-                    reader.move(found[reader.key].offset)
+                offset = found.get(reader.key)
+                if isinstance(offset, OffsetFound):
+                    reader.move(offset.offset)
                     reader.failures = 0
                 else:
-                    self._failed(reader, error or CorruptAnswerError("no such offset"), now)
+                    missing = CorruptAnswerError(f"no offset of {reader.key} in an answer")
+                    self._failed(reader, error or offset or missing, now)
 
         for reader in readers:
             reader.is_looking_up = True
