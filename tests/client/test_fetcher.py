@@ -413,3 +413,20 @@ def test_one_partition_without_an_offset_does_not_keep_the_others() -> None:
     assert reader.core.positions() == {TopicPartition("t", 1): 42}
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         reader.values()
+
+
+def test_partitions_with_much_to_read_do_not_keep_the_others_from_their_turn() -> None:
+    """A broker fills an answer in the order of the request, and may stop at its first partition."""
+    reader = Reader(partitions=3, max_bytes=100)
+    for p in range(3):
+        reader.core.seek(TopicPartition("t", p), 0)
+    ends = [0, 0, 0]
+    for _ in range(6):
+        call = reader.due()
+        request = decode_fetch_request(12, memoryview(b"".join(call.body(12))))
+        p = request.topics[0].partitions[0].partition
+        part = FetchPartitionResponse(p, 0, 100, records=[memoryview(batch(ends[p], b"x" * 200))])
+        ends[p] += 1
+        call.complete(FetchResponse([FetchTopicResponse("t", None, [part])]), None, 0)
+        assert reader.values() == [b"x" * 200]
+    assert ends == [2, 2, 2]

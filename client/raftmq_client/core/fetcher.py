@@ -33,7 +33,6 @@ from raftmq_client.core.admin import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetFound,
-    by_topic,
     list_offsets,
     read_offsets,
 )
@@ -94,6 +93,7 @@ class FetcherCore:
         self._asked_bytes = 0  # that fetches under way may bring
         self._buffered_bytes = 0
         self._turn = 0
+        self._served = 0
         self._wake_at = 0.0
 
     # What users do.
@@ -346,26 +346,26 @@ class FetcherCore:
 
     def _request(self, readers: Sequence[PartitionReader], share: int) -> FetchRequest:
         options = self.options
-        topics = []
-        for topic, keys in by_topic(reader.key for reader in readers):
-            partitions = []
-            for key in keys:
-                leader = self._metadata.leader(*key)
-                partitions.append(
-                    FetchPartition(
-                        partition=key.partition,
-                        current_leader_epoch=leader[1] if leader else -1,
-                        fetch_offset=self.readers[key].fetch_offset,
-                        partition_max_bytes=options.partition_bytes_max,
-                    )
+        topics: dict[str, FetchTopic] = {}
+        # A broker fills its answer in this order: first those that waited longest for something.
+        for reader in sorted(readers, key=lambda reader: reader.served):
+            key = reader.key
+            leader = self._metadata.leader(*key)
+            topic = topics.setdefault(key.topic, FetchTopic(key.topic, None, []))
+            topic.partitions.append(
+                FetchPartition(
+                    partition=key.partition,
+                    current_leader_epoch=leader[1] if leader else -1,
+                    fetch_offset=reader.fetch_offset,
+                    partition_max_bytes=options.partition_bytes_max,
                 )
-            topics.append(FetchTopic(topic, None, partitions))
+            )
         return FetchRequest(
             max_wait_ms=options.max_wait_ms,
             min_bytes=options.min_bytes,
             max_bytes=share,
             isolation_level=options.isolation,
-            topics=topics,
+            topics=list(topics.values()),
             rack_id=options.rack,
         )
 
@@ -444,6 +444,7 @@ class FetcherCore:
                         continue
                     check_batch(batch)
                     reader.buffered.append(batch)
+                    reader.served = self._served = self._served + 1
                     reader.buffered_bytes += len(batch)
                     self._buffered_bytes += len(batch)
                     reader.fetch_offset = end

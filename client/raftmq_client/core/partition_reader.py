@@ -38,6 +38,8 @@ class PartitionReader:
     ready: Sequence[ConsumerRecord] = ()
     ready_index: int = 0
     ready_end: int = -1
+    served: int = 0
+    """When a fetch last brought something, as a count of batches of all partitions."""
     not_before: float = 0.0
     failures: int = 0
     error: ClientError | None = None
