@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +40,13 @@ examples:
   raftmq dev --data ./cluster             keep the data; start again with the same folder
   raftmq dev --node 2 --data ./cluster    run one node of it again, in the foreground
 
-exit codes: 0 ended as asked, 1 failed, 2 usage
+exit codes: 0 ended as asked, 1 failed, 2 usage or a key that cannot be used
 """
 
+_DECIDED_HERE: Final = frozenset(
+    {"node_id", "cluster_id", "data", "peers", "defaults", "metadata_engine"}
+    | {"client_listener", "peer_listener", "admin_listener"}
+)
 PYSYNCOBJ_WARNING: Final = (
     "warning: --metadata-engine pysyncobj is a reference for comparison. It reports success for\n"
     "commands that were never committed, forgets acknowledged ones and never fsyncs;\n"
@@ -57,6 +61,8 @@ def dev(arguments: Sequence[str]) -> int:
     for word in options.set:
         if "=" not in word:
             parser.error(f"--set {word!r} is not KEY=VALUE")
+        if word.partition("=")[0] in _DECIDED_HERE:
+            parser.error(f"--set {word!r}: {parser.prog} decides this key itself")
     if options.node is not None and options.data is None:
         parser.error("--node needs --data, the folder of its cluster")
     if options.metadata_engine == "pysyncobj":
@@ -65,9 +71,32 @@ def dev(arguments: Sequence[str]) -> int:
         if options.node is not None:
             return _run_one(options)
         return _run_all(options)
-    except (DevError, ConfigError) as error:
+    except ConfigError as error:
+        note(f"raftmq dev: {error}")
+        return 2
+    except DevError as error:
         note(f"raftmq dev: {error}")
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        note(f"raftmq dev: {where}{error.strerror or error}")
+        return 1
+
+
+def a_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An option's value, for argparse: a whole number of a range, both ends included."""
+    wanted = f"from {low} on" if high is None else f"from {low} to {high}"
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if number < low or (high is not None and number > high):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
+        return number
+
+    return read
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--nodes", type=int, choices=(1, 3, 5), help="how many nodes [3]")
-    add("--port", type=int, help="client port of the first node; the others follow [9092]")
+    add("--port", type=a_number(1, 65535), help="client port of the first; others follow [9092]")
     add("--data", metavar="DIR", help="folder to keep [a temporary one, removed at the end]")
     add("--restart", action="store_true", help="start dead nodes again")
     add("--node", type=int, metavar="ID", help="run this node of DIR alone, in the foreground")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.cli.demo import demo
 from raftmq.cli.dev import dev
 from raftmq.cli.dev_cluster import (
     DevCluster,
@@ -89,7 +90,15 @@ def test_a_foreign_process_is_no_node() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--nodes", "2"], ["--node", "1"], ["--set", "novalue"], ["--frobnicate"]],
+    [
+        ["--nodes", "2"],
+        ["--node", "1"],
+        ["--set", "novalue"],
+        ["--frobnicate"],
+        ["--port", "99999"],
+        ["--port", "-1"],
+        ["--set", "node_id=7"],
+    ],
     ids=" ".join,
 )
 def test_wrong_words_are_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,12 +108,40 @@ def test_wrong_words_are_usage(words: list[str], capsys: pytest.CaptureFixture[s
     assert "usage: raftmq dev" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--records", "0"], "--records: '0' is not a number from 1"),
+        (["--records", "some"], "--records: 'some' is not a number from 1"),
+        (["--port", "70000"], "--port: '70000' is not a number from 1 to 65535"),
+    ],
+)
+def test_a_demo_of_nothing_is_usage(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        demo(words)
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_one_is_told(
+    tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / folder
+    assert dev(["--data", str(path)]) == 1
+    assert f"raftmq dev: {path}" in (told := capsys.readouterr().err)
+    assert "Not a directory" in told
+
+
 def test_an_unknown_key_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     code = dev(["--data", str(tmp_path), "--set", "log_levl=debug", "--port", "19092"])
-    assert code == 1
+    assert code == 2
     assert "did you mean 'log_level'" in capsys.readouterr().err
     assert read_cluster_file(tmp_path) is None
     assert signal.getsignal(signal.SIGTERM) is before
