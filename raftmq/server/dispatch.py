@@ -111,7 +111,7 @@ class Dispatcher:
         self._broker.elections.asker = connection.hold
         try:
             if api_key == ApiKey.PRODUCE:
-                self._begin_produce(header, body_view, slot, started, metrics)
+                self._begin_produce(header, body_view, slot, started)
             elif api_key == ApiKey.FETCH:
                 self._begin_fetch(header, body_view, slot, connection, started, frame)
             else:
@@ -129,20 +129,12 @@ class Dispatcher:
         body: memoryview,
         slot: Slot,
         started: float,
-        metrics: ApiMetrics,
     ) -> None:
         version = header.api_version
         request = decode_produce_request(version, body, elements_max=self._elements_max)
         result = produce.handle(self._broker, header, request)
-        if request.acks == 0:
-            assert not isinstance(result, Promise), "acks=0 waits for nothing"
-            metrics.observe(time.perf_counter() - started)
-            if any(p.error_code for topic in result.topics for p in topic.partitions):
-                # Without an answer the closed connection is the only way to say so.
-                raise RemoteProtocolError("a produce with acks=0 failed")
-            slot.answer(())
-            return
-        _InHand(self, header, header.correlation_id, _encode_produce, slot, started).settle(result)
+        encode = _encode_produce if request.acks else _encode_unanswered
+        _InHand(self, header, header.correlation_id, encode, slot, started).settle(result)
 
     def _begin_fetch(
         self,
@@ -340,6 +332,15 @@ def _encode_produce(
     head = encode_response_header(ApiKey.PRODUCE, header.api_version, correlation_id)
     body = encode_produce_response(header.api_version, response)
     return (_SIZE.pack(len(head) + len(body)) + head + body,)
+
+
+def _encode_unanswered(
+    _header: RequestHeader, _correlation_id: int, response: ProduceResponse
+) -> Pieces:
+    if any(part.error_code for topic in response.topics for part in topic.partitions):
+        # Without an answer the closed connection is the only way to say so.
+        raise RemoteProtocolError("a produce with acks=0 failed")
+    return ()
 
 
 def _encode_fetch(header: RequestHeader, correlation_id: int, response: FetchResponse) -> Pieces:

@@ -16,7 +16,7 @@ from raftmq.cluster.partition_results import DeleteResult
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.log.verify import VerifyJob
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse
@@ -88,6 +88,37 @@ def test_acks_0_has_no_answer() -> None:
     world.replica("t").follow(None)
     with pytest.raises(RemoteProtocolError, match="acks=0 failed"):
         world.produce(9, [("t", 0, batch())], acks=0)  # waits for no leader: it has no answer
+
+
+class OtherThread:
+    """Workers that work when told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Runnable, Callable[[DiskError | None], None]]] = []
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        self.jobs.append((job, done))
+
+    def work(self) -> None:
+        job, done = self.jobs.pop(0)
+        job.run()
+        done(None)
+
+
+def test_acks_0_to_a_topic_with_its_own_compression_has_no_answer_either() -> None:
+    world = World()
+    world.add_topic("t", **{"compression.type": "gzip"})
+    partition, workers = world.partition("t"), OtherThread()
+    partition._recompression._workers = workers
+    slot = world.produce(9, [("t", 0, batch(size=5_000))], acks=0)
+    assert slot.pieces is None
+    workers.work()
+    assert slot.pieces == ()
+    assert world.replica("t").log_end_offset == 1
+    refused = world.produce(9, [("t", 0, batch(size=5_000))], acks=0)
+    world.replica("t").follow(None)
+    workers.work()
+    assert refused.is_failed, "a closed connection is the only way to say so"
 
 
 @pytest.mark.parametrize(
