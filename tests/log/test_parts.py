@@ -372,6 +372,7 @@ class FakeSegment:
         self.end_offset = end_offset
         self.size = size
         self.max_timestamp = max_timestamp
+        self.created_ms = 90
 
 
 @given(
@@ -392,9 +393,19 @@ def test_retention_by_rule(
     gone = [s for s in segments if target is not None and s.end_offset <= target]
     assert target is None or (start < target <= below and len(gone) < len(segments))
     left = sum(s.size for s in segments)
-    for segment in gone:
+    for at, segment in enumerate(gone):
         left -= segment.size
-        assert (age >= 0 and 100 - segment.max_timestamp > age) or (0 <= kept_bytes <= left)
+        newest = next((s.max_timestamp for s in segments[at:-1] if s.max_timestamp >= 0), 90)
+        assert (age >= 0 and 100 - newest > age) or (0 <= kept_bytes <= left)
+
+
+def test_records_without_timestamps_are_as_old_as_what_comes_after_them() -> None:
+    segments = [FakeSegment(10 * n, 10 * n + 10, 1, -1) for n in range(3)]
+    for now_ms, target in ((140, None), (141, 20)):
+        config = LogConfig(retention_ms=50)
+        assert retention_target(segments, config, now_ms, 100, 0) == target
+    segments[-1].created_ms = 0  # it ends in damage, say
+    assert retention_target(segments, config, 10**6, 100, 0) is None
 
 
 def test_damage_that_contains_damage() -> None:
