@@ -285,6 +285,11 @@ def set_log_append_time(buf: bytearray | memoryview, timestamp: int) -> None:
     """Make `timestamp` the time of every record in the batch and sum the CRC anew."""
     (attributes,) = _ATTRIBUTES.unpack_from(buf, _CHECKED_POSITION)
     _ATTRIBUTES.pack_into(buf, _CHECKED_POSITION, attributes | _LOG_APPEND_TIME)
+    set_max_timestamp(buf, timestamp)
+
+
+def set_max_timestamp(buf: bytearray | memoryview, timestamp: int) -> None:
+    """Write a batch's greatest timestamp and sum the CRC anew."""
     _TIMESTAMP.pack_into(buf, _MAX_TIMESTAMP_POSITION, timestamp)
     _CRC.pack_into(buf, _CRC_POSITION, crc32c(memoryview(buf)[_CHECKED_POSITION:]))
 

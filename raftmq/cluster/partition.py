@@ -25,7 +25,7 @@ from raftmq.cluster.partition_results import (
     ReadResult,
 )
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.produce_checks import check_produced_batch, check_timestamps, prepare
+from raftmq.cluster.produce_checks import check_produced_batch, check_timestamps, dated, prepare
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
 from raftmq.cluster.recompression import Recompression, Workers
@@ -226,6 +226,7 @@ class Partition:
             verdict = self._producers.judge(header, replica.leader_epoch)
             if isinstance(verdict, Duplicate):
                 return self._acknowledge_duplicate(verdict, acks, timeout_ms)
+        records, header = dated(records, header, settings)
         check_timestamps(header, settings, now_ms, replica.voters_clocks_ms)
         if header.producer_epoch > 0 and not header.base_sequence:
             self.counts.producer_epochs += 1

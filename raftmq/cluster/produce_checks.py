@@ -1,7 +1,8 @@
 """What a batch must satisfy before it is appended, and the few changes a broker makes to it.
 
 Everything here looks at the 61-byte header; records are opened only when the topic's own
-compression differs from the producer's, since then the batch must be built anew.
+compression differs from the producer's, since then the batch must be built anew, and when the
+header lacks their greatest timestamp.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from raftmq.records import (
     parse_header,
     read_records,
     set_log_append_time,
+    set_max_timestamp,
 )
 
 
@@ -96,6 +98,47 @@ def _off_by(header: BatchHeader, settings: PartitionSettings, now_ms: int) -> st
     return ""
 
 
+def must_change(header: BatchHeader, settings: PartitionSettings) -> bool:
+    """True for a batch whose records have to be read before it can be stored.
+
+    Raises:
+        CorruptBatchError: an unknown codec.
+    """
+    if settings.compression is not None and header.codec is not settings.compression:
+        return True
+    return _is_undated(header, settings)
+
+
+def _is_undated(header: BatchHeader, settings: PartitionSettings) -> bool:
+    if settings.timestamp_type == LOG_APPEND_TIME or header.timestamp_type == LOG_APPEND_TIME:
+        return False
+    return header.max_timestamp < header.base_timestamp
+
+
+def dated(
+    batch: memoryview, header: BatchHeader, settings: PartitionSettings
+) -> tuple[memoryview, BatchHeader]:
+    """Give a checked batch its greatest timestamp, where its producer did not say it.
+
+    Sarama before 1.46 leaves -1 there, since Kafka's broker sets it. Retention and look-ups by time
+    go by it. In place if `batch` can be written; may run in any thread.
+
+    Raises:
+        CorruptBatchError: its records cannot be read.
+    """
+    if not _is_undated(header, settings):
+        return batch, header
+    greatest = max(record.timestamp for record in read_records(batch, output_max=_most(settings)))
+    result = memoryview(bytearray(batch)) if batch.readonly else batch
+    set_max_timestamp(result, greatest)
+    return result, parse_header(result)
+
+
+def _most(settings: PartitionSettings) -> int:
+    """How far records are decompressed."""
+    return min(16 * settings.max_message_bytes, OUTPUT_MAX)
+
+
 def prepare(
     batch: memoryview, header: BatchHeader, settings: PartitionSettings, now_ms: int
 ) -> tuple[bytearray | memoryview, BatchHeader]:
@@ -125,10 +168,9 @@ def recompress(batch: memoryview, header: BatchHeader, settings: PartitionSettin
         KafkaError: as `prepare`.
     """
     assert settings.compression is not None
-    output_max = min(16 * settings.max_message_bytes, OUTPUT_MAX)
     records = [
         NewRecord(record.key, record.value, record.timestamp, record.headers)
-        for record in read_records(batch, output_max=output_max)
+        for record in read_records(batch, output_max=_most(settings))
     ]
     if len(records) != header.record_count:
         raise KafkaError(

@@ -1,4 +1,5 @@
-"""Batches that have to be built anew because the topic's compression is not the producer's.
+"""Batches that have to be built anew because the topic's compression is not the producer's, or read
+because their producer did not say their greatest timestamp.
 
 That takes milliseconds of a megabyte, so a worker thread does it. Batches of one partition are
 appended in the order in which they came, as a producer with several requests under way counts on:
@@ -18,7 +19,7 @@ from attrs import define, field
 
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.produce_checks import recompress
+from raftmq.cluster.produce_checks import check_produced_batch, dated, must_change, recompress
 from raftmq.errors import CorruptBatchError, KafkaError
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
@@ -52,8 +53,11 @@ class _Waiting:
         """Build it anew; in any thread."""
         assert self.settings is not None, "only what has to be built anew is worked on"
         try:
-            header = check_batches(self.records)[0]
-            self.records = memoryview(recompress(self.records, header, self.settings))
+            header = check_produced_batch(check_batches(self.records), self.settings)
+            if self.settings.compression in (None, header.codec):
+                self.records, _ = dated(self.records, header, self.settings)
+            else:
+                self.records = memoryview(recompress(self.records, header, self.settings))
         except KafkaError as error:
             self.error = error
 
@@ -74,8 +78,7 @@ class Recompression:
         if self._waiting:
             return bool(records)
         return (
-            settings.compression is not None
-            and self._workers is not None
+            self._workers is not None
             and records is not None
             and len(records) >= INLINE_BYTES_MAX
             and _must_change(records, settings)
@@ -85,10 +88,10 @@ class Recompression:
         self, records: memoryview, acks: int, timeout_ms: int, settings: PartitionSettings
     ) -> Promise[AppendResult]:
         """Append when it is built and those before it are appended."""
-        must_change = settings.compression is not None and _must_change(records, settings)
-        waiting = _Waiting(records, acks, timeout_ms, settings if must_change else None)
+        is_work = _must_change(records, settings)
+        waiting = _Waiting(records, acks, timeout_ms, settings if is_work else None)
         self._waiting.append(waiting)
-        if must_change and self._workers is not None:
+        if is_work and self._workers is not None:
             self._workers.run(waiting, lambda _error: self._built(waiting))
         else:
             waiting.is_done = True
@@ -112,6 +115,6 @@ def _must_change(records: memoryview, settings: PartitionSettings) -> bool:
     if len(records) < HEADER_SIZE:
         return False
     try:
-        return parse_header(records).codec is not settings.compression
+        return must_change(parse_header(records), settings)
     except CorruptBatchError:
         return False  # the append says what is wrong with it

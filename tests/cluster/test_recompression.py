@@ -13,7 +13,15 @@ from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
-from raftmq.records import NewRecord, build_batch, parse_header, read_records
+from raftmq.records import (
+    LOG_APPEND_TIME,
+    NewRecord,
+    build_batch,
+    check_batch,
+    parse_header,
+    read_records,
+    set_max_timestamp,
+)
 from raftmq.types import Offset
 
 ZSTD = PartitionSettings(compression=Codec.ZSTD)
@@ -79,6 +87,29 @@ def test_order_is_kept_whoever_is_built_first() -> None:
     assert {codec for _, codec in bench.appended} == {Codec.ZSTD}
     assert [p.result().base_offset for p in (first, second, third)] == [0, 1, 2]
     assert not bench.it.takes(small, ZSTD)
+
+
+def test_a_batch_without_its_greatest_timestamp_is_read_elsewhere() -> None:
+    bench = Bench()
+    records = memoryview(build_batch([NewRecord(b"a", b"a" * 5_000, 77)]))
+    set_max_timestamp(records, -1)
+    by_append_time = PartitionSettings(timestamp_type=LOG_APPEND_TIME)
+    assert not bench.it.takes(records, by_append_time), "it is given another"
+    assert bench.it.takes(records, PartitionSettings())
+    promise = bench.it.append(records, -1, 100, PartitionSettings())
+    bench.work()
+    assert promise.result().code is ErrorCode.NONE
+    assert check_batch(records).max_timestamp == 77
+
+
+def test_one_batch_and_no_more() -> None:
+    bench = Bench()
+    two = memoryview(bytes(batch(b"a")) + bytes(batch(b"b")))
+    assert bench.it.takes(two, ZSTD)
+    promise = bench.it.append(two, -1, 100, ZSTD)
+    bench.work()
+    assert promise.result().code is ErrorCode.INVALID_RECORD
+    assert not bench.appended
 
 
 def test_what_cannot_be_read_fails_alone() -> None:
