@@ -42,7 +42,9 @@ class BrokerError(ClientError):
         self.retriable = self.code in RETRIABLE
         self.outcome = Outcome.UNKNOWN if self.code in INDEFINITE else Outcome.FAILED
         name = self.code.name if code in _KNOWN else f"error {code}"
-        super().__init__(": ".join(part for part in (about, name, self.message) if part))
+        # Brokers that have nothing to add send the name once more.
+        said = "" if self.message == name else self.message
+        super().__init__(": ".join(part for part in (about, name, said) if part))
 
 
 _KNOWN = frozenset(int(code) for code in ErrorCode)

@@ -237,6 +237,7 @@ class Engine:
         """How many partitions a topic has.
 
         Raises:
+            BrokerError: the cluster knew no such topic until the time was over.
             TimedOutError: nobody could tell in time.
         """
         self.check()
@@ -248,7 +249,7 @@ class Engine:
         )
         count = metadata.partition_count(topic)
         if count is None:
-            raise TimedOutError(f"no metadata of topic {topic!r} in time", sent=False)
+            raise metadata.not_found(topic)
         return count
 
     def drop(self, channel: _Channel, reason: str) -> None:

@@ -126,6 +126,7 @@ class Producer:
         """How many partitions a topic has.
 
         Raises:
+            BrokerError: the cluster knew no such topic until the time was over.
             TimedOutError: nobody could tell in time.
         """
         return self._engine.partitions(topic, timeout)

@@ -158,6 +158,8 @@ class ClientCore:
         link.not_before = now + min(backoff, self.options.reconnect_backoff_max_ms)
         link.failures += 1
         self._last_failure = reason
+        if not any(_is_ready(other) for other in self._links.values()):
+            self.metadata.unreachable = f"no broker answered: {self._why_nobody()}"
         self.metadata.invalidate()
         if connection is not None:
             connection.fail(reason, now)

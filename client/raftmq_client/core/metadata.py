@@ -17,7 +17,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call, struct_call
-from raftmq_client.errors import AuthenticationError, BrokerError, ClientError
+from raftmq_client.errors import AuthenticationError, BrokerError, ClientError, TimedOutError
 
 NO_LEADER: Final = -1
 
@@ -142,6 +142,8 @@ class MetadataCore:
     version: int = 0
     """Counts answers; lets others notice change."""
     last_error: ClientError | None = None
+    unreachable: str = ""
+    """Why no broker could be asked, while none can."""
     _wanted: dict[str, None] = field(factory=dict)  # a dict keeps their order
     _used_at: dict[str, float] = field(factory=dict)
     _denied_at: dict[str, float] = field(factory=dict)
@@ -186,7 +188,15 @@ class MetadataCore:
         code = self.errors.get(topic)
         if code:
             return BrokerError(code).code.name
-        return str(self.last_error or "no metadata")
+        return str(self.last_error or self.unreachable or "no metadata")
+
+    def not_found(self, topic: str) -> ClientError:
+        """What a question about a topic ends with when its time is over."""
+        code = self.errors.get(topic)
+        if code:
+            return BrokerError(code, about=f"topic {topic!r}")
+        message = f"topic {topic!r} could not be found in time: {self.why_not(topic)}"
+        return TimedOutError(message, sent=False)
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions a topic has; None when not (yet) known."""
@@ -312,6 +322,7 @@ class MetadataCore:
             self._is_due = True
         else:
             self.last_error = None
+            self.unreachable = ""
             info = read_metadata(response)
             self.apply(info, now)
             if self._wants_all:
