@@ -23,6 +23,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     format_time,
+    parse_addresses,
     reported,
     show,
     show_json,
@@ -58,7 +59,8 @@ NODE_TIMEOUT_S: Final = 5.0
 @cluster_app.command()
 def status(
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for it to be healthy.")
+        float,
+        typer.Option("--wait", metavar="SECONDS", help="Wait so long for it to be healthy.", min=0),
     ] = 0.0,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")
@@ -86,8 +88,8 @@ def status(
 
     Examples: raftmq cluster status --wait 30; raftmq cluster status --watch
     """
-    addresses = [address for address in admin_ports.split(",") if address]
     with reported():
+        addresses = parse_addresses(admin_ports, "--admin")
         if not watch:
             look = _look_until(wait, bootstrap, timeout, addresses)
             _show_look(look, as_json=as_json)

@@ -17,6 +17,7 @@ import typer
 
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.ports import DiskError
 from raftmq_client.errors import (
@@ -49,7 +50,7 @@ HINTS: Final[dict[ErrorCode, str]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`raftmq topic list` shows what there is.",
     ErrorCode.TOPIC_ALREADY_EXISTS: "`raftmq topic describe` shows it; --if-not-exists accepts it.",
     ErrorCode.INVALID_REPLICATION_FACTOR: "`raftmq node list` shows how many brokers are alive.",
-    ErrorCode.INVALID_PARTITIONS: "A topic's partitions can only grow.",
+    ErrorCode.INVALID_PARTITIONS: "A topic has one partition at least, and they can only grow.",
     ErrorCode.NON_EMPTY_GROUP: "Stop its members first; `raftmq group describe` names them.",
     ErrorCode.GROUP_ID_NOT_FOUND: "`raftmq group list` shows what there is.",
     ErrorCode.NOT_ENOUGH_REPLICAS: "Too few replicas are in sync for min.insync.replicas.",
@@ -78,7 +79,7 @@ def reported() -> Iterator[None]:
     except ClientError as error:
         is_unknown = error.outcome is Outcome.UNKNOWN
         what = f"outcome unknown: {error}" if is_unknown else str(error)
-        _end(what, EXIT_UNKNOWN if is_unknown else EXIT_FAILED, _hint(error))
+        _end(what, EXIT_UNKNOWN if is_unknown else EXIT_FAILED, hint_for(error))
     except (RaftmqError, DiskError) as error:
         _end(str(error), EXIT_FAILED)
     except TimeoutError as error:
@@ -94,6 +95,21 @@ def reported() -> Iterator[None]:
         _end(f"{where}{error.strerror or error}", EXIT_FAILED)
 
 
+def parse_addresses(text: str, option: str) -> list[str]:
+    """Read `HOST:PORT,...`; none in an empty text.
+
+    Raises:
+        CommandError: one of them is not of that form.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        try:
+            Address.parse(word)
+        except ConfigError as error:
+            raise CommandError(f"{option}: {error}", EXIT_USAGE) from error
+    return words
+
+
 def _end(message: str, code: int, hint: str = "") -> None:
     note(f"raftmq: {message}")
     if hint:
@@ -101,9 +117,12 @@ def _end(message: str, code: int, hint: str = "") -> None:
     raise typer.Exit(code) from None
 
 
-def _hint(error: ClientError) -> str:
+def hint_for(error: ClientError) -> str:
+    """What to do about an error, where we know it; else empty."""
     if isinstance(error, BrokerError):
         return HINTS.get(error.code, "")
+    if ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name in str(error):  # brokers said so until the end
+        return HINTS[ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     if isinstance(error, ConnectionFailedError) or (
         isinstance(error, TimedOutError) and error.outcome is Outcome.FAILED
     ):

@@ -6,15 +6,16 @@ data folder and no port.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import attrs
 import typer
 
 from raftmq.cli.common import AsJson, CommandError, reported, show
 from raftmq.cli.console import note
-from raftmq.config import NodeConfig, documented_keys, load_config
+from raftmq.config import ENVIRONMENT_PREFIX, NodeConfig, documented_keys, load_config
 
 config_app = typer.Typer(help="A node's configuration.", no_args_is_help=True)
 
@@ -38,11 +39,15 @@ def check(
             text = file.read_text()
         except UnicodeDecodeError:
             raise CommandError(f"{file}: not a text file in UTF-8") from None
-        config = _load(file, text, dict(os.environ) if environment else None)
-        rows = [
-            (name, _value(getattr(config, name)), "" if _is_default(name, config) else "set")
-            for name, _default, _doc in documented_keys()
-        ]
+        variables = dict(os.environ) if environment else {}
+        config = _load(file, text, variables)
+        in_file = tomllib.loads(text)
+        rows: list[tuple[object, ...]] = []
+        for name, _default, _doc in documented_keys():
+            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+            source = "file" if name in in_file else "default"
+            source = variable if variable in variables else source
+            rows.append((name, _value(getattr(config, name)), source))
         show(("Key", "Value", "Source"), rows, as_json=as_json)
         note(f"{file} can be used")
 
@@ -56,7 +61,7 @@ def keys(as_json: AsJson = False) -> None:
     show(("Key", "Default", "Meaning"), documented_keys(), as_json=as_json)
 
 
-def _load(file: Path, text: str, environment: dict[str, str] | None) -> NodeConfig:
+def _load(file: Path, text: str, environment: dict[str, str]) -> NodeConfig:
     from raftmq.cluster.topic_configs import check_static_configs
     from raftmq.config import ConfigError
     from raftmq.errors import KafkaError
@@ -71,16 +76,12 @@ def _load(file: Path, text: str, environment: dict[str, str] | None) -> NodeConf
     return config
 
 
-def _value(value: object) -> str:
-    if value is None:
-        return "-"
+def _value(value: object) -> object:
+    """As JSON can hold it."""
+    if value is None or isinstance(value, int):
+        return value
     if isinstance(value, tuple):
-        return ", ".join(f"{p.id}@{p.host}:{p.port}" for p in value) or "-"
+        return [f"{p.id}@{p.host}:{p.port}" for p in value]
+    if isinstance(value, Mapping):
+        return dict(value)
     return str(value)
-
-
-def _is_default(name: str, config: NodeConfig) -> bool:
-    default = getattr(attrs.fields(NodeConfig), name).default
-    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # attrs types it as a function
-        return not getattr(config, name)
-    return bool(getattr(config, name) == default)

@@ -29,6 +29,7 @@ from raftmq_client.core.admin import EARLIEST, LATEST
 from raftmq_client.core.messages import ConsumerRecord
 
 _POLL_S: Final = 0.5
+TOPIC_TIMEOUT_S: Final = 10.0
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
 Formatter = Callable[[ConsumerRecord], bytes]
 
@@ -77,7 +78,9 @@ def consume(
     ] = False,
     idle: Annotated[
         float | None,
-        typer.Option("--idle", metavar="SECONDS", help="End after so long without a record."),
+        typer.Option(
+            "--idle", metavar="SECONDS", help="End after so long without a record.", min=0
+        ),
     ] = None,
     _kcat: Annotated[
         bool, typer.Option("-C", "-q", "-u", hidden=True, help="kcat's, no effect.")
@@ -89,14 +92,10 @@ def consume(
     Examples: raftmq consume orders --json   |   raftmq consume orders -G billing --follow
     """
     with reported():
-        name = topic_option or topic
-        if name is None:
-            raise CommandError("which topic? `raftmq consume TOPIC`", EXIT_USAGE)
+        name = _topic(topic_option or topic)
         if group is not None and (partition or (offset or "").lstrip("-")[:1].isdigit()):
-            raise CommandError(
-                "a group decides partitions and offsets itself; leave out --partition, or --group",
-                EXIT_USAGE,
-            )
+            message = "a group decides partitions and offsets itself; leave out --partition"
+            raise CommandError(f"{message}, or --group", EXIT_USAGE)
         write = _formatter(as_json, record_format, key_delimiter, delimiter, headers)
         reset = "latest" if offset in ("latest", "end") else "earliest"
         reader = _Reader(write, count, follow and not exit_at_end, idle)
@@ -110,7 +109,15 @@ def consume(
         ) as consumer:
             if group is None:
                 _assign(consumer, name, partition, offset or "earliest")
+            elif not follow:  # a member without a topic would wait for good
+                consumer.partitions(name, TOPIC_TIMEOUT_S)
             reader.run(consumer)
+
+
+def _topic(name: str | None) -> str:
+    if name is None:
+        raise CommandError("which topic? `raftmq consume TOPIC`", EXIT_USAGE)
+    return name
 
 
 class _Reader:
@@ -163,7 +170,7 @@ class _Reader:
 
 
 def _assign(consumer: Consumer, topic: str, partitions: list[int] | None, offset: str) -> None:
-    total = consumer.partitions(topic)
+    total = consumer.partitions(topic, TOPIC_TIMEOUT_S)
     numbers = partitions if partitions else list(range(total))
     for number in numbers:
         if not 0 <= number < total:
@@ -194,10 +201,11 @@ def _positions(
         raise CommandError(
             f"--offset {offset!r} is none of N, -N, earliest, latest, @TIME", EXIT_USAGE
         ) from None
-    if number >= 0:
-        return dict.fromkeys(keys, number)
-    starts = consumer.offsets(keys, EARLIEST)
     ends = consumer.offsets(keys, LATEST)
+    if number >= 0:
+        # What is beyond the end begins there, as with Kafka's own tools and kcat.
+        return {key: min(number, ends[key].offset) for key in keys}
+    starts = consumer.offsets(keys, EARLIEST)
     return {key: max(starts[key].offset, ends[key].offset + number) for key in keys}
 
 

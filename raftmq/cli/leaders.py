@@ -26,6 +26,7 @@ from raftmq.cli.nodes import AdminPort
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.errors import BrokerError
 
 leader_app = typer.Typer(help="Leaders of partitions.", no_args_is_help=True)
 
@@ -143,8 +144,7 @@ def _rows(admin: Admin, topics: list[str] | None) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for topic in info.topics:
         if topic.error_code:
-            message = f"topic {topic.name!r}: {ErrorCode(topic.error_code).name}"
-            raise CommandError(message)
+            raise BrokerError(topic.error_code, about=f"topic {topic.name!r}")
         for item in sorted(topic.partitions, key=lambda one: one.partition):
             preferred = item.replicas[0] if item.replicas else None
             rows.append(

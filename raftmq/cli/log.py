@@ -12,9 +12,17 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from raftmq.cli.common import AsJson, CommandError, format_time, printable, reported, show
+from raftmq.cli.common import (
+    AsJson,
+    CommandError,
+    format_time,
+    parse_addresses,
+    printable,
+    reported,
+    show,
+)
 from raftmq.cli.console import note, out
-from raftmq.cli.main import EXIT_FAILED
+from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
 from raftmq.records import BatchHeader, read_records
 
 log_app = typer.Typer(help="A node's log files.", no_args_is_help=True)
@@ -78,15 +86,15 @@ def verify(
     running node its unfinished appends may look torn; with --admin it tells itself what its
     background check and its reads found, what was repaired, and what still is damaged.
 
-    Examples: raftmq log verify DATA; raftmq log verify --admin 127.0.0.1:9644
+    Examples: raftmq log verify DATA; raftmq log verify --admin 127.0.0.1:9292
     """
     with reported():
         if (folder is None) == (not admin_ports):
-            raise CommandError("name a folder, or admin ports with --admin")
+            raise CommandError("name a folder, or admin ports with --admin", EXIT_USAGE)
         if folder is not None:
             _verify_folder(folder, as_json)
         else:
-            _verify_nodes([address for address in admin_ports.split(",") if address], as_json)
+            _verify_nodes(parse_addresses(admin_ports, "--admin"), as_json)
 
 
 def _verify_nodes(addresses: list[str], as_json: bool) -> None:
@@ -158,7 +166,7 @@ def _verify_folder(folder: Path, as_json: bool) -> None:
 
 def _dump_segment(path: Path, records: bool, as_json: bool) -> None:
     from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import base_offset_of, read_segment
+    from raftmq.log.inspect import ZEROS, base_offset_of, read_segment
 
     try:
         base = base_offset_of(str(path))
@@ -169,7 +177,7 @@ def _dump_segment(path: Path, records: bool, as_json: bool) -> None:
     try:
         for item in read_segment(file, base):
             if item.header is None or not item.is_sound:
-                problems += 1
+                problems += item.note != ZEROS  # reserved room, or what the next start cuts off
                 note(f"raftmq: {path}: {item.size} bytes at position {item.position}: {item.note}")
                 continue
             batch = file.pread(item.size, item.position) if records else b""

@@ -14,12 +14,12 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from raftmq.cli.common import DEFAULT_BOOTSTRAP, Bootstrap, CommandError, reported
+from raftmq.cli.common import DEFAULT_BOOTSTRAP, Bootstrap, CommandError, hint_for, reported
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq_client.blocking.producer import Producer
 from raftmq_client.core.accumulator import Receipt
-from raftmq_client.errors import Outcome
+from raftmq_client.errors import ClientError, Outcome, TimedOutError
 
 _CHUNK_BYTES = 1 << 16
 _UNSETTLED_MAX = 100_000
@@ -53,7 +53,7 @@ def produce(
         str | None, typer.Option("-t", "--topic", help="The topic, kcat's way.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("-p", "--partition", help="Default: by key, or sticky.")
+        int | None, typer.Option("-p", "--partition", help="Default: by key, or sticky.", min=-1)
     ] = None,
     key: Annotated[str | None, typer.Option("-k", "--key", help="Key of every record.")] = None,
     key_delimiter: Annotated[
@@ -76,11 +76,12 @@ def produce(
         Path | None, typer.Option("-l", "--file", help="Read records from this file.")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("-c", "--count", help="Stop after so many records.")
+        int | None, typer.Option("-c", "--count", help="Stop after so many records.", min=0)
     ] = None,
     acks: Annotated[Acks, typer.Option("-a", "--acks", help="all, 1 or 0.")] = Acks.all,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For each record's delivery.")
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="For each record's delivery.", min=0.1),
     ] = 30.0,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Print each record's partition and offset.")
@@ -96,6 +97,8 @@ def produce(
     """
     with reported():
         topic, values = _topic_and_values(topic, topic_option, values or [])
+        if partition == -1:  # kcat's word for any
+            partition = None
         headers = [_header(word) for word in header or ()]
         records = _records(values, file, _unescape(delimiter), count)
         split = _unescape(key_delimiter) if key_delimiter is not None else None
@@ -124,8 +127,8 @@ class _Tally:
     def __init__(self, verbose: bool) -> None:
         self._verbose = verbose
         self._waiting: deque[Receipt] = deque()
-        self._failed: list[str] = []
-        self._unknown: list[str] = []
+        self._failed: list[ClientError] = []
+        self._unknown: list[ClientError] = []
         self._done = 0
 
     def add(self, receipt: Receipt) -> None:
@@ -138,10 +141,13 @@ class _Tally:
         while self._waiting:
             self._settle(self._waiting.popleft())
         if self._failed or self._unknown:
+            first = (self._unknown or self._failed)[0]
             note(
                 f"raftmq: {self._done} records written, {len(self._failed)} failed, "
-                f"{len(self._unknown)} unknown; first: {(self._unknown or self._failed)[0]}"
+                f"{len(self._unknown)} unknown; first: {first}"
             )
+            if hint := hint_for(first):
+                note(hint)
             raise typer.Exit(EXIT_UNKNOWN if self._unknown else EXIT_FAILED)
 
     def _settle(self, receipt: Receipt) -> None:
@@ -149,7 +155,7 @@ class _Tally:
             try:
                 receipt.result()
             except TimeoutError:
-                self._unknown.append("no outcome in time")
+                self._unknown.append(TimedOutError("no outcome in time", sent=True))
                 return
             except Exception:  # noqa: BLE001 - read from the receipt below
                 pass
@@ -160,9 +166,9 @@ class _Tally:
                 place = receipt.result()
                 out(f"{place.topic} [{place.partition}] at offset {place.offset}")
         elif error.outcome is Outcome.UNKNOWN:
-            self._unknown.append(str(error))
+            self._unknown.append(error)
         else:
-            self._failed.append(str(error))
+            self._failed.append(error)
 
 
 def _topic_and_values(

@@ -76,24 +76,38 @@ def create(
             )
         except BrokerError as error:
             if if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                _tell_present(admin.topic(name), as_json)
                 return
             raise
         if as_json:
-            show_json(
-                {
-                    "Topic": created.name,
-                    "TopicId": created.topic_id,
-                    "PartitionCount": created.partitions,
-                    "ReplicationFactor": created.replication_factor,
-                }
-            )
+            counts = created.partitions, created.replication_factor
+            _show_counts(created.name, created.topic_id, *counts)
             return
         verb = "could be created" if validate_only else "created"
-        counts = ""
+        told = ""
         if created.partitions > 0:  # told from CreateTopics v5 on
             copies = created.replication_factor
-            counts = f": {created.partitions} partitions, replication factor {copies}"
-        out(f"topic {name} {verb}{counts}")
+            told = f": {created.partitions} partitions, replication factor {copies}"
+        out(f"topic {name} {verb}{told}")
+
+
+def _tell_present(topic: TopicInfo, as_json: bool) -> None:
+    partitions, copies = len(topic.partitions), _replication_factor(topic)
+    if as_json:
+        _show_counts(topic.name, topic.topic_id, partitions, copies)
+    else:
+        out(f"topic {topic.name} is there: {partitions} partitions, replication factor {copies}")
+
+
+def _show_counts(name: str, topic_id: object, partitions: int, copies: int) -> None:
+    show_json(
+        {
+            "Topic": name,
+            "TopicId": topic_id,
+            "PartitionCount": partitions,
+            "ReplicationFactor": copies,
+        }
+    )
 
 
 @topic_app.command("list")
@@ -181,6 +195,13 @@ def alter(
         if not changes:
             raise CommandError("nothing to change; give --set KEY=VALUE or --unset KEY", EXIT_USAGE)
         with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+            if unset:  # brokers take any name for one that is not set
+                known = {e.name for e in admin.describe_configs(ResourceType.TOPIC, name)}
+                for key in unset:
+                    if key not in known:
+                        raise BrokerError(
+                            ErrorCode.INVALID_CONFIG, f"no setting {key!r}", about=f"topic {name!r}"
+                        )
             admin.alter_configs(ResourceType.TOPIC, name, changes)
         out(f"topic {name} changed: {', '.join(changes)}")
 

@@ -27,6 +27,8 @@ from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 
 _SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
 _OFFSET_MAX: Final = 1 << 62
+ZEROS: Final = "zeros up to the end"
+"""Of room that was reserved, or of an append that never came."""
 _ANY_EPOCH: Final = Epochs((_OFFSET_MAX,), (_OFFSET_MAX,))
 
 
@@ -109,7 +111,7 @@ def _header_at(file: File, position: int) -> BatchHeader | None:
 
 def _describe(file: File, bad: BadBatch, end: int, *, is_tail: bool) -> str:
     if is_tail and is_zero(file.pread(end - bad.position, bad.position)):
-        return "zeros up to the end"
+        return ZEROS
     if bad.is_short and is_tail:
         return "cut off by the end of the file"
     if bad.claimed is None:
@@ -253,7 +255,7 @@ def _verify_segments(
                     end = item.header.next_offset
                     continue
                 is_tail = next_base is None and item.position + item.size == file.size()
-                if not (is_tail and item.note.startswith("zeros")):
+                if not (is_tail and item.note == ZEROS):
                     yield Finding(path, item.position, not is_tail, item.note)
         finally:
             file.close()

@@ -12,6 +12,7 @@ from raftmq.cli.app import app
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.records import parse_header
+from raftmq_client.errors import BrokerError
 from tests.cli.conftest import Call
 from tests.client.fake_broker import FakeBroker
 
@@ -60,6 +61,16 @@ def test_describe_as_json(call: Call, broker: FakeBroker) -> None:
         (["topic", "describe", "nope"], 1, "UNKNOWN_TOPIC_OR_PARTITION"),
         (["topic", "create", "t"], 1, "TOPIC_ALREADY_EXISTS"),
         (["topic", "create", "t", "--if-not-exists"], 0, ""),
+        (["topic", "alter", "t", "--unset", "bogus"], 1, "no setting 'bogus'"),
+        (["leader", "list", "-t", "nope"], 1, "`raftmq topic list` shows"),
+        (["produce", "t", "x", "-c", "-1"], 2, "greater than or equal to 0"),
+        (["produce", "t", "x", "-p", "-2"], 2, "greater than or equal to -1"),
+        (["produce", "t", "x", "--timeout", "0"], 2, "greater than or equal to 0.1"),
+        (["consume", "t", "--idle", "-1"], 2, "greater than or equal to 0"),
+        (["consume", "nope"], 1, "topic 'nope': UNKNOWN_TOPIC_OR_PARTITION"),
+        (["consume", "nope", "-G", "g"], 1, "`raftmq topic list` shows"),
+        (["cluster", "status", "--wait", "-1"], 2, "greater than or equal to 0"),
+        (["cluster", "status", "--admin", "bogus"], 2, "--admin: 'bogus' is not host:port"),
         (["topic", "delete", "nope", "--if-exists"], 0, ""),
         (["topic", "add-partitions", "t", "1"], 1, "INVALID_PARTITIONS"),
         (["topic", "create", "new", "-c", "novalue"], 2, "'novalue' is not KEY=VALUE"),
@@ -108,6 +119,37 @@ def test_nobody_there_is_1_and_says_what_to_do() -> None:
     assert "raftmq dev" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["produce", "t", "x", "--timeout", "0.3"], ["consume", "t"]])
+def test_records_of_nobody_say_who_was_tried(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    monkeypatch.setattr("raftmq.cli.consume.TOPIC_TIMEOUT_S", 0.3)
+    done = CliRunner().invoke(app, [*words, "-b", address])
+    assert done.exit_code == 1
+    assert f"no broker answered: tried {address} (Connection refused)" in done.stderr
+    assert "raftmq dev" in done.stderr
+
+
+def test_a_topic_that_is_there_already_is_told(call: Call, broker: FakeBroker) -> None:
+    broker.make_topic("t", 2)
+    words = ("topic", "create", "t", "--if-not-exists")
+    assert call(*words).stdout == "topic t is there: 2 partitions, replication factor 1\n"
+    assert json.loads(call(*words, "--json").stdout)["PartitionCount"] == 2
+
+
+def test_a_name_that_is_all_a_broker_says_stands_once() -> None:
+    error = BrokerError(3, "UNKNOWN_TOPIC_OR_PARTITION", about="topic 't'")
+    assert str(error) == "topic 't': UNKNOWN_TOPIC_OR_PARTITION"
+
+
+def test_any_partition_in_kcats_words(call: Call, broker: FakeBroker) -> None:
+    broker.make_topic("t", 1)
+    assert call("produce", "t", "a", "b", "-p", "-1").exit_code == 0
+    assert call("consume", "t").stdout == "a\nb\n"
+
+
 def test_records_from_arguments_and_standard_input(call: Call, broker: FakeBroker) -> None:
     broker.make_topic("t", 1)
     assert call("produce", "t", "one", "two").exit_code == 0
@@ -146,6 +188,7 @@ def test_consume_as_json(call: Call, broker: FakeBroker) -> None:
         (["-o", "earliest"], "0 1 2 3"),
         (["-o", "beginning"], "0 1 2 3"),
         (["-o", "2"], "2 3"),
+        (["-o", "99"], ""),
         (["-o", "-1"], "3"),
         (["-o", "latest"], ""),
         (["-o", "end"], ""),

@@ -20,19 +20,27 @@ client_listener = "127.0.0.1:19092"
 """
 
 
-def test_a_configuration_is_explained(call: Call, tmp_path: Path) -> None:
+def test_a_configuration_is_explained(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "node.toml"
     file.write_text(NODE)
     done = call("config", "check", str(file), "--json")
     assert done.exit_code == 0, done.output
     rows = {row["Key"]: row for row in json.loads(done.stdout)}
-    assert rows["node_id"]["Value"] == "3"
+    assert rows["node_id"]["Value"] == 3
+    assert rows["rack"]["Value"] is None
     assert rows["client_listener"] == {
         "Key": "client_listener",
         "Value": "127.0.0.1:19092",
-        "Source": "set",
+        "Source": "file",
     }
-    assert rows["tick_ms"]["Source"] == ""
+    assert rows["tick_ms"]["Source"] == "default"
+    monkeypatch.setenv("RAFTMQ_TICK_MS", "30")
+    rows = {
+        row["Key"]: row for row in json.loads(call("config", "check", str(file), "--json").stdout)
+    }
+    assert rows["tick_ms"] == {"Key": "tick_ms", "Value": 30, "Source": "RAFTMQ_TICK_MS"}
 
 
 @pytest.mark.parametrize(
@@ -160,8 +168,11 @@ def test_running_nodes_tell_what_they_found(
 def test_verify_needs_a_folder_or_nodes(call: Call, tmp_path: Path) -> None:
     for words in ((), (str(tmp_path), "--admin", "a:1")):
         done = call("log", "verify", *words)
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert "--admin" in done.stderr
+    done = call("log", "verify", "--admin", "nonsense")
+    assert done.exit_code == 2
+    assert "--admin: 'nonsense' is not host:port" in done.stderr
 
 
 def test_a_folder_without_partitions_is_told(call: Call, tmp_path: Path) -> None:
@@ -179,6 +190,14 @@ def test_a_damaged_segment_is_dumped_as_far_as_it_can_be_read(call: Call, partit
     assert done.exit_code == 1
     assert done.stdout.startswith("baseOffset: 0 ")
     assert f"{path}: " in done.stderr
+
+
+def test_reserved_room_behind_the_last_batch_is_no_problem(call: Call, partition: Path) -> None:
+    path = partition / "00000000000000000000.log"
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    done = call("log", "dump", str(path), "--json")
+    assert done.exit_code == 0, done.output
+    assert "zeros up to the end" in done.stderr
 
 
 def test_the_other_files_of_a_log_are_dumped_too(call: Call, partition: Path) -> None:
