@@ -50,6 +50,7 @@ _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 
 NO_TIMESTAMP: Final = -1
+TIMESTAMP_MAX: Final = (1 << 63) - 1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1

@@ -7,16 +7,19 @@ header lacks their greatest timestamp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.codec import OUTPUT_MAX
+from raftmq.codec import output_limit
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.records import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
+    TIMESTAMP_MAX,
     BatchHeader,
+    InvalidRecordError,
     NewRecord,
+    Record,
     build_batch,
     check_produced,
     parse_header,
@@ -124,19 +127,22 @@ def dated(
     go by it. In place if `batch` can be written; may run in any thread.
 
     Raises:
-        CorruptBatchError: its records cannot be read.
+        KafkaError: as `prepare`.
     """
     if not _is_undated(header, settings):
         return batch, header
-    greatest = max(record.timestamp for record in read_records(batch, output_max=_most(settings)))
+    greatest = max(record.timestamp for record in _records(batch, settings))
     result = memoryview(bytearray(batch)) if batch.readonly else batch
     set_max_timestamp(result, greatest)
     return result, parse_header(result)
 
 
-def _most(settings: PartitionSettings) -> int:
-    """How far records are decompressed."""
-    return min(16 * settings.max_message_bytes, OUTPUT_MAX)
+def _records(batch: memoryview, settings: PartitionSettings) -> Iterator[Record]:
+    """The records of a batch; a timestamp is the sum of two fields, which may be anything."""
+    for record in read_records(batch, output_max=output_limit(settings.max_message_bytes)):
+        if not -TIMESTAMP_MAX <= record.timestamp <= TIMESTAMP_MAX:
+            raise InvalidRecordError(f"a record of the time {record.timestamp}")
+        yield record
 
 
 def prepare(
@@ -145,8 +151,9 @@ def prepare(
     """Give a checked batch the topic's compression and timestamp type; usually it has them.
 
     Raises:
-        KafkaError: CORRUPT_MESSAGE when its records cannot be read; MESSAGE_TOO_LARGE when they are
-            too large under the topic's compression.
+        KafkaError: CORRUPT_MESSAGE when its records cannot be read, INVALID_RECORD when they cannot
+            be what it says; MESSAGE_TOO_LARGE when they are too large under the topic's
+            compression.
     """
     result: bytearray | memoryview = batch
     wanted = settings.compression
@@ -170,7 +177,7 @@ def recompress(batch: memoryview, header: BatchHeader, settings: PartitionSettin
     assert settings.compression is not None
     records = [
         NewRecord(record.key, record.value, record.timestamp, record.headers)
-        for record in read_records(batch, output_max=_most(settings))
+        for record in _records(batch, settings)
     ]
     if len(records) != header.record_count:
         raise KafkaError(

@@ -25,7 +25,7 @@ from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
 from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.log.stored import StoredJob
-from raftmq.records import HEADER_SIZE, BatchHeader, parse_header, read_records
+from raftmq.records import HEADER_SIZE, TIMESTAMP_MAX, BatchHeader, parse_header, read_records
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 _CURSORS_MAX: Final = 32
@@ -559,5 +559,6 @@ def _first_record(
     epoch = LeaderEpoch(header.leader_epoch)
     for record in read_records(batch.data):
         if record.timestamp >= timestamp_ms and start <= record.offset < end:
-            return record.timestamp, Offset(record.offset), epoch
+            # The sum of two fields of the producer's; what is told has 64 bits.
+            return min(record.timestamp, TIMESTAMP_MAX), Offset(record.offset), epoch
     return None

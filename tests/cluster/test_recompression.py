@@ -16,8 +16,10 @@ from raftmq.promise import Promise
 from raftmq.records import (
     LOG_APPEND_TIME,
     NewRecord,
+    assemble_batch,
     build_batch,
     check_batch,
+    encode_record,
     parse_header,
     read_records,
     set_max_timestamp,
@@ -122,6 +124,18 @@ def test_what_cannot_be_read_fails_alone() -> None:
     bench.work()
     assert first.result().code is ErrorCode.CORRUPT_MESSAGE
     assert second.result().code is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("settings", [ZSTD, PartitionSettings()])
+def test_times_beyond_64_bits_cost_their_producer_an_error(settings: PartitionSettings) -> None:
+    """A worker's exception would be a bug of ours, and stop the node."""
+    bench = Bench()
+    record = encode_record(NewRecord(b"a", b"a" * 5_000), (1 << 63) - 1, 0)
+    records = memoryview(assemble_batch([record], base_timestamp=1, max_timestamp=-1))
+    promise = bench.it.append(records, -1, 100, settings)
+    bench.work()
+    assert promise.result().code is ErrorCode.INVALID_RECORD
+    assert not bench.appended
 
 
 def test_what_is_too_large_when_built_anew_is_refused() -> None:

@@ -14,7 +14,7 @@ from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.sparse_index import SparseIndex
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.records import NewRecord, build_batch
+from raftmq.records import TIMESTAMP_MAX, NewRecord, assemble_batch, build_batch, encode_record
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 from tests.log.helpers import (
     SMALL,
@@ -94,6 +94,15 @@ def test_a_timestamp_that_only_deleted_records_have() -> None:
     assert log.offset_for_timestamp(80, Offset(4)) == (88, 2, 1)
     assert log.offset_for_timestamp(89, Offset(4)) is None
     assert log.max_timestamp(Offset(4)) == (88, 2, 1)
+
+
+def test_a_time_beyond_64_bits_is_told_in_64() -> None:
+    log = open_log(sim_disk())
+    elect(log, 1)
+    flush(log)
+    record = encode_record(NewRecord(None, b""), TIMESTAMP_MAX, 0)
+    log.append_batch(assemble_batch([record], base_timestamp=1, max_timestamp=7, leader_epoch=1))
+    assert log.offset_for_timestamp(5, Offset(1)) == (TIMESTAMP_MAX, 0, 1)
 
 
 def test_settings_may_change() -> None:
