@@ -250,17 +250,24 @@ class Consumer:
             engine.wake()
             if event is None:
                 return
-            if isinstance(event, GaveUp):
-                await self._give_up(event)
-            else:
-                await self._tell(self._on_assigned, event.partitions)
+            try:
+                if isinstance(event, GaveUp):
+                    await self._give_up(event)
+                else:
+                    await self._tell(self._on_assigned, event.partitions)
+            except Exception:
+                core.told(event)
+                raise
+            except BaseException:
+                core.begin_again(event)  # cancelled
+                raise
+            core.told(event)
+            engine.wake()
 
     async def _give_up(self, event: GaveUp) -> None:
         if not event.is_lost:
             await self._last_commit(event.partitions)
         await self._tell(self._on_revoked, event.partitions)
-        self._core.gave_up(event)
-        self._engine.wake()
 
     @staticmethod
     async def _tell(callback: Callback, partitions: tuple[TopicPartition, ...]) -> None:
@@ -295,10 +302,14 @@ class Consumer:
         if engine.is_closed or core.group is None or engine.crash is not None:
             return
         held = core.assignment
-        if commit:
-            await self._last_commit(held)
-        if held:
-            await self._tell(self._on_revoked, held)
+        try:
+            if commit:
+                await self._last_commit(held)
+            if held:
+                await self._tell(self._on_revoked, held)
+        except BaseException:
+            self._leave_at_once()  # cancelled, or the callback's error: others need not wait
+            raise
         done: list[bool] = []
         call = core.leave(lambda _response, _error, _now: done.append(True))
         if call is not None:

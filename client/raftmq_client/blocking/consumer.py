@@ -246,18 +246,27 @@ class Consumer:
                 engine.wake()
             if event is None:
                 return
-            if isinstance(event, GaveUp):
-                self._give_up(event)
-            else:
-                self._on_assigned(event.partitions)
+            try:
+                if isinstance(event, GaveUp):
+                    self._give_up(event)
+                else:
+                    self._on_assigned(event.partitions)
+            except Exception:
+                with engine.lock:
+                    core.told(event)
+                raise
+            except BaseException:
+                with engine.lock:
+                    core.begin_again(event)  # interrupted
+                raise
+            with engine.lock:
+                core.told(event)
+                engine.wake()
 
     def _give_up(self, event: GaveUp) -> None:
         if not event.is_lost:
             self._last_commit(event.partitions)
         self._on_revoked(event.partitions)
-        with self._engine.lock:
-            self._core.gave_up(event)
-            self._engine.wake()
 
     def _last_commit(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit before giving partitions up; a refusal means that others read them again."""
@@ -283,10 +292,15 @@ class Consumer:
 
     def _leave(self, *, commit: bool) -> None:
         held = self.assignment
-        if commit:
-            self._last_commit(held)
-        if held:
-            self._on_revoked(held)
+        try:
+            if commit:
+                self._last_commit(held)
+            if held:
+                self._on_revoked(held)
+        finally:  # whatever a callback raises: others need not wait for the session's end
+            self._leave_group()
+
+    def _leave_group(self) -> None:
         done: list[bool] = []
         with self._engine.lock:
             call = self._core.leave(lambda _response, _error, _now: done.append(True))

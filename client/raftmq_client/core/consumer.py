@@ -278,7 +278,7 @@ class ConsumerCore:
     def next_event(self, now: float) -> GroupEvent | None:
         """What the group asks for, already taken over as far as it concerns positions.
 
-        After a `GaveUp` and its callback the driver calls `gave_up`.
+        After an event and its callback the driver calls `told`, or `begin_again`.
 
         Raises:
             ClientError: why this member cannot be in its group.
@@ -301,8 +301,10 @@ class ConsumerCore:
             self._take_over(event)
         return event
 
-    def gave_up(self, event: GaveUp) -> None:
-        """The driver's callback for `event` is over: stop reading."""
+    def told(self, event: GroupEvent) -> None:
+        """The driver's callback for `event` is over, well or not: stop reading what is given up."""
+        if isinstance(event, Assigned):
+            return
         assert self.group is not None
         given = dict.fromkeys(event.partitions)
         self.fetcher.assign([key for key in self.fetcher.readers if key not in given])
@@ -311,6 +313,13 @@ class ConsumerCore:
             self._committed.pop(key, None)
             self._epochs.pop(key, None)
         self.group.gave_up()
+
+    def begin_again(self, event: GroupEvent) -> None:
+        """The callback was cancelled halfway: the next poll calls it anew."""
+        assert self.group is not None
+        # Partitions that were lost meanwhile are no longer to be read; that event is waiting.
+        if isinstance(event, GaveUp) or set(event.partitions) <= set(self.group.owned):
+            self.group.events.appendleft(event)
 
     def _take_over(self, event: Assigned) -> None:
         kept = [key for key in self.fetcher.readers if event.is_incremental]
