@@ -93,7 +93,7 @@ class PartitionProducers:
         """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
 
         Raises:
-            BehindRefusedError: only the one before it is missing, which may come again.
+            BehindRefusedError: one before it is missing or was refused, and may come again.
             KafkaError: what is wrong with it; DamagedError as `current`.
         """
         table = self.current()
@@ -113,9 +113,22 @@ class PartitionProducers:
             raise BehindRefusedError(
                 f"{error.message}; sequence {expected} may come again", code=code
             ) from error
-        if len(self._refused) and verdict is ACCEPT:
-            self._refused.forget(header.producer_id)
+        if len(self._refused):
+            if verdict is ACCEPT:
+                self._refused.forget(header.producer_id)
+            else:
+                self._check_order(header)
         return verdict
+
+    def _check_order(self, header: BatchHeader) -> None:
+        """Refuse a batch that the log has, where one before it was refused and comes again."""
+        producer = self.table.get(header.producer_id)
+        assert producer is not None, "whose batch is known is known"
+        known = [batch.base_sequence for batch in producer.batches]
+        earlier = known[: known.index(header.base_sequence)]
+        code = self._refused.reason_before(header, earlier)
+        if code is not None:
+            raise BehindRefusedError("one before it was refused, and comes again", code=code)
 
     def _is_new_here(self, producer_id: int) -> bool:
         """True while all that the log holds of a producer was taken by leaders before this one."""

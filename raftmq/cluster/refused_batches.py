@@ -12,6 +12,10 @@ A new leader sees the same without having refused anything: the first of several
 for an answer of the leader before it, or for its time to run out, when the next one is sent here.
 What is missing is then waited for by refusing what follows it, as if it were refused here.
 
+The same for a repeated batch behind a refused one, both of which the log has: told that the second
+is there and the first is refused, librdkafka believes in the first as well, but has no offset of
+it to tell.
+
 Owns which sequences were refused lately and why. Never takes a batch: it only names the reason.
 Invariants: bounded in producers, and in answers per refusal, so that a producer that never sends
 the refused batch again is told the truth in the end; lost with the process, as the connections are.
@@ -19,6 +23,7 @@ the refused batch again is told the truth in the end; lost with the process, as 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import define
@@ -101,6 +106,22 @@ class RefusedBatches:
             return None
         known.answers_left -= 1
         return known.code
+
+    def reason_before(self, header: BatchHeader, earlier: Iterable[int]) -> ErrorCode | None:
+        """Why to refuse a batch that the log has: one of the `earlier` sequences, which it has as
+        well, was refused and did not come again yet. None otherwise; then this one has come."""
+        known = self._refused.get(header.producer_id)
+        if known is None or known.epoch != header.producer_epoch:
+            return None
+        if known.answers_left and any(other in known.sequences for other in earlier):
+            known.answers_left -= 1
+            return known.code
+        if header.base_sequence in known.sequences:
+            left = tuple(other for other in known.sequences if other != header.base_sequence)
+            known.sequences = left
+            if not left:
+                self.forget(header.producer_id)
+        return None
 
     def forget(self, producer_id: int) -> None:
         """What the log expects of this producer was taken."""
