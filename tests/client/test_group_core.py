@@ -20,6 +20,7 @@ from raftmq_client.core.call import Call
 from raftmq_client.core.client import COORDINATOR_LINKS
 from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, MemberState
 from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_state import is_outdated
 from raftmq_client.core.metadata import (
     Broker,
     ClusterInfo,
@@ -341,6 +342,37 @@ def test_an_unanswered_commit_is_unknown() -> None:
     member.core.calls(member.now)
     assert pending.error is not None
     assert pending.error.outcome is Outcome.UNKNOWN
+
+
+def test_a_commit_whose_time_is_over_while_it_is_on_its_way_is_unknown() -> None:
+    member = Member(request_timeout_ms=1_000).settle()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    member.due().sent = True
+    member.now += 1_001
+    member.core.calls(member.now)
+    assert pending.was_sent
+    assert pending.error is not None
+    assert pending.error.outcome is Outcome.UNKNOWN
+
+
+def test_no_commit_of_partitions_that_were_given_up_is_sent_in_a_later_generation() -> None:
+    """It would put the group back behind what their next reader has committed meanwhile."""
+    member = Member().settle()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    other = member.core.commit({TopicPartition("other", 0): CommittedOffset(1)}, member.now)
+    commit = member.due()
+    commit.sent = True
+    member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    member.core.gave_up()
+    item = Struct(partition_index=0, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    member.say(commit, topics=[Struct(name="t", partitions=[item])])
+    assert isinstance(pending.error, BrokerError)
+    assert is_outdated(pending.error)
+    assert pending.error.outcome is Outcome.UNKNOWN, "nobody knows what became of the first try"
+    member.now = member.core.deadline()
+    calls = member.core.calls(member.now)
+    assert [call.api for call in calls] == [ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP]
+    assert not other.is_done
 
 
 def test_leaving_tells_the_coordinator_unless_the_member_is_static() -> None:

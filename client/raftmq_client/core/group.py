@@ -49,6 +49,8 @@ from raftmq_client.core.group_state import (
     GroupOptions,
     MemberState,
     Pending,
+    expire,
+    fence,
     is_outdated,
 )
 from raftmq_client.core.metadata import Broker, MetadataCore
@@ -57,7 +59,6 @@ from raftmq_client.errors import (
     ClientError,
     CorruptAnswerError,
     PollIntervalError,
-    TimedOutError,
     UsageError,
 )
 
@@ -134,6 +135,7 @@ class GroupCore:
         """The consumer stopped reading what it was told to (answer to `GaveUp`)."""
         given, self._giving_up = dict.fromkeys(self._giving_up), ()
         self.owned = tuple(key for key in self.owned if key not in given)
+        fence(self._pending, given)
         if self.state is not MemberState.GIVING_UP:
             return
         if self._added:
@@ -149,6 +151,7 @@ class GroupCore:
             read_commit,
             ApiKey.OFFSET_COMMIT,
             now + self.options.request_timeout_ms,
+            frozenset(offsets),
         )
         self._pending.append(pending)
         return pending
@@ -187,7 +190,7 @@ class GroupCore:
     def calls(self, now: float) -> list[Call]:
         """The requests that are due."""
         self._wake_at = float("inf")
-        self._expire_pending(now)
+        self._wake(expire(self._pending, now))
         if self.state is MemberState.IDLE and not self._pending:
             return []
         calls: list[Call] = []
@@ -554,7 +557,6 @@ class GroupCore:
             result = None
             try:
                 if error is not None:
-                    pending.was_sent = pending.was_sent or call.sent
                     raise error
                 result = pending.read(response)
             except ClientError as failure:
@@ -572,17 +574,9 @@ class GroupCore:
                 self._heartbeat_at = now  # which tells this member what it has missed
             self._wake(now)
 
-        call = self._call(pending.api, pending.request(self._identity), finish)
-        return call
-
-    def _expire_pending(self, now: float) -> None:
-        for pending in [item for item in self._pending if item.deadline <= now]:
-            self._pending.remove(pending)
-            reason = pending.last_error or "no coordinator was reached"
-            sent = pending.was_sent and pending.api == ApiKey.OFFSET_COMMIT
-            pending.settle(None, TimedOutError(f"not done in time: {reason}", sent=sent))
-        for pending in self._pending:
-            self._wake(pending.deadline)
+        pending.was_sent_before = pending.was_sent
+        pending.call = self._call(pending.api, pending.request(self._identity), finish)
+        return pending.call
 
     def _wake(self, at: float) -> None:
         self._wake_at = min(self._wake_at, at)

@@ -5,18 +5,20 @@ Values only; `core/group.py` moves them. An event tells the consumer what to do 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final
 
 from attrs import define, frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import Struct
+from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
+from raftmq_client.core.call import Call
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_requests import Identity
-from raftmq_client.errors import BrokerError, ClientError
+from raftmq_client.errors import BrokerError, ClientError, Outcome, TimedOutError
 
 COORDINATOR_CODES: Final = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE}
@@ -110,13 +112,22 @@ class Pending:
     read: Callable[[Struct], Any]
     api: int
     deadline: float
+    partitions: frozenset[TopicPartition] = frozenset()
+    """Whose positions a commit saves."""
     is_done: bool = False
     result: Any = None
     error: ClientError | None = None
     last_error: ClientError | None = None
-    was_sent: bool = False
+    call: Call | None = None
+    """The last try."""
+    was_sent_before: bool = False
     then: Callable[[Pending], None] | None = None
     """Told once it is done."""
+
+    @property
+    def was_sent(self) -> bool:
+        """True when bytes of it have left."""
+        return self.was_sent_before or (self.call is not None and self.call.sent)
 
     def settle(self, result: Any, error: ClientError | None) -> None:
         """Finish once."""
@@ -124,3 +135,27 @@ class Pending:
             self.is_done, self.result, self.error = True, result, error
             if self.then is not None:
                 self.then(self)
+
+
+def expire(pending: deque[Pending], now: float) -> float:
+    """Finish what was not done in time; when to look again."""
+    for item in [item for item in pending if item.deadline <= now]:
+        pending.remove(item)
+        reason = item.last_error or "no coordinator was reached"
+        sent = item.was_sent and item.api == ApiKey.OFFSET_COMMIT
+        item.settle(None, TimedOutError(f"not done in time: {reason}", sent=sent))
+    return min((item.deadline for item in pending), default=float("inf"))
+
+
+def fence(pending: deque[Pending], given_up: Iterable[TopicPartition]) -> None:
+    """Send no commit of these any more, not even again: they are others', who go on from there.
+
+    In a later generation of this member the coordinator could not tell that it is an old one.
+    """
+    gone = frozenset(given_up)
+    for item in [item for item in pending if item.partitions & gone]:
+        pending.remove(item)
+        error = BrokerError(ErrorCode.ILLEGAL_GENERATION, about="commit of what was given up since")
+        if item.was_sent:
+            error.outcome = Outcome.UNKNOWN
+        item.settle(None, error)
