@@ -375,6 +375,31 @@ def test_no_commit_of_partitions_that_were_given_up_is_sent_in_a_later_generatio
     assert not other.is_done
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_topics_that_are_chosen_while_joining_are_not_forgotten(joins: bool) -> None:
+    member = Member()
+    member.find()
+    if not joins:
+        member.join()
+    call = member.due()
+    member.core.subscribe(["t", "u"], member.now)
+    assert member.core.calls(member.now) == [], "one thing at a time"
+    member.say(
+        call,
+        generation_id=1,
+        protocol_name="range",
+        leader="m",
+        member_id="m",
+        members=[Struct(member_id="m", metadata=_subscription())],
+        assignment=encode_assignment([T0]),
+    )
+    call = member.due()
+    assert call.api == ApiKey.JOIN_GROUP
+    request = decode_request(ApiKey.JOIN_GROUP, 9, memoryview(b"".join(call.body(9))))
+    assert decode_subscription(bytes(request.protocols[0].metadata)).topics == ("t", "u")
+    assert not member.core.events
+
+
 def test_leaving_tells_the_coordinator_unless_the_member_is_static() -> None:
     finish: Callable[..., None] = lambda *_: None  # noqa: E731
     call = Member().settle().core.leave(finish)

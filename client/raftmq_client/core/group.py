@@ -377,6 +377,8 @@ class GroupCore:
         self.member_id = response.member_id
         self.generation = response.generation_id
         self.protocol = response.protocol_name or ""
+        if self.state is not MemberState.JOINING:
+            return  # other topics were chosen meanwhile: the next join says so
         self._heartbeat_at = now + self.options.heartbeat_interval_ms
         self._is_leader = response.leader == response.member_id
         self._members = {}
@@ -419,6 +421,8 @@ class GroupCore:
         return [self._ask(ApiKey.SYNC_GROUP, request, self._synced, timeout)]
 
     def _synced(self, response: Struct, now: float) -> None:
+        if self.state is not MemberState.SYNCING:
+            return  # as above
         try:
             assigned = decode_assignment(bytes(response.assignment or b""))
         except RemoteProtocolError as error:
