@@ -400,6 +400,16 @@ def test_topics_that_are_chosen_while_joining_are_not_forgotten(joins: bool) -> 
     assert not member.core.events
 
 
+def test_a_member_that_was_replaced_reads_no_longer() -> None:
+    member = Member(instance_id="fixed").settle()
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=ErrorCode.FENCED_INSTANCE_ID)
+    assert list(member.core.events) == [GaveUp((T0, T1), is_lost=True)]
+    assert isinstance(member.core.error, BrokerError)
+    member.core.polled(member.now)
+    assert member.core.calls(member.now) == [], "it does not come back"
+
+
 def test_leaving_tells_the_coordinator_unless_the_member_is_static() -> None:
     finish: Callable[..., None] = lambda *_: None  # noqa: E731
     call = Member().settle().core.leave(finish)

@@ -312,7 +312,7 @@ class GroupCore:
             self.generation = NO_GENERATION
             self._rejoin(is_lost=True)
         elif code in FATAL_CODES:
-            self.error = error
+            self._fall_out(error)
             self._unsubscribe()
         else:
             if self.state in (MemberState.JOINING, MemberState.SYNCING):
@@ -389,9 +389,7 @@ class GroupCore:
                     for item in response.members
                 }
             except RemoteProtocolError as error:
-                self.error = CorruptAnswerError(f"a member's subscription: {error}")
-                self._forget_member()
-                self.state = MemberState.IDLE
+                self._fall_out(CorruptAnswerError(f"a member's subscription: {error}"))
                 return
             self._metadata.want(self._all_topics())
             self._metadata.invalidate()
@@ -408,8 +406,7 @@ class GroupCore:
             try:
                 result = assign(self.protocol, self._members, self._counts)
             except RemoteProtocolError as error:
-                self.error = CorruptAnswerError(str(error))
-                self.state = MemberState.IDLE
+                self._fall_out(CorruptAnswerError(str(error)))
                 return []
             assignments = [
                 Struct(member_id=member, assignment=encode_assignment(partitions))
@@ -530,18 +527,21 @@ class GroupCore:
         calls: list[Call] = []
         if self.member_id and self._coordinator is not None and not self.options.instance_id:
             calls.append(self._leave_call(lambda _response, _error, _now: None))
+        interval = f"{self.options.max_poll_interval_ms:.0f} ms (max_poll_interval_ms)"
+        self._fall_out(PollIntervalError(f"no poll for {interval}: left group {self.group!r}"))
+        return calls
+
+    def _fall_out(self, error: ClientError) -> None:
+        """Be no member any more: what it had is lost, which is told before the reason."""
         self.events.clear()
         self._giving_up = ()
+        fence(self._pending, self.owned)
         if self.owned:
             self.events.append(GaveUp(self.owned, True))
         self.owned = self._added = ()
-        interval = self.options.max_poll_interval_ms
-        self.error = PollIntervalError(
-            f"no poll for {interval:.0f} ms (max_poll_interval_ms): left group {self.group!r}"
-        )
+        self.error = error
         self._forget_member()
-        self.state = MemberState.IDLE  # until the next poll
-        return calls
+        self.state = MemberState.IDLE
 
     def _forget_member(self) -> None:
         self.member_id = ""
