@@ -154,6 +154,15 @@ def test_automatic_commits_wait_for_their_time_and_repeat_what_failed() -> None:
     assert core.last_commit([T0, T1], 4_000) is None
 
 
+def test_commits_that_are_done_are_forgotten() -> None:
+    reader = Reader(group="g", auto_commit_ms=None)
+    for offset in range(100):
+        pending = reader.core.commit({T0: offset}, 0)
+        assert pending is not None
+        pending.settle(None, None)
+    assert len(reader.core._open_commits) == 1
+
+
 def test_what_cannot_be_read_names_its_place_and_stays() -> None:
     reader = Reader(value_deserializer="json", key_deserializer="str")
     reader.batches[T0].append(batch_of(0, b"1", b"{", b"3"))

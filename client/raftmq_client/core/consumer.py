@@ -387,6 +387,7 @@ class ConsumerCore:
             key: CommittedOffset(offset, epochs.get(key, -1)) for key, offset in positions.items()
         }
         pending = self.need_group().commit(commit, now)
+        self._reap_commits()
         self._open_commits.append((pending, dict(positions)))
         return pending
 
