@@ -163,3 +163,10 @@ def test_a_member_whose_end_is_cancelled_still_leaves(broker: FakeBroker, run: R
     run(body)
     assert broker.wait_for(ApiKey.OFFSET_COMMIT)
     assert broker.wait_for(ApiKey.LEAVE_GROUP)
+
+
+def test_a_poll_that_waits_for_long_is_a_poll(broker: FakeBroker, driver: Driver) -> None:
+    with driver.consumer(broker.address, max_poll_interval_ms=100, **MEMBER) as consumer:
+        for _ in range(2):
+            assert consumer.poll(0.5) == []  # a PollIntervalError, were it none
+        assert broker.count(ApiKey.LEAVE_GROUP) == 0

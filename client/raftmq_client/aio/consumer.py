@@ -174,7 +174,8 @@ class Consumer:
                     continue
                 engine.wake()  # room for more
                 return taken
-            if not await engine.wait_for(lambda: core.has_news, deadline):
+            until = core.wait_until(deadline, engine.now())
+            if not await engine.wait_for(lambda: core.has_news, until) and until == deadline:
                 return []
 
     async def partitions(self, topic: str, timeout: float = 10.0) -> int:

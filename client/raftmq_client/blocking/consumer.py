@@ -164,7 +164,8 @@ class Consumer:
                     engine.go_on()  # there is room for more
                     return taken
                 engine.wake()  # it receives while nobody polls
-                if not engine.wait_for(lambda: core.has_news, deadline):
+                until = core.wait_until(deadline, now_ms())
+                if not engine.wait_for(lambda: core.has_news, until) and until == deadline:
                     return []
 
     def partitions(self, topic: str, timeout: float = 10.0) -> int:

@@ -164,6 +164,12 @@ class ConsumerCore:
             group is not None and (bool(group.events) or group.error is not None)
         )
 
+    def wait_until(self, deadline: float, now: float) -> float:
+        """Until when a poll may wait in one go: a group is to hear that it does."""
+        if self.group is None:
+            return deadline
+        return min(deadline, now + self.options.grouping.max_poll_interval_ms / 2)
+
     def take(self, records_max: int, now: float) -> list[ConsumerRecord]:
         """Records that are there; asking for more counts the earlier ones as handled.
 
