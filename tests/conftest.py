@@ -10,6 +10,7 @@ import pytest
 from tests.live.harness import Cluster
 from tests.second_try import (  # noqa: F401 - hooks
     pytest_report_teststatus,
+    pytest_runtest_makereport,
     pytest_runtest_protocol,
     pytest_terminal_summary,
 )

@@ -2,12 +2,14 @@
 
 Real processes on a machine that does other things may miss a limit that no promise of the product
 set. The first failure is printed in full before the last line, which counts it as "rerun"; a second
-one is a failure as any. Tests without the marker `live` decide at once. Whatever fixtures were
-shared is torn down in between, so that the second try begins with clusters of its own.
+one is a failure as any. Tests without the marker `live` decide at once, and so does what no machine
+excuses (`PromiseBrokenError`): a lost record is lost whatever a second try finds. Whatever fixtures
+were shared is torn down in between, so that the second try begins with clusters of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -16,6 +18,21 @@ from _pytest.terminal import TerminalReporter
 
 RERUN = "rerun"
 _AGAIN = pytest.StashKey[bool]()
+_IS_FINAL = pytest.StashKey[bool]()
+
+
+class PromiseBrokenError(AssertionError):
+    """What must not happen on any machine: acknowledged records lost, doubled or out of order."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, None, None]:
+    """Notice what decides at once."""
+    if call.excinfo is not None and call.excinfo.errisinstance(PromiseBrokenError):
+        item.stash[_IS_FINAL] = True
+    yield
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,6 +45,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     hook.pytest_runtest_logstart(**where)
     reports = _attempt(item, nextitem)
     failures = [report for report in reports if report.failed]
+    if _IS_FINAL in item.stash:
+        failures.clear()
     for report in failures or reports:
         if failures:
             report.outcome = RERUN  # type: ignore[assignment]  # pytest has no name for it

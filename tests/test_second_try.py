@@ -13,6 +13,7 @@ CONFTEST = "from tests.second_try import *\n"
 TESTS = """
 import time
 import pytest
+from tests.second_try import PromiseBrokenError
 
 told = []
 live = pytest.mark.live
@@ -58,12 +59,17 @@ def ends_badly():
 def test_teardown(ends_badly):
     pass
 
+@live
+def test_promise():
+    times("promise")
+    raise PromiseBrokenError("lost")
+
 def test_plain():
     times("plain")
     assert False, "decides at once"
 
 def test_so_often():
-    assert (told.count("bad"), told.count("plain")) == (2, 1)
+    assert (told.count("bad"), told.count("plain"), told.count("promise")) == (2, 1, 1)
 """
 
 
@@ -84,7 +90,7 @@ def test_a_failed_live_test_runs_twice_and_others_once(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     *_, last = done.stdout.splitlines()
-    assert last.startswith("2 failed, 6 passed, 4 rerun in "), done.stdout
+    assert last.startswith("3 failed, 6 passed, 4 rerun in "), done.stdout
     for line in ("out of luck", "Timeout (>0.2s)", "a bad end"):
         assert line in done.stdout
     assert done.stdout.count("bad for good") > 1, "both times"
