@@ -212,7 +212,8 @@ class Application:
     rate: float = 500.0
     errors: list[str] = field(factory=list)
     notes: Counter[str] = field(factory=Counter)
-    acked: dict[int, dict[int, int]] = field(factory=dict)
+    acked: dict[int, dict[int, int | None]] = field(factory=dict)
+    """Offsets by number, by partition; None where the client told none."""
     acked_at: list[float] = field(factory=list)
     read: dict[int, dict[int, int]] = field(factory=dict)
     committed: int = 0
@@ -235,9 +236,8 @@ class Application:
     def end(self) -> None:
         self.stop.set()
         self._threads[0].join(90)
-        wanted = sum(len(numbers) for numbers in self.acked.values())
         for _ in polling(60, "everything read by the group"):
-            if sum(len(self.read[p].keys() & self.acked[p].keys()) for p in self.read) >= wanted:
+            if not self.lost:
                 break
         self._consumers_stop.set()
         for thread in self._threads[1:]:
@@ -246,11 +246,15 @@ class Application:
     @property
     def lost(self) -> int:
         """Acknowledged records that the group did not read at their offsets."""
-        return sum(
-            self.read[partition].get(offset) != number
-            for partition, numbers in self.acked.items()
-            for offset, number in numbers.items()
-        )
+        count = 0
+        for partition, offsets in self.acked.items():
+            read = self.read[partition].copy()
+            found = set(read.values())
+            count += sum(
+                number not in found if offset is None else read.get(offset) != number
+                for number, offset in offsets.items()
+            )
+        return count
 
     def _note(self, who: str) -> Any:
         def noted(error: confluent_kafka.KafkaError) -> None:
@@ -279,7 +283,7 @@ class Application:
                 if error is not None:
                     self.errors.append(f"producer: {error}")
                     return
-                self.acked[message.partition()][message.offset()] = number
+                self.acked[message.partition()][number] = message.offset()
                 self.acked_at.append(now)
                 self.latencies_ms.append((now, 1e3 * (now - sent_at)))
 

@@ -33,6 +33,7 @@ from benchmarks.plan import Metrics, Plan
 from benchmarks.targets import Target
 
 _READ_STALL_S: Final = 20.0
+UNKNOWN: Final = -1
 
 
 @define
@@ -114,17 +115,20 @@ class Load:
         value, partition, offset = message.value(), message.partition(), message.offset()
         assert value is not None
         assert partition is not None
-        assert offset is not None
         number = int(value)
-        self.acknowledged[partition][number] = offset
+        # None: librdkafka concluded it from the answer to a later batch, which tells no offset.
+        self.acknowledged[partition][number] = UNKNOWN if offset is None else offset
         if self.first_sent.get(partition) == number:
             self.recovered_s[partition] = time.perf_counter() - self.killed_at
 
     def lost(self) -> int:
         """How many acknowledged records do not stand where they were acknowledged."""
         read = _read_all(self.target, self.topic, self.acknowledged)
+        found = {(partition, number) for (partition, _), number in read.items()}
         return sum(
-            read.get((partition, offset)) != number
+            (partition, number) not in found
+            if offset == UNKNOWN
+            else read.get((partition, offset)) != number
             for partition, numbers in self.acknowledged.items()
             for number, offset in numbers.items()
         )
