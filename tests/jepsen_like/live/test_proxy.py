@@ -202,7 +202,11 @@ def test_delay_and_width_of_a_link(links: ProxyLinks, service: Service) -> None:
 
 def test_a_node_that_is_down_refuses(service: Service) -> None:
     service.close()
-    with service.dial(service.places.advertised_client) as near:
+    try:
+        near = service.dial(service.places.advertised_client)
+    except ConnectionResetError:
+        return  # it was refused before it stood
+    with near:
         assert is_at_end(near)
 
 
