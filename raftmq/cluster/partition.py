@@ -96,7 +96,7 @@ class Partition:
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
-        self._recompression = Recompression(workers, self._append)
+        self._recompression = Recompression(workers, self._append, self._producers.refused)
         self._is_internal = is_internal
         self._deadlines = deadlines
         self._clock = clock

@@ -29,6 +29,7 @@ INLINE_BYTES_MAX: Final = 2 << 10
 """What is smaller costs less than a way to another thread and back."""
 
 Append: TypeAlias = Callable[[memoryview, int, int], AppendResult | Promise[AppendResult]]
+Refused: TypeAlias = Callable[[memoryview, KafkaError], None]
 
 
 class Workers(Protocol):
@@ -65,12 +66,14 @@ class _Waiting:
 class Recompression:
     """What waits for a worker, of one partition."""
 
-    __slots__ = ("_append", "_waiting", "_workers")
+    __slots__ = ("_append", "_refused", "_waiting", "_workers")
 
-    def __init__(self, workers: Workers | None, append: Append) -> None:
-        """Without workers nothing waits: all is built where it is appended."""
+    def __init__(self, workers: Workers | None, append: Append, refused: Refused) -> None:
+        """Without workers nothing waits: all is built where it is appended. `refused` is told of
+        what is not."""
         self._workers = workers
         self._append = append
+        self._refused = refused
         self._waiting: deque[_Waiting] = deque()
 
     def takes(self, records: memoryview | None, settings: PartitionSettings) -> bool:
@@ -102,6 +105,7 @@ class Recompression:
         while self._waiting and self._waiting[0].is_done:
             first = self._waiting.popleft()
             if first.error is not None:
+                self._refused(first.records, first.error)
                 first.promise.resolve(AppendResult(first.error.code, message=first.error.message))
                 continue
             result = self._append(first.records, first.acks, first.timeout_ms)

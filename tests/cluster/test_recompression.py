@@ -10,7 +10,7 @@ from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.recompression import INLINE_BYTES_MAX, Recompression
 from raftmq.codec import Codec
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.records import (
@@ -41,7 +41,8 @@ class Bench:
         self.appended: list[tuple[bytes | None, Codec]] = []
         self.parked: list[Promise[AppendResult]] = []
         self.must_park = False
-        self.it = Recompression(self, self.append)
+        self.refused: list[tuple[memoryview, KafkaError]] = []
+        self.it = Recompression(self, self.append, lambda *batch: self.refused.append(batch))
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         self.jobs.append((job, done))
@@ -72,7 +73,7 @@ def test_what_may_stay_as_it_is_does_not_wait() -> None:
     unknown[22] |= 7
     assert not it.takes(unknown, ZSTD), "the append refuses it by name"
     assert not it.takes(None, ZSTD)
-    assert not Recompression(None, Bench().append).takes(batch(b"a"), ZSTD)
+    assert not Recompression(None, Bench().append, lambda *_: None).takes(batch(b"a"), ZSTD)
 
 
 def test_order_is_kept_whoever_is_built_first() -> None:
@@ -141,9 +142,13 @@ def test_times_beyond_64_bits_cost_their_producer_an_error(settings: PartitionSe
 def test_what_is_too_large_when_built_anew_is_refused() -> None:
     settings = PartitionSettings(compression=Codec.NONE, max_message_bytes=1_000)
     bench = Bench()
-    promise = bench.it.append(batch(b"a", 5_000, Codec.ZSTD), -1, 100, settings)
+    records = batch(b"a", 5_000, Codec.ZSTD)
+    promise = bench.it.append(records, -1, 100, settings)
     bench.work()
     assert promise.result().code is ErrorCode.MESSAGE_TOO_LARGE
+    [(refused, error)] = bench.refused  # what its producer sends next is judged by that
+    assert refused is records
+    assert error.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT])
