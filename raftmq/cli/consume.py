@@ -98,11 +98,12 @@ def consume(
             raise CommandError(f"{message}, or --group", EXIT_USAGE)
         write = _formatter(as_json, record_format, key_delimiter, delimiter, headers)
         reset = "latest" if offset in ("latest", "end") else "earliest"
-        reader = _Reader(write, count, follow and not exit_at_end, idle)
+        is_member = group is not None
+        reader = _Reader(write, count, follow and not exit_at_end, idle, is_member=is_member)
         with Consumer(
             bootstrap,
             group=group,
-            topics=(name,) if group is not None else (),
+            topics=(name,) if is_member else (),
             reset=reset,
             isolation="read_committed" if committed_only else "read_uncommitted",
             client_id="raftmq-cli",
@@ -124,13 +125,21 @@ class _Reader:
     """Prints records until it has enough, or has read what there was at the beginning."""
 
     def __init__(
-        self, write: Formatter, count: int | None, follow: bool, idle_s: float | None
+        self,
+        write: Formatter,
+        count: int | None,
+        follow: bool,
+        idle_s: float | None,
+        *,
+        is_member: bool,
     ) -> None:
         self._write = write
         self._left = count
         self._follow = follow
         self._idle_s = idle_s
+        self._is_member = is_member
         self._ends: dict[TopicPartition, int] = {}
+        self._printed: dict[TopicPartition, int] = {}
 
     def run(self, consumer: Consumer) -> None:
         stream = sys.stdout.buffer
@@ -143,6 +152,8 @@ class _Reader:
                     heard_at = time.monotonic()
                 for record in records:
                     stream.write(self._write(record))
+                    key = TopicPartition(record.topic, record.partition)
+                    self._printed[key] = record.offset + 1
                 if self._left is not None:
                     self._left -= len(records)
                 if self._follow:
@@ -151,8 +162,18 @@ class _Reader:
                     return
                 if self._idle_s is not None and time.monotonic() - heard_at > self._idle_s:
                     return
+        except KeyboardInterrupt:
+            # That is how following ends, and no error after which records should come again.
+            stream.flush()
+            self._commit(consumer)
+            raise
         finally:
             stream.flush()
+
+    def _commit(self, consumer: Consumer) -> None:
+        if self._is_member:
+            mine = consumer.assignment
+            consumer.commit({key: end for key, end in self._printed.items() if key in mine})
 
     def _is_at_end(self, consumer: Consumer) -> bool:
         assignment = consumer.assignment

@@ -12,6 +12,8 @@ from raftmq.cli.app import app
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.records import parse_header
+from raftmq_client import ConsumerRecord
+from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.errors import BrokerError
 from tests.cli.conftest import Call
 from tests.client.fake_broker import FakeBroker
@@ -230,6 +232,28 @@ def test_a_group_resumes_and_its_lag_is_shown(call: Call, broker: FakeBroker) ->
     assert call("group", "list", "--json").exit_code == 0
     assert call("group", "delete", "g").exit_code == 0
     assert "g" not in broker.groups
+
+
+def test_what_a_group_printed_is_committed_at_ctrl_c(
+    call: Call, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.make_topic("t", 1)
+    call("produce", "t", "0", "1", "2")
+    poll, polls = Consumer.poll, iter(range(1_000))
+
+    def interrupted(self: Consumer, timeout: float, records_max: int) -> list[ConsumerRecord]:
+        found = poll(self, timeout, records_max)
+        if not found and next(polls) > 1:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Consumer, "poll", interrupted)
+    done = call("consume", "t", "-G", "g", "--follow")
+    assert done.exit_code == 130
+    assert done.stdout == "0\n1\n2\n"
+    monkeypatch.undo()
+    monkeypatch.setenv("RAFTMQ_BOOTSTRAP", broker.address)
+    assert call("group", "describe", "g").stdout.splitlines()[2].split()[3] == "3"
 
 
 def test_refused_records_are_counted_and_told(call: Call, broker: FakeBroker) -> None:
