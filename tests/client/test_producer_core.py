@@ -336,15 +336,23 @@ def test_a_receipt_that_is_kept_does_not_keep_the_records(is_split: bool) -> Non
     assert [sys.getrefcount(value) for value in values] == before
 
 
-def test_a_request_written_after_its_batch_was_given_up_is_whole() -> None:
+def test_what_has_not_left_at_its_timeout_has_failed_and_never_leaves() -> None:
     """A call waits for its connection; its bytes are made when that stands."""
-    world = World(delivery_timeout_ms=1_000)
-    receipt = world.send(b"a")
+    world = World(partitions=2, delivery_timeout_ms=1_000, linger_ms=600.0)
+    first = world.send(b"a")
+    world.later(500)
+    second = world.send(b"b", 1)
+    world.core.hurry(second)
+    world.core.hurry(first)
     world.step()
-    world.later(1_000)
-    assert receipt.outcome is Outcome.UNKNOWN
-    ((_, _, values),) = world.batches(world.calls.popleft())
-    assert values == [b"a"]
+    (call,) = world.calls
+    call.sent = False
+    world.later(500)
+    assert (first.outcome, second.outcome) == (Outcome.FAILED, None)
+    assert [(p, values) for p, _, values in world.batches(call)] == [(1, [b"b"])]
+    world.later(500)
+    assert second.outcome is Outcome.FAILED
+    assert call.is_done, "there is nothing left to say"
 
 
 def test_a_settled_batch_takes_no_more_records() -> None:

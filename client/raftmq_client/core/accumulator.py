@@ -178,11 +178,18 @@ class Batch:
     may_exist: bool = False
     """An earlier attempt may have been appended: it can no longer simply fail."""
     attempts: int = 0
+    request: Any = None
+    """The Request that it is in, while it is not settled."""
     is_done: bool = False
     error: ClientError | None = None
     base_offset: int = -1
     log_append_time: int = -1
     last_error: ClientError | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """True when bytes of it may have left."""
+        return self.may_exist or (self.request is not None and self.request.call.sent)
 
     def add(self, record: Fields, receipt: Receipt, size: int) -> None:
         """Take one more record."""
@@ -206,6 +213,7 @@ class Batch:
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self.is_done = True
+        self.request = None
         self.records = []  # an attempt that is not written yet has its own hold on them
 
     def split(self) -> tuple[Batch, Batch]:
@@ -224,7 +232,7 @@ class Batch:
             halves.append(half)
         self.middle = middle
         self.halves = halves[0], halves[1]
-        listening, self.listening, self.records = self.listening, [], []
+        listening, self.listening, self.records, self.request = self.listening, [], [], None
         for receipt in listening:
             part = receipt._follow()
             assert part is not None

@@ -15,17 +15,22 @@ from attrs import define, field, frozen
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
 from raftmq.protocol.produce import (
     ProducePartition,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
     ProduceTopic,
+    decode_produce_response,
+    encode_produce_request,
 )
-from raftmq.types import TopicPartition
+from raftmq.types import Buffer, TopicPartition
 from raftmq_client.core.accumulator import Batch, Fields, Receipt
+from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.encoding import encode_batch
 from raftmq_client.core.metadata import Broker
+from raftmq_client.errors import TimedOutError
 
 ACKS_ALL: Final = -1
 PRODUCE_VERSION_MAX: Final = 12
@@ -178,6 +183,11 @@ class Attempt:
         """True when its answer means nothing any more."""
         return self.number != self.batch.attempts or self.batch not in self.partition.in_flight
 
+    @property
+    def is_wanted(self) -> bool:
+        """True while somebody waits for its answer."""
+        return not (self.is_stale or self.batch.is_done)
+
 
 def build_request(
     options: ProducerOptions, attempts: Sequence[Attempt], timeout_ms: int
@@ -197,6 +207,49 @@ def build_request(
         topic = topics.setdefault(key.topic, ProduceTopic(key.topic, None, []))
         topic.partitions.append(ProducePartition(key.partition, memoryview(records)))
     return ProduceRequest(None, options.acks, timeout_ms, list(topics.values()))
+
+
+@frozen(eq=False)
+class Request:
+    """A request on its way and what it says."""
+
+    call: Call
+    attempts: Sequence[Attempt]
+
+    def drop(self, now: float) -> None:
+        """Give it up if it has not left and has nothing left to say."""
+        if not (self.call.sent or any(attempt.is_wanted for attempt in self.attempts)):
+            self.call.complete(None, TimedOutError("given up before it left", sent=False), now)
+
+
+def make_request(
+    options: ProducerOptions, node: int, attempts: Sequence[Attempt], finish: Finish
+) -> Call:
+    """The call of one request.
+
+    Its body is made when its connection stands. What was given up by then is left out: it was told
+    as never sent, or is sent to another leader.
+    """
+    timeout = min(options.request_timeout_ms, options.delivery_timeout_ms)
+
+    def body(version: int) -> list[Buffer]:
+        wanted = [attempt for attempt in attempts if attempt.is_wanted]
+        return encode_produce_request(version, build_request(options, wanted, int(timeout)))
+
+    call = Call(
+        api=ApiKey.PRODUCE,
+        body=body,
+        read=decode_produce_response,
+        finish=finish,
+        node=node,
+        min_version=3,
+        max_version=PRODUCE_VERSION_MAX,
+        timeout_ms=timeout,
+        expects_answer=options.acks != 0,
+    )
+    for attempt in attempts:
+        attempt.batch.request = Request(call, attempts)
+    return call
 
 
 def answers_of(

@@ -14,15 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey
-from raftmq.protocol.produce import (
-    ProducePartitionResponse,
-    ProduceResponse,
-    decode_produce_response,
-    encode_produce_request,
-)
+from raftmq.protocol.produce import ProducePartitionResponse, ProduceResponse
 from raftmq.records import SEQUENCE_MODULUS
-from raftmq.types import Buffer, TopicPartition
+from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import (
     RECORD_OVERHEAD,
     Accumulator,
@@ -39,7 +33,6 @@ from raftmq_client.core.partitioners import Partitioner, choose_partition
 from raftmq_client.core.produce_requests import (
     ACKS_ALL,
     NOT_APPENDED,
-    PRODUCE_VERSION_MAX,
     SEQUENCE_CODES,
     STALL_MS,
     Attempt,
@@ -47,7 +40,7 @@ from raftmq_client.core.produce_requests import (
     ProducerOptions,
     Unrouted,
     answers_of,
-    build_request,
+    make_request,
     refusal,
 )
 from raftmq_client.errors import (
@@ -182,7 +175,7 @@ class ProducerCore:
         self._unrouted.clear()
         for partition in self._partitions.values():
             for batch in partition.in_flight:
-                self._settle(batch, TimedOutError(str(error), sent=True))
+                self._settle(batch, TimedOutError(str(error), sent=batch.has_left))
             for batch in partition.retries:
                 self._settle(batch, TimedOutError(str(error), sent=batch.may_exist))
         for queue in self.accumulator.queues.values():
@@ -331,8 +324,10 @@ class ProducerCore:
             return
         if leader is not None and leader[0] != partition.node:
             for batch in [*partition.in_flight]:
-                batch.may_exist = True
+                request, batch.may_exist = batch.request, batch.has_left
                 self._retry(partition, batch, None, now)
+                if request is not None:
+                    request.drop(now)
             partition.not_before = 0.0
         elif now - partition.sent_at >= STALL_MS:
             partition.sent_at = now
@@ -397,28 +392,12 @@ class ProducerCore:
         partition.next_sequence = (partition.next_sequence + len(batch.records)) % SEQUENCE_MODULUS
 
     def _make_call(self, node: int, attempts: Sequence[Attempt]) -> Call:
-        options = self.options
-        timeout = min(options.request_timeout_ms, options.delivery_timeout_ms)
-
-        def body(version: int) -> list[Buffer]:
-            return encode_produce_request(version, build_request(options, attempts, int(timeout)))
-
         def finish(response: Any, error: ClientError | None, now: float) -> None:
             self._requests[node] -= 1
             self._wake(now)  # an acks=0 request is finished while it is sent
             self._finished(attempts, response, error, now)
 
-        return Call(
-            api=ApiKey.PRODUCE,
-            body=body,
-            read=decode_produce_response,
-            finish=finish,
-            node=node,
-            min_version=3,
-            max_version=PRODUCE_VERSION_MAX,
-            timeout_ms=timeout,
-            expects_answer=options.acks != 0,
-        )
+        return make_request(self.options, node, attempts, finish)
 
     # From answer to receipt.
 
@@ -553,10 +532,13 @@ class ProducerCore:
     def _expire(self, now: float) -> None:
         timeout = self.options.delivery_timeout_ms
         for partition in self._partitions.values():
-            for batch in partition.in_flight:
+            for batch in [*partition.in_flight]:
                 if not batch.is_done and batch.deadline <= now:
                     message = f"{batch.key} did not acknowledge within {timeout:.0f} ms"
-                    self._settle(batch, TimedOutError(message, sent=True))
+                    request = batch.request
+                    self._settle(batch, TimedOutError(message, sent=batch.has_left))
+                    if request is not None:
+                        request.drop(now)
                 elif not batch.is_done:
                     self._wake(batch.deadline)
             overdue = [batch for batch in partition.retries if batch.deadline <= now]
