@@ -312,7 +312,7 @@ def test_receipts_know_their_place_and_are_told_once_after_a_batch_was_split() -
                 world.refuse(call, ErrorCode.MESSAGE_TOO_LARGE)
             else:
                 world.serve(call)
-        for receipt in world.core.take_settled():
+        for receipt in world.core.listeners.take():
             for listener in receipt.listeners or ():
                 listener(receipt)
     assert sorted(told) == [3, 12]
@@ -503,7 +503,7 @@ def test_wrong_use_is_told() -> None:
     told: list[Receipt] = []
     _, is_due = world.core.send("t", (None, b"x", 0, ()), 4, None, 0.0, told.append)
     assert is_due, "or nobody would take it to its listener before something else happens"
-    assert [receipt.outcome for receipt in world.core.take_settled()] == [Outcome.FAILED]
+    assert [receipt.outcome for receipt in world.core.listeners.take()] == [Outcome.FAILED]
     with pytest.raises(UsageError):
         World(acks=1, idempotent=True)
 

@@ -67,7 +67,6 @@ class Producer:
         self._core = parts.core
         self._core.receipt_class = Receipt
         self._options = parts.core.options
-        self._flushing = 0
         self._must_yield = False
         self._engine.after_turn = self._deliver
         self._engine.after_crash = self._fall
@@ -151,15 +150,10 @@ class Producer:
         limit = self._options.delivery_timeout_ms + 5_000 if timeout is None else timeout * 1000
         engine, core = self._engine, self._core
         engine.check()
-        self._flushing += 1
-        core.accumulator.is_flushing = True
+        outstanding = core.outstanding()
         engine.wake()
-        try:
-            if not await engine.wait_for(lambda: core.is_idle, engine.now() + limit):
-                raise TimeoutError(f"{core.pending} records are still on their way")
-        finally:
-            self._flushing -= 1
-            core.accumulator.is_flushing = self._flushing > 0
+        if not await engine.wait_for(outstanding.is_over, engine.now() + limit):
+            raise TimeoutError(f"{core.pending} records are still on their way")
 
     async def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.
@@ -192,7 +186,8 @@ class Producer:
             Exception: the first that a listener raised, after all of them were called.
         """
         failure: Exception | None = None
-        for receipt in self._core.take_settled():
+        settled = self._core.listeners.take()
+        for receipt in settled:
             for listener in receipt.listeners or ():
                 try:
                     listener(receipt)
@@ -200,6 +195,7 @@ class Producer:
                     failure = failure or error
         if failure is not None:
             raise failure
+        self._core.listeners.told(len(settled))
 
     def _fall(self) -> None:
         """The engine died: settle everything, so that nobody waits for ever."""

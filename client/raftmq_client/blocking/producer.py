@@ -6,6 +6,7 @@ retries or order (`core/producer.py` does). Safe to share between threads, not a
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -36,9 +37,9 @@ class Producer:
         self._engine = Engine(parts.client, name=parts.client.options.client_id)
         self._core = parts.core
         self._options = parts.core.options
-        self._is_delivering = False
         self._waiter = _Waiter(self)
         self._engine.after_turn = self._deliver
+        self._engine.after_crash = self._fall
         self._engine.start()
 
     def __enter__(self) -> Self:
@@ -111,16 +112,10 @@ class Producer:
         engine, core = self._engine, self._core
         with engine.lock:
             engine.check()
-            core.accumulator.is_flushing = True
+            outstanding = core.outstanding()
             engine.wake()
-            try:
-                if not engine.wait_for(self._is_idle, now_ms() + limit):
-                    raise TimeoutError(f"{core.pending} records are still on their way")
-            finally:
-                core.accumulator.is_flushing = False
-
-    def _is_idle(self) -> bool:
-        return self._core.is_idle and not self._is_delivering
+            if not engine.wait_for(outstanding.is_over, now_ms() + limit):
+                raise TimeoutError(f"{core.pending} records are still on their way")
 
     def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.
@@ -146,17 +141,34 @@ class Producer:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Call who listens, without the lock."""
+        """Call who listens, without the lock.
+
+        Raises:
+            Exception: the first that a listener raised, after all of them were called.
+        """
+        failure: Exception | None = None
         with self._engine.lock:
-            settled = self._core.take_settled()
-            self._is_delivering = bool(settled)
+            settled = self._core.listeners.take()
         for receipt in settled:
             for listener in receipt.listeners or ():
-                listener(receipt)
+                try:
+                    listener(receipt)
+                except Exception as error:  # noqa: BLE001 - raised below, once all have been told
+                    failure = failure or error
+        if failure is not None:
+            raise failure
         if settled:
             with self._engine.lock:
-                self._is_delivering = False
+                self._core.listeners.told(len(settled))
                 self._engine.changed.notify_all()
+
+    def _fall(self) -> None:
+        """The thread died: settle everything, so that nobody waits for ever."""
+        with self._engine.lock:
+            self._core.give_up(UsageError("the producer died"))
+            self._engine.changed.notify_all()
+        with contextlib.suppress(Exception):  # the first one is told to every caller by check()
+            self._deliver()
 
     def _wait_for_room(self) -> None:
         accumulator = self._core.accumulator

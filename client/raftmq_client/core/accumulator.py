@@ -263,7 +263,6 @@ class Accumulator:
     queues: dict[TopicPartition, deque[Batch]] = field(factory=dict)
     size_bytes: int = 0
     next_order: int = 0
-    is_flushing: bool = False
 
     def add(
         self, key: TopicPartition, record: Fields, receipt: Receipt, size: int, now: float
@@ -288,16 +287,11 @@ class Accumulator:
 
     def is_ready(self, batch: Batch, now: float) -> bool:
         """True when a queued batch should leave."""
-        return (
-            batch.is_closed
-            or batch.is_hurried
-            or self.is_flushing
-            or now - batch.created_at >= self.linger_ms
-        )
+        return batch.is_closed or batch.is_hurried or now - batch.created_at >= self.linger_ms
 
     def ready_at(self, batch: Batch) -> float:
         """When it becomes ready by itself."""
-        if batch.is_closed or batch.is_hurried or self.is_flushing:
+        if batch.is_closed or batch.is_hurried:
             return 0.0
         return batch.created_at + self.linger_ms
 

@@ -29,6 +29,7 @@ from raftmq_client.core.accumulator import (
 from raftmq_client.core.call import Call
 from raftmq_client.core.identity import ProducerIdentity
 from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.outstanding import Listeners, Outstanding
 from raftmq_client.core.partitioners import Partitioner, choose_partition
 from raftmq_client.core.produce_requests import (
     ACKS_ALL,
@@ -80,7 +81,7 @@ class ProducerCore:
         """Records whose receipts are not settled."""
         self.receipt_class: type[Receipt] = Receipt
         self._open: dict[object, Batch] = {}  # by topic, or topic and partition: `append`'s
-        self._settled: list[Receipt] = []  # those that somebody listens to
+        self.listeners = Listeners()
         self._metadata = metadata
         self._partitioner = partitioner
         self._backoff_until = backoff_until
@@ -157,15 +158,17 @@ class ProducerCore:
         batch.is_hurried = True
         return True
 
-    @property
-    def is_idle(self) -> bool:
-        """True when every receipt is settled and its listeners were taken."""
-        return self.pending == 0 and not self._settled
-
-    def take_settled(self) -> list[Receipt]:
-        """Settled receipts with listeners, which the driver calls when no core is at work."""
-        settled, self._settled = self._settled, []
-        return settled
+    def outstanding(self) -> Outstanding:
+        """What is not settled now; no more is put into its batches, and none of them lingers."""
+        batches: list[Batch] = []
+        for partition in self._partitions.values():
+            batches += [*partition.in_flight, *partition.retries]
+        for queue in self.accumulator.queues.values():
+            batches += queue
+        for batch in batches:
+            batch.is_closed = True
+        unrouted = [item.receipt for waiting in self._unrouted.values() for item in waiting]
+        return Outstanding(batches, unrouted, self.listeners)
 
     def give_up(self, error: ClientError) -> None:
         """Settle everything that is not settled: the producer is closed."""
@@ -245,6 +248,7 @@ class ProducerCore:
                     self.accumulator.size_bytes -= item.size
                     chosen = None if item.receipt.index < 0 else item.receipt.index
                     self._route(topic, item.record, item.receipt, chosen, count, item.size, now)
+                    self.hurry(item.receipt)  # it waited long enough, and somebody may wait for it
                 waiting.clear()
             if not waiting:
                 del self._unrouted[topic]
@@ -259,7 +263,7 @@ class ProducerCore:
         self.pending -= 1
         receipt.fail(error)
         if receipt.listeners is not None:
-            self._settled.append(receipt)
+            self.listeners.add([receipt])
 
     # From batch to request.
 
@@ -571,7 +575,7 @@ class ProducerCore:
             return
         self.pending -= len(batch.records)
         batch.settle(error, base_offset, log_append_time)
-        self._settled.extend(batch.listening)
+        self.listeners.add(batch.listening)
         batch.listening.clear()
         self.accumulator.release(batch)
 
