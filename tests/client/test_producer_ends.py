@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import pytest
 
 from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord
-from raftmq_client import Outcome, Receipt, UsageError, aio
+from raftmq_client import ClientError, Outcome, Receipt, UsageError, aio, blocking
+from tests.client.drivers import Driver
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_producer_core import World
 
@@ -101,3 +104,81 @@ def test_a_flush_ends_while_another_task_goes_on_sending(broker: FakeBroker, run
                 tasks.cancel_scope.cancel()
 
     run(body)
+
+
+FULL = {"buffer_memory": 2_000, "linger_ms": 0, "max_block_ms": 9_000}
+"""17 records of 100 bytes fill it, as the buffer counts."""
+
+
+def test_a_send_that_waits_for_room_takes_nothing_from_a_producer_that_ends(
+    broker: FakeBroker, run: Run
+) -> None:
+    refused: list[ClientError] = []
+
+    async def body() -> None:
+        async with aio.Producer(broker.address, **FULL) as producer:  # type: ignore[arg-type]
+            broker.fault(ApiKey.PRODUCE, "hold")
+            for _ in range(17):
+                await producer.send("t", b"x" * 100, partition=0)
+
+            async def send_one_more() -> None:
+                try:
+                    await producer.send("t", b"x" * 100, partition=0)
+                except ClientError as error:
+                    refused.append(error)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send_one_more)
+                await anyio.wait_all_tasks_blocked()
+                await producer.close(flush=False)
+
+    run(body)
+    assert [type(error) for error in refused] == [UsageError]
+
+
+def test_a_thread_that_waits_for_room_gives_nothing_to_a_producer_that_ends(
+    broker: FakeBroker,
+) -> None:
+    outcomes: list[object] = []
+    producer = blocking.Producer(broker.address, **FULL)  # type: ignore[arg-type]
+    broker.fault(ApiKey.PRODUCE, "hold")
+    for _ in range(17):
+        producer.send("t", b"x" * 100, partition=0)
+    waits = threading.Event()
+    wait_for_room = producer._wait_for_room
+    producer._wait_for_room = lambda: (waits.set(), wait_for_room())[1]  # type: ignore[method-assign]
+
+    def send_one_more() -> None:
+        try:
+            outcomes.append(producer.send("t", b"x" * 100, partition=0).outcome)
+        except ClientError as error:
+            outcomes.append(type(error))
+
+    thread = threading.Thread(target=send_one_more)
+    thread.start()
+    assert waits.wait(5)
+    producer.close(flush=False)
+    thread.join(5)
+    assert outcomes == [UsageError]
+
+
+def test_everybody_is_told_though_one_listener_raises(broker: FakeBroker, driver: Driver) -> None:
+    told: list[Receipt] = []
+
+    def fail(_receipt: object) -> None:
+        raise ZeroDivisionError
+
+    def use() -> None:
+        with driver.producer(broker.address, linger_ms=50) as producer:
+            producer.send("t", b"x", partition=0, on_delivery=fail)
+            producer.send("t", b"x", partition=0, on_delivery=told.append)
+            broker.fault(ApiKey.METADATA, "refuse", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            waiting = producer.send("other", b"x")
+            try:
+                producer.flush(5)
+            finally:
+                assert [receipt.outcome for receipt in told] == [Outcome.OK]
+                assert waiting.outcome is Outcome.FAILED, "by the producer's end, not by its own"
+
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        use()

@@ -120,6 +120,7 @@ class Producer:
         if self._must_yield:
             self._must_yield = False
             await anyio.lowlevel.checkpoint()
+            engine.check()
         if core.accumulator.size_bytes >= self._options.buffer_memory:
             await self._wait_for_room()
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
@@ -172,8 +173,10 @@ class Producer:
             if flush:
                 await self.flush()
         finally:
-            self._give_up()
-            self._engine.shut()
+            try:
+                self._give_up()
+            finally:
+                self._engine.shut()
 
     def _give_up(self) -> None:
         self._core.give_up(UsageError("the producer was closed"))
@@ -214,6 +217,7 @@ class Producer:
                 f"the buffer of {limit} bytes (buffer_memory) stayed full for"
                 f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
             )
+        engine.check()  # the end of a producer makes room, too
 
     async def _settle(self, receipt: CoreReceipt, timeout_s: float | None) -> None:
         """Wait until a receipt is settled or the time is over."""

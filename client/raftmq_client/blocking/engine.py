@@ -8,6 +8,7 @@ does not survive it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -74,6 +75,8 @@ class Engine:
         self.crash: BaseException | None = None
         self.after_turn: Callable[[], None] | None = None
         """Called by the background thread without the lock, after the cores have worked."""
+        self.after_crash: Callable[[], None] | None = None
+        """Called with the lock held when an error ends the background thread."""
         self._forks = Lineage.number
         self._selector = selectors.DefaultSelector()
         self._wake_receive, self._wake_send = socket.socketpair()
@@ -110,6 +113,11 @@ class Engine:
         self._wakes.close()
         self._wake_receive.close()
         self._wake_send.close()
+
+    def refuse(self) -> None:
+        """Refuse use from now on; `close` is still to be called. Call with the lock held."""
+        self._is_closing = True
+        self.wake()
 
     @property
     def is_closed(self) -> bool:
@@ -228,6 +236,11 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - reported to every caller by check()
             with self.lock:
                 self.crash = error
+                if self.after_crash is not None:
+                    self.after_crash()
+            if self.after_turn is not None:
+                with contextlib.suppress(Exception):  # `crash` is told to every caller by check()
+                    self.after_turn()
         finally:
             with self.lock:
                 for channel in list(self._channels.values()):

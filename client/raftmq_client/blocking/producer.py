@@ -6,7 +6,6 @@ retries or order (`core/producer.py` does). Safe to share between threads, not a
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -135,6 +134,7 @@ class Producer:
                 self.flush()
         finally:
             with self._engine.lock:
+                self._engine.refuse()  # in one go: nothing is taken that nobody settles
                 self._core.give_up(UsageError("the producer was closed"))
                 self._engine.changed.notify_all()
             self._engine.close()
@@ -164,11 +164,7 @@ class Producer:
 
     def _fall(self) -> None:
         """The thread died: settle everything, so that nobody waits for ever."""
-        with self._engine.lock:
-            self._core.give_up(UsageError("the producer died"))
-            self._engine.changed.notify_all()
-        with contextlib.suppress(Exception):  # the first one is told to every caller by check()
-            self._deliver()
+        self._core.give_up(UsageError("the producer died"))
 
     def _wait_for_room(self) -> None:
         accumulator = self._core.accumulator
@@ -181,6 +177,7 @@ class Producer:
                 f"the buffer of {limit} bytes (buffer_memory) stayed full for"
                 f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
             )
+        self._engine.check()  # the end of a producer makes room, too
 
     def _wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
         engine = self._engine
