@@ -201,7 +201,7 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
     ),
     "follower-serves-its-log-end": Bug(
         patching((Partition, "readable_end", property(_log_end_of_follower))),
-        stress.leaders,
+        stress.leaders_and_readers,
         2,
         (16,),
         # Seen at one offset, cut off there and sent again it stands at another one: a duplicate.

@@ -39,6 +39,13 @@ def leaders(seed: int) -> ClusterOptions:
     ).with_weights(isolate_leader=4, crash_leader=3, transfer=2, one_way=1, kill=1)
 
 
+def leaders_and_readers(seed: int) -> ClusterOptions:
+    """The same, and nearly all that clients do is read."""
+    return attrs.evolve(
+        leaders(seed), has_floors=False, consumers=5, members=1, registers=1, tourists=0
+    )
+
+
 def power(seed: int) -> ClusterOptions:
     """Power loss and failing syncs, short outages."""
     return drawn(
@@ -174,6 +181,11 @@ def sleepers(seed: int) -> ClusterOptions:
     """Coordinators stop for longer than a broker's session, and go on with what they had begun."""
     return drawn(
         seed,
+        has_floors=False,
+        producers=1,
+        consumers=1,
+        tourists=0,
+        registers=6,
         session_ms=1_200,
         safety_ms=12_000,
         fault_every_ms=(900.0, 2_200.0),
