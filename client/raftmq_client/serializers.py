@@ -8,13 +8,15 @@ Whatever fails names the topic; a consumer's error also names partition and offs
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
 import msgspec
 
 from raftmq_client.errors import SerializationError, UsageError
+
+_TIMESTAMPS: Final = 1 << 63
 
 
 class Serde(Protocol):
@@ -157,3 +159,27 @@ def serialize(encode: Callable[[Any], bytes] | None, value: Any, what: str, topi
         return _encode_bytes(value) if encode is None else encode(value)
     except Exception as error:
         raise SerializationError(f"{what} of a record for {topic!r}: {error}") from error
+
+
+def check_extras(headers: Sequence[Any], timestamp: Any, topic: str) -> None:
+    """Whether headers and a timestamp can be written; a batch of many is no place to find out.
+
+    Raises:
+        SerializationError: they cannot be.
+    """
+    if timestamp is not None and not (
+        isinstance(timestamp, int) and -_TIMESTAMPS <= timestamp < _TIMESTAMPS
+    ):
+        raise SerializationError(
+            f"timestamp of a record for {topic!r}: {timestamp!r} is no number of milliseconds"
+        )
+    for header in headers:
+        try:
+            name, content = header
+            name.encode()
+            if content is not None:
+                _encode_bytes(content)
+        except Exception as error:
+            raise SerializationError(
+                f"header {header!r} of a record for {topic!r}: {error}"
+            ) from error

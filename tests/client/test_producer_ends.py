@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord
-from raftmq_client import ClientError, Outcome, Receipt, UsageError, aio, blocking
+from raftmq_client import (
+    ClientError,
+    Outcome,
+    Receipt,
+    SerializationError,
+    UsageError,
+    aio,
+    blocking,
+)
 from tests.client.drivers import Driver
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_producer_core import World
@@ -182,3 +191,25 @@ def test_everybody_is_told_though_one_listener_raises(broker: FakeBroker, driver
 
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         use()
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"headers": [("h", "text")]},
+        {"headers": [("h", 5)]},
+        {"headers": [(b"h", b"x")]},
+        {"headers": ["h"]},
+        {"timestamp": "now"},
+        {"timestamp": 1.5},
+        {"timestamp": 1 << 63},
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be_written_is_refused_and_costs_no_other(
+    broker: FakeBroker, extras: dict[str, Any]
+) -> None:
+    with blocking.Producer(broker.address) as producer:
+        with pytest.raises(SerializationError):
+            producer.send("t", b"x", partition=0, **extras)
+        assert producer.send("t", b"y", partition=0).result(5).offset == 0

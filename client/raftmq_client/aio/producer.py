@@ -21,7 +21,7 @@ from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
-from raftmq_client.serializers import serialize
+from raftmq_client.serializers import check_extras, serialize
 
 
 class Receipt(CoreReceipt, eq=False):
@@ -112,7 +112,7 @@ class Producer:
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
-            SerializationError: key or value cannot be turned into bytes.
+            SerializationError: key, value, headers or timestamp cannot be turned into bytes.
             UsageError: the producer is not open.
         """
         engine, core = self._engine, self._core
@@ -129,6 +129,8 @@ class Producer:
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
         record = key, value, stamp, tuple(headers)
+        if record[3] or timestamp is not None:
+            check_extras(record[3], timestamp, topic)
         receipt: Receipt | None = None
         if on_delivery is None:
             receipt = core.append(topic, record, partition, self)
