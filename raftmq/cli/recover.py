@@ -192,6 +192,16 @@ def _lost_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]
     return sorted(node_id for node_id in members if node_id not in survivors)
 
 
+def _unknown_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]:
+    """Survivors that nothing on this node's disk mentions: perhaps a typing error, perhaps newer
+    than what this node has heard."""
+    known = {
+        member.node_id: True for account in findings.accounts for member in account.before.members
+    }
+    brokers = {} if findings.image is None else findings.image.brokers
+    return [n for n in survivors if n not in known and n not in brokers]
+
+
 def _check_silence(findings: Findings, survivors: Sequence[NodeId]) -> None:
     """Refuse where something listens at a lost node's address.
 
@@ -226,6 +236,7 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
         f"data {opened.folder.path}",
         f"Survivors: {ids}. Given up: {lost}.",
         "",
+        *_unknown_text(_unknown_nodes(findings, survivors)),
         f"{len(recovered)} groups lost their majority and go on with the survivors:",
     ]
     for account in recovered:
@@ -245,6 +256,17 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
         ]
     lines += ["", *_warning(findings, lost)]
     return lines
+
+
+def _unknown_text(unknown: Sequence[NodeId]) -> list[str]:
+    if not unknown:
+        return []
+    ids = ", ".join(str(n) for n in unknown)
+    return [
+        f"Nothing here mentions node {ids}. If that is a typing error, stop now: the node that was",
+        "meant would be given up. If it joined after this node was last up, go on.",
+        "",
+    ]
 
 
 def _warning(findings: Findings, lost: str) -> list[str]:
@@ -300,6 +322,7 @@ def _json_of(findings: Findings, survivors: Sequence[NodeId]) -> dict[str, Any]:
     return {
         "survivors": list(survivors),
         "given_up": _lost_nodes(findings, survivors),
+        "unknown": _unknown_nodes(findings, survivors),
         "gone": list(findings.gone),
         "groups": [
             {

@@ -78,6 +78,16 @@ def test_a_lost_majority_is_told_asked_for_and_given_up(data: Path) -> None:
     assert "start them instead" in again.stderr
 
 
+def test_a_survivor_of_whom_nothing_is_known_is_pointed_out(data: Path) -> None:
+    words = ["--unsafe", "--dry-run", "--survivors"]
+    told = recover(data, *words, "1,9")
+    assert told.exit_code == 0, told.output
+    assert "Nothing here mentions node 9." in told.stdout
+    assert json.loads(recover(data, *words, "1,9", "--json").stdout)["unknown"] == [9]
+    assert "Nothing here mentions" not in recover(data, *words, "1,4").stdout, "it is a learner"
+    assert json.loads(recover(data, *words, "1,4", "--json").stdout)["unknown"] == []
+
+
 def test_as_json(data: Path) -> None:
     told = json.loads(recover(data, "--unsafe", "--dry-run", "--json").stdout)
     assert told["given_up"] == [2, 3, 4]
