@@ -33,7 +33,9 @@ NODE_UNKNOWN = -1
 NEMESIS = -1
 """The process that faults belong to."""
 
-NOTES = frozenset({"assigned", "revoked", "crash", "fault", "heal", "log_start", "phase"})
+NOTES = frozenset(
+    {"assigned", "revoked", "crash", "fault", "group_gone", "heal", "log_start", "phase"}
+)
 """Operations told in one line: something that happened to a process, not something it asked."""
 
 

@@ -1,7 +1,9 @@
 """All checkers over one history, in one pass.
 
 Pairs completions with what invoked them, tells each checker of the operations it asked for, ends
-what is still open as `info`, and puts the verdicts together.
+what is still open as `info`, and puts the verdicts together. A group that was forgotten while it
+was empty (`group_gone`) begins anew, without offsets and at its first generation: to the checkers
+it is another group from there on.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 from attrs import frozen
 
 from jepsen_like.checkers.checker import Checker
@@ -67,6 +70,7 @@ class Composed:
     def __init__(self, checkers: Sequence[Checker]) -> None:
         self._checkers = checkers
         self._open: dict[int, Event] = {}
+        self._lives: dict[str, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._invoked: dict[str, tuple[Callable[[Event], None], ...]] = {}
         self._completed: dict[str, tuple[Callable[[Event, Event], None], ...]] = {}
@@ -86,6 +90,11 @@ class Composed:
         f = event.f
         if f not in self._completed:
             self._handlers(f)
+        if f == "group_gone":
+            self._lives[event.group] = self._lives.get(event.group, 1) + 1
+        elif event.group in self._lives:
+            life = f"{event.group} (life {self._lives[event.group]})"
+            event = msgspec.structs.replace(event, group=life)
         if event.type == "invoke":
             if event.op in self._open:
                 raise MalformedHistoryError(f"operation {event.op} begins twice")

@@ -2,15 +2,28 @@
 
     CommandsApplyOnce      a command takes effect once, though its submitter may send it again
     CoordinatorIsFenced    a group changes only by commands of the coordinator that has claimed it
+    GroupsEndEmpty         a group that is forgotten has no members
 
-One for a run: it sees the commands as every node applies them. Observes only.
+One for a run: it sees the commands as every node applies them, and tells the history when a group
+is forgotten. Observes only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jepsen_like.invariants import Invariants
 from raftmq.cluster.commands import Envelope, Rejection, Result
-from raftmq.cluster.group_commands import CommitMany, CommitOffsets, CommitsDone, Generation
+from raftmq.cluster.group_commands import (
+    CommitMany,
+    CommitOffsets,
+    CommitsDone,
+    DeleteGroup,
+    ExpireOffsets,
+    Generation,
+    GroupDone,
+)
+from raftmq.cluster.group_image import GroupsImage
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.errors import ErrorCode
@@ -21,8 +34,12 @@ from raftmq.types import Offset, RaftIndex
 class CommandsWatch:
     """What took effect so far, by submitter and sequence."""
 
-    def __init__(self, invariants: Invariants) -> None:
+    def __init__(
+        self, invariants: Invariants, group_gone: Callable[[str], object] = lambda _: None
+    ) -> None:
         self._invariants = invariants
+        self._group_gone = group_gone
+        self._gone: dict[Offset, str] = {}
         self._applied: dict[tuple[int, int, int], Offset] = {}
 
     def attach(self, machine: MetadataMachine) -> None:
@@ -55,6 +72,22 @@ class CommandsWatch:
                 f"{group.coordinator} of epoch {group.coordinator_epoch}",
             )
 
+    def forgot_group(self, name: str, offset: Offset) -> None:
+        """The group is not there any more since the command at `offset`."""
+        if offset not in self._gone:  # the first node to apply it
+            self._gone[offset] = name
+            self._group_gone(name)
+
+    def groups_changed(self, before: GroupsImage, after: GroupsImage) -> None:
+        """Some command changed groups; those that are gone had no members."""
+        if len(after.groups) >= len(before.groups):
+            return
+        for name, group in before.groups.items():
+            if group.members and after.get(name) is None:
+                self._invariants.breach(
+                    "GroupsEndEmpty", f"{name} had {len(group.members)} members"
+                )
+
 
 class _Listener:
     """One node's machine, as it applies."""
@@ -73,12 +106,18 @@ class _Listener:
                     watch.changed_group(image, commit, offset)
         elif isinstance(command, Generation | CommitOffsets) and not isinstance(result, Rejection):
             watch.changed_group(image, command, offset)
+        elif isinstance(command, ExpireOffsets | DeleteGroup) and (
+            isinstance(result, GroupDone) and image.groups.get(command.group) is None
+        ):
+            watch.forgot_group(command.group, offset)
 
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot: nothing is applied twice by it."""
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Seen command by command."""
+        """What a command made of the groups."""
+        if after.groups is not before.groups:
+            self._watch.groups_changed(before.groups, after.groups)
 
     def advanced(self, applied_end: RaftIndex) -> None:
         """Seen command by command."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from jepsen_like.cluster.commands_watch import CommandsWatch
+from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.cluster.log_start_moves import decode_wish
 from raftmq.cluster.replica import Replica
@@ -50,7 +51,10 @@ class Watch:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self.invariants = BlindInvariants() if world.options.is_black_box else Invariants()
-        self.commands = CommandsWatch(self.invariants)
+        self.commands = CommandsWatch(
+            self.invariants,
+            lambda group: world.recorder.note(NEMESIS, "group_gone", group=group),
+        )
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
         self._is_missing = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import attrs
 import pytest
 from attrs import define
 
@@ -15,7 +16,8 @@ from jepsen_like.planted import BUGS, hunt, hunt_with
 from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster.apply import STALE_SEQUENCE
 from raftmq.cluster.commands import Envelope, NoOperation
-from raftmq.cluster.group_commands import GroupDone
+from raftmq.cluster.group_commands import GroupDone, GroupMember
+from raftmq.cluster.group_image import GroupsImage, GroupState
 from raftmq.types import NodeId, Offset
 
 
@@ -136,3 +138,26 @@ def test_a_command_takes_effect_once() -> None:
     blind = CommandsWatch(BlindInvariants())
     blind.applied(_envelope(1), GroupDone(), Offset(5))
     blind.applied(_envelope(1), GroupDone(), Offset(8))
+
+
+_MEMBER = GroupMember(member_id="m", session_timeout_ms=1, rebalance_timeout_ms=1)
+
+
+def _groups(*names: str, members: int = 0) -> GroupsImage:
+    image = GroupsImage()
+    for name in names:
+        group = GroupState(name, members=(_MEMBER,) * members)
+        image = attrs.evolve(image, groups=image.groups.set(name, group))
+    return image
+
+
+def test_a_group_is_forgotten_once_and_only_when_it_is_empty() -> None:
+    told: list[str] = []
+    watch = CommandsWatch(Invariants(), told.append)
+    for offset in (5, 5, 9):
+        watch.forgot_group("g", Offset(offset))
+    assert told == ["g", "g"], "of two lives, each told by the first node that applied its end"
+    watch.groups_changed(_groups("a", "b"), _groups("b"))
+    watch.groups_changed(_groups("a", members=1), _groups("a"))
+    with pytest.raises(InvariantViolation, match="GroupsEndEmpty: a had 1 members"):
+        watch.groups_changed(_groups("a", members=1), _groups())

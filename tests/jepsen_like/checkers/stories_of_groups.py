@@ -131,6 +131,21 @@ def same_generation_other_assignment(s: Scribe) -> None:
     s.assigned(1, 3, KEY, "t-1")
 
 
+@accepted("double-assignment")
+@accepted("generation-back")
+@accepted("zombie-commit")
+@accepted("lost-commit")
+@accepted("commit-regression")
+def forgotten_when_it_was_empty(s: Scribe) -> None:
+    s.assigned(1, 1, KEY)
+    s.ok(s.invoke(1, "commit", group="g", generation=1, offsets={KEY: 5}))
+    s.assigned(1, 2, KEY)
+    s.note(-1, "group_gone", group="g")
+    s.ok(s.invoke(2, "committed", group="g", partitions=[KEY]), offsets={KEY: -1})
+    s.assigned(2, 1, KEY)
+    s.ok(s.invoke(2, "commit", group="g", generation=1, offsets={KEY: 2}))
+
+
 @rejected("consume-skip")
 def committed_past_what_was_polled(s: Scribe) -> None:
     four(s)
