@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from attrs import frozen
 
-from tests.client.drivers import NAMES, Driver, open_driver
+from tests.client.drivers import NAMES, Driver, Run, open_driver
+from tests.client.fake_broker import FakeBroker
 from tests.live.harness import Cluster
 from tests.live.kafka import KafkaCluster
 
@@ -32,6 +34,27 @@ def kafka() -> Iterator[KafkaCluster]:
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     with open_driver(request.param) as opened:
         yield opened
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a test's body in an event loop, with a limit for what never comes."""
+
+    def runner(body: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            with anyio.fail_after(30):
+                await body()
+
+        anyio.run(limited, backend=request.param)
+
+    return runner
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """A broker of two partitions that misbehaves on demand."""
+    with FakeBroker({"t": 2}) as fake:
+        yield fake
 
 
 @pytest.fixture(params=BROKERS)

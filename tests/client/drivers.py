@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from raftmq_client import aio, blocking
 
 NAMES = ("blocking", "trio", "asyncio")
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs an async function to its end."""
 
 
 class Waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -27,30 +27,10 @@ from raftmq_client import (
 )
 from raftmq_client.aio import Admin, Consumer, Producer, Receipt
 from raftmq_client.core import warm_up
+from tests.client.drivers import Run
 from tests.client.fake_broker import FakeBroker
 
 KEY = TopicPartition("t", 0)
-Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test's body in an event loop, with a limit for what never comes."""
-
-    def runner(body: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(30):
-                await body()
-
-        anyio.run(limited, backend=request.param)
-
-    return runner
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as fake:
-        yield fake
 
 
 def test_what_is_sent_is_read_back(broker: FakeBroker, run: Run) -> None:

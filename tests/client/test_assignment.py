@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from tests.client.drivers import Driver
 from tests.client.fake_broker import FakeBroker
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as running:
-        yield running
 
 
 def fill(driver: Driver, broker: FakeBroker, topic: str, partition: int, count: int) -> None:

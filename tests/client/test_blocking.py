@@ -8,7 +8,6 @@ import re
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -40,12 +39,6 @@ from tests.client.fake_broker import FakeBroker
 
 KEY = TopicPartition("t", 0)
 LEFT_ALONE_MS = engine_module._LEFT_ALONE_MS
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as fake:
-        yield fake
 
 
 def test_what_is_sent_is_read_back(broker: FakeBroker) -> None:

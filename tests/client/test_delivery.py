@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,22 +14,10 @@ from raftmq_client.core.build import build_consumer, build_producer
 from raftmq_client.core.fetcher import Reset
 from raftmq_client.core.produce_requests import ACKS_ALL
 from raftmq_client.options import consumer_options, producer_options
-from tests.client.drivers import NAMES, Driver, open_driver
+from tests.client.drivers import Driver
 from tests.client.fake_broker import FakeBroker
 
 KEY = TopicPartition("t", 0)
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as fake:
-        yield fake
-
-
-@pytest.fixture(params=NAMES)
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with open_driver(request.param) as opened:
-        yield opened
 
 
 def fill(driver: Driver, broker: FakeBroker, count: int) -> None:

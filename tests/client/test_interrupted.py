@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -12,32 +12,11 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.types import TopicPartition
 from raftmq_client import aio
-from tests.client.drivers import Driver
+from tests.client.drivers import Driver, Run
 from tests.client.fake_broker import FakeBroker
 
 BOTH = (TopicPartition("t", 0), TopicPartition("t", 1))
-Run = Callable[[Callable[[], Awaitable[None]]], None]
 Told = list[tuple[str, tuple[TopicPartition, ...]]]
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test's body in an event loop, with a limit for what never comes."""
-
-    def runner(body: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(10):
-                await body()
-
-        anyio.run(limited, backend=request.param)
-
-    return runner
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as fake:
-        yield fake
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -21,31 +20,9 @@ from raftmq_client import (
     aio,
     blocking,
 )
-from tests.client.drivers import Driver
+from tests.client.drivers import Driver, Run
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_producer_core import World
-
-Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test's body in an event loop, with a limit for what never comes."""
-
-    def runner(body: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(10):
-                await body()
-
-        anyio.run(limited, backend=request.param)
-
-    return runner
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker({"t": 2}) as fake:
-        yield fake
 
 
 def test_a_flush_waits_for_what_was_sent_before_it_alone() -> None:
