@@ -19,6 +19,7 @@ from raftmq_client.aio.engine import Engine
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
+from raftmq_client.core.outstanding import tell
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import check_extras, serialize
@@ -190,16 +191,8 @@ class Producer:
         Raises:
             Exception: the first that a listener raised, after all of them were called.
         """
-        failure: Exception | None = None
         settled = self._core.listeners.take()
-        for receipt in settled:
-            for listener in receipt.listeners or ():
-                try:
-                    listener(receipt)
-                except Exception as error:  # noqa: BLE001 - raised below, once all have been told
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+        tell(settled)
         self._core.listeners.told(len(settled))
 
     def _fall(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.build import build_producer
+from raftmq_client.core.outstanding import tell
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import check_extras, serialize
@@ -148,17 +149,9 @@ class Producer:
         Raises:
             Exception: the first that a listener raised, after all of them were called.
         """
-        failure: Exception | None = None
         with self._engine.lock:
             settled = self._core.listeners.take()
-        for receipt in settled:
-            for listener in receipt.listeners or ():
-                try:
-                    listener(receipt)
-                except Exception as error:  # noqa: BLE001 - raised below, once all have been told
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+        tell(settled)
         if settled:
             with self._engine.lock:
                 self._core.listeners.told(len(settled))

@@ -44,6 +44,23 @@ class Listeners:
         return self._told >= count
 
 
+def tell(settled: Iterable[Receipt]) -> None:
+    """Call who listens to these receipts; drivers do so when no core is at work.
+
+    Raises:
+        Exception: the first that a listener raised, after all of them were called.
+    """
+    failure: Exception | None = None
+    for receipt in settled:
+        for listener in receipt.listeners or ():
+            try:
+                listener(receipt)
+            except Exception as error:  # noqa: BLE001 - raised below, once all have been told
+                failure = failure or error
+    if failure is not None:
+        raise failure
+
+
 class Outstanding:
     """Batches, and records without one, that were not settled when this was made."""
 
