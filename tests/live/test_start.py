@@ -27,6 +27,18 @@ sys.exit(run_node(load_config(sys.stdin.read()), on_ready=ready))
 """
 
 
+def run_node(code: str, config: str) -> subprocess.CompletedProcess[str]:
+    """What a node of this configuration prints until it is ready, or why it cannot start."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        input=config,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_a_ready_node_has_not_imported_what_it_does_not_need(tmp_path: Path) -> None:
     client, peer, admin = free_ports(3)
     config = f"""
@@ -36,14 +48,7 @@ def test_a_ready_node_has_not_imported_what_it_does_not_need(tmp_path: Path) -> 
         peer_listener = "127.0.0.1:{peer}"
         admin_listener = "127.0.0.1:{admin}"
     """
-    done = subprocess.run(
-        [sys.executable, "-c", NODE],
-        input=config,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_node(NODE, config)
     assert done.returncode == 0, done.stderr
     modules = {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
     assert not modules & FORBIDDEN
@@ -74,14 +79,7 @@ def test_what_a_node_cannot_use_is_told_in_one_line(tmp_path: Path, lines: str, 
         {lines}
     """
     without = "import sys; sys.modules['pysyncobj'] = None" if "not installed" in says else ""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{without}\n{NODE}"],
-        input=config,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_node(f"{without}\n{NODE}", config)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "cannot start" in done.stderr
