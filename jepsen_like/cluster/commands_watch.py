@@ -39,7 +39,7 @@ class CommandsWatch:
     ) -> None:
         self._invariants = invariants
         self._group_gone = group_gone
-        self._gone: dict[Offset, str] = {}
+        self._gone: set[Offset] = set()
         self._applied: dict[tuple[int, int, int], Offset] = {}
 
     def attach(self, machine: MetadataMachine) -> None:
@@ -75,7 +75,7 @@ class CommandsWatch:
     def forgot_group(self, name: str, offset: Offset) -> None:
         """The group is not there any more since the command at `offset`."""
         if offset not in self._gone:  # the first node to apply it
-            self._gone[offset] = name
+            self._gone.add(offset)
             self._group_gone(name)
 
     def groups_changed(self, before: GroupsImage, after: GroupsImage) -> None:
