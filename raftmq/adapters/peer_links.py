@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from time import perf_counter
@@ -24,10 +23,10 @@ import trio
 from attrs import frozen
 from crc32c import crc32c
 
+from raftmq.adapters.peer_socket import read_exactly, recv_into, recv_rest, tune
 from raftmq.adapters.peer_stream import ChunkStream, PeerStream, StreamCounts
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
-from raftmq.low_water import LowWater
 from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
@@ -43,9 +42,6 @@ READ_TURN_S: Final = 0.005
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
-UNHEARD_MS: Final = 3_000
-"""A connection on which the other kernel acknowledges nothing for so long ends, to be dialled anew.
-Left alone, its intervals double: after half a minute's cut it stays silent for another half."""
 ACCEPT_RETRY_S: Final = 0.1
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -365,7 +361,7 @@ class PeerLinks:
             sock = socket.socket(fileno=connected.socket.detach())
             try:
                 sock.setblocking(False)
-                _tune(sock)
+                tune(sock)
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
                 await _write_hello(sock, mine)
                 theirs = await _read_hello(sock)
@@ -397,7 +393,7 @@ class PeerLinks:
     async def _serve(self, sock: socket.socket) -> None:
         try:
             sock.setblocking(False)
-            _tune(sock)
+            tune(sock)
             with trio.fail_after(HELLO_TIMEOUT_S):
                 theirs = await _read_hello(sock)
                 identity = _identity(theirs)
@@ -429,7 +425,7 @@ class PeerLinks:
         parts: list[memoryview] = []
         is_torn = False
         while True:
-            count = await _recv_into(sock, buffer[filled:])
+            count = await recv_into(sock, buffer[filled:])
             began = perf_counter()
             filled += count
             turn_bytes += count
@@ -449,7 +445,7 @@ class PeerLinks:
                     payload = memoryview(bytearray(size))
                     have = filled - body
                     payload[:have] = buffer[body:filled]
-                    await _recv_rest(sock, payload[have:])
+                    await recv_rest(sock, payload[have:])
                     turn_bytes += size
                     start = filled
                 else:
@@ -534,45 +530,6 @@ def _identity(hello: Hello) -> PeerIdentity:
     return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
 
 
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-    if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
-        # Who only reads sends nothing that could remain unacknowledged.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNHEARD_MS // 1000)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-
-
-async def _recv_into(sock: socket.socket, buffer: memoryview) -> int:
-    while True:
-        try:
-            count = sock.recv_into(buffer)
-        except BlockingIOError:
-            await trio.lowlevel.wait_readable(sock)
-            continue
-        if count == 0:
-            raise EOFError
-        return count
-
-
-async def _recv_rest(sock: socket.socket, rest: memoryview) -> None:
-    """Fill `rest` with a large frame's remaining bytes, in few turns of the loop."""
-    low_water = LowWater(sock)
-    while rest:
-        try:
-            count = sock.recv_into(rest)
-        except BlockingIOError:
-            low_water.wait_for(len(rest))
-            await trio.lowlevel.wait_readable(sock)
-            continue
-        if count == 0:
-            raise EOFError
-        rest = rest[count:]
-    low_water.end()
-
-
 async def _write_hello(sock: socket.socket, hello: Hello) -> None:
     data = msgspec.json.encode(hello)
     data = struct.pack(">I", len(data)) + data
@@ -582,19 +539,11 @@ async def _write_hello(sock: socket.socket, hello: Hello) -> None:
 
 
 async def _read_hello(sock: socket.socket) -> Hello:
-    (size,) = struct.unpack(">I", await _read_exactly(sock, 4))
+    (size,) = struct.unpack(">I", await read_exactly(sock, 4))
     if size > HELLO_BYTES_MAX:
         raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
-    data = await _read_exactly(sock, size)
+    data = await read_exactly(sock, size)
     try:
         return msgspec.json.decode(data, type=Hello)
     except UnicodeDecodeError as error:  # no DecodeError of msgspec's
         raise PeerRefusedError("a hello that is no text") from error
-
-
-async def _read_exactly(sock: socket.socket, size: int) -> bytes:
-    buffer = memoryview(bytearray(size))
-    have = 0
-    while have < size:
-        have += await _recv_into(sock, buffer[have:])
-    return bytes(buffer)

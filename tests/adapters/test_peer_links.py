@@ -120,8 +120,8 @@ async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPa
     """The kernel's patience grows with each try: a link that was down for half a minute would stay
     unused for another (tests/live/test_dead_switch.py, with packets that are really lost)."""
     tuned: list[socket.socket] = []
-    tune = peer_links._tune
-    monkeypatch.setattr(peer_links, "_tune", lambda sock: (tune(sock), tuned.append(sock)))
+    tune = peer_links.tune
+    monkeypatch.setattr(peer_links, "tune", lambda sock: (tune(sock), tuned.append(sock)))
     a, b = Node(1), Node(2)
     introduce(a, b)
     async with running(a, b):
@@ -129,6 +129,23 @@ async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPa
         for sock in tuned:
             assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 3_000
             assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no default to go back to")
+async def test_unsent_bytes_are_bounded_by_the_queue_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a low-water mark for unsent bytes below the segment size (64 KiB on loopback) the tail
+    of a sendfile, which waits for more, and the rest, which waits for room, wait for each other."""
+    tuned: list[socket.socket] = []
+    tune = peer_links.tune
+    monkeypatch.setattr(peer_links, "tune", lambda sock: (tune(sock), tuned.append(sock)))
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: len(tuned) >= 4 * len(peer_links.STREAMS))
+        for sock in tuned:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 0
 
 
 async def test_a_dialled_peer_can_be_told_things_as_soon_as_it_is_heard() -> None:
