@@ -123,7 +123,8 @@ class Repairer:
         """Send a peer what this replica holds, verified, of a range."""
         replica = self._replica
         log = replica.log
-        if request.start < log.log_start_offset:
+        # The batch that the log start lies within is whole: its first records alone are dropped.
+        if request.start < log.log_start.base_offset:
             term, start = replica.core.term, request.start
             replica.send(
                 RepairReply(

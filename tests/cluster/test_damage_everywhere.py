@@ -117,3 +117,24 @@ def test_a_whole_segment_that_is_gone_comes_back() -> None:
     found = dict(contents(cluster, node))
     assert {index: found[index] for index, _ in expected} == dict(expected)
     assert not any(name.endswith(".tmp") for name in node.disk.list("data/group-0"))
+
+
+def test_the_batch_that_the_log_start_lies_within_is_mended() -> None:
+    """Its first records are dropped everywhere, its bytes are not."""
+    cluster = SimCluster(segment_bytes=1 << 20)
+    for _ in range(4):
+        cluster.append(count=5, size=60)
+    cluster.settle()
+    leader = cluster.replica(cluster.leader)
+    leader.move_log_start(Offset(7))
+    leader.on_touched(leader)
+    cluster.until(lambda: all(cluster.replica(n).log_start_offset == 7 for n in cluster.nodes))
+    cluster.settle()
+    node = cluster.followers()[0]
+    node.crash()
+    path, position, _ = batches(node)[1]
+    node.disk.flip(path, position + 70)
+    node.start()
+    assert cluster.replica(node).damaged() == [(5, 10)]
+    cluster.until(lambda: not cluster.replica(node).damaged(), 10_000)
+    assert cluster.replica(node).log.scrub(1 << 30) == []
