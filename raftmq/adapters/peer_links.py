@@ -24,7 +24,12 @@ from attrs import frozen
 from crc32c import crc32c
 
 from raftmq.adapters.peer_socket import read_exactly, recv_into, recv_rest, tune
-from raftmq.adapters.peer_stream import ChunkStream, PeerStream, StreamCounts
+from raftmq.adapters.peer_stream import (
+    UNSENT_CHUNK_BYTES_MAX,
+    ChunkStream,
+    PeerStream,
+    StreamCounts,
+)
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
@@ -361,7 +366,7 @@ class PeerLinks:
             sock = socket.socket(fileno=connected.socket.detach())
             try:
                 sock.setblocking(False)
-                tune(sock)
+                tune(sock, UNSENT_CHUNK_BYTES_MAX if stream.name == CATCH_UP else 0)
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
                 await _write_hello(sock, mine)
                 theirs = await _read_hello(sock)

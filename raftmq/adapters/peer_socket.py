@@ -18,15 +18,20 @@ UNHEARD_MS: Final = 3_000
 Left alone, its intervals double: after half a minute's cut it stays silent for another half."""
 
 
-def tune(sock: socket.socket) -> None:
-    """Small messages at once, a death noticed within seconds."""
+def tune(sock: socket.socket, unsent_bytes_max: int = 0) -> None:
+    """Small messages at once, a death noticed within seconds.
+
+    Args:
+        unsent_bytes_max: so much may wait in the kernel before it leaves; 0: the system's own
+            bound, which is none. Never less than some segments (64 KiB each on loopback): the tail
+            of a sendfile is held back until it fills one, and would wait for what is refused.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     if sys.platform == "linux":
-        # trio's streams refuse more than 16 KiB unsent; the tail of a sendfile, which is held back
-        # until a segment is full, may be more. Each would wait for the other. 0: the system's own.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)
+        # In any case: a stream of trio's comes with 16 KiB.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes_max)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
         # Who only reads sends nothing that could remain unacknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNHEARD_MS // 1000)

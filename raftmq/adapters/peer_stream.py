@@ -25,6 +25,11 @@ from raftmq.ports import DiskError, Span
 from raftmq.types import Buffer, NodeId
 
 TURN_BYTES_MAX: Final = 1 << 20
+CHUNKS_BYTES_MAX: Final = 4 << 20
+"""Chunks that wait for a peer, of all groups. What waits for seconds is taken for lost and sent
+again, and a slow line does nothing else then; a fast one needs no more to be always busy."""
+UNSENT_CHUNK_BYTES_MAX: Final = 1 << 20
+"""And so much more in the kernel, for the same reason."""
 READ_PIECE_BYTES: Final = 64 << 10
 
 
@@ -133,8 +138,11 @@ class ChunkStream(PeerStream):
     _sent: int = 0  # of the piece under way
 
     def room_for(self, size_bytes: int) -> bool:
-        """True when a frame of about this size would be taken."""
-        return self.sock is not None and self.queued_bytes + size_bytes <= self.queue_bytes_max
+        """True when a frame of about this size would be taken; where nothing waits, any is."""
+        if self.sock is None:
+            return False
+        bound = min(self.queue_bytes_max, CHUNKS_BYTES_MAX)
+        return not self.queued_bytes or self.queued_bytes + size_bytes <= bound
 
     def send_chunk(self, head: Buffer, span: Span | None) -> bool:
         """Queue a frame; False when it was dropped."""

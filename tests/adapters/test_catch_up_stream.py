@@ -122,13 +122,39 @@ async def test_a_full_stream_refuses_and_live_frames_pass_it(tmp_path: Path) -> 
         while a.links.has_room_for_stored(TWO, len(data)):
             assert a.links.send_stored(TWO, [b"head"], piece)
             sent += 1
-        assert sent == 19
+        assert sent == 3, "a slow line must not have seconds of it queued: see CHUNKS_BYTES_MAX"
         assert not a.links.send_stored(TWO, [b"head"], piece)
         assert a.links.counts(TWO, CATCH_UP).dropped_frames == 1
         assert a.links.send(TWO, KIND_RAFT, [b"live"])
         await b.until(lambda: (1, KIND_RAFT, b"live") in b.frames)
         await b.until(lambda: len(b.frames) == sent + 1)
         assert b.frames.index((1, KIND_RAFT, b"live")) < sent
+
+
+async def test_a_chunk_that_exceeds_the_bound_leaves_alone(tmp_path: Path) -> None:
+    """A batch may be as large as its topic allows: it must come through sometime."""
+    a, b = Node(1, queue_bytes_max=1 << 20), Node(2)
+    introduce(a, b)
+    data = b"w" * (9 << 20)
+    file = file_of(tmp_path, data)
+    async with running(a, b):
+        await connected(a)
+        assert a.links.has_room_for_stored(TWO, len(data))
+        assert a.links.send_stored(TWO, [b"head"], chunk(file, 0, len(data)))
+        assert not a.links.has_room_for_stored(TWO, 1)
+        await b.until(lambda: b.frames)
+        await a.until(lambda: a.links.has_room_for_stored(TWO, 1))
+
+
+async def test_little_of_what_is_unsent_waits_in_the_kernel() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await connected(a)
+        assert a.socket is not None
+        unsent = a.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        # Of several segments in any case: the tail of a sendfile waits for more to fill one.
+        assert 256 << 10 <= unsent <= peer_stream.CHUNKS_BYTES_MAX
 
 
 async def test_nothing_waits_for_a_peer_that_is_not_there(tmp_path: Path) -> None:
