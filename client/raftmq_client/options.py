@@ -17,7 +17,7 @@ from raftmq_client.core.admin import READ_COMMITTED, READ_UNCOMMITTED
 from raftmq_client.core.assignors import COOPERATIVE
 from raftmq_client.core.consumer import ConsumerOptions
 from raftmq_client.core.fetcher import FetcherOptions, Reset
-from raftmq_client.core.group import GroupOptions
+from raftmq_client.core.group_state import GroupOptions
 from raftmq_client.core.partitioners import PartitionFunction
 from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
 from raftmq_client.core.security import SecurityChoice

@@ -14,9 +14,9 @@ from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
 from raftmq_client.core.build import build_consumer, build_producer
 from raftmq_client.core.client import ClientCore, ClientOptions
 from raftmq_client.core.consumer import ConsumerCore
-from raftmq_client.core.group import Assigned
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_requests import Identity
+from raftmq_client.core.group_state import Assigned
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.options import consumer_options

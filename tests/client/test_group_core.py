@@ -18,9 +18,16 @@ from raftmq_client.core.assignors import (
 )
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import COORDINATOR_LINKS
-from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupOptions, MemberState
+from raftmq_client.core.group import GroupCore
 from raftmq_client.core.group_admin import CommittedOffset
-from raftmq_client.core.group_state import is_outdated
+from raftmq_client.core.group_state import (
+    UNKNOWN_TOPIC_TRIES,
+    Assigned,
+    GaveUp,
+    GroupOptions,
+    MemberState,
+    is_outdated,
+)
 from raftmq_client.core.metadata import (
     Broker,
     ClusterInfo,
@@ -433,3 +440,64 @@ def test_what_a_leader_sends_is_what_members_read() -> None:
 
     (mine,) = decode_request(ApiKey.SYNC_GROUP, 5, request).assignments
     assert decode_assignment(bytes(mine.assignment)) == (T0, T1)
+
+
+def test_a_group_that_may_not_be_used_is_told_at_once() -> None:
+    """Found out while its coordinator is looked for; asking again would never end."""
+    member = Member()
+    saved = member.core.committed([T0], member.now)
+    call = member.due()
+    assert call.api == ApiKey.FIND_COORDINATOR
+    refused = Struct(
+        node_id=-1,
+        host="",
+        port=-1,
+        error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        error_message="no",
+    )
+    call.complete(Struct(coordinators=[refused]), None, member.now)
+    assert isinstance(saved.error, BrokerError)
+    assert isinstance(member.core.error, BrokerError)
+    assert member.core.error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert member.core.state is MemberState.IDLE
+    assert member.core.calls(member.now + 10_000) == []
+
+
+def test_a_topic_whose_offsets_may_not_be_read_puts_the_member_out() -> None:
+    member = Member()
+    member.find()
+    member.join()
+    member.sync(T0)
+    call = member.due()
+    assert call.api == ApiKey.OFFSET_FETCH
+    part = Struct(
+        partition_index=0,
+        committed_offset=-1,
+        metadata="",
+        error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    )
+    group = Struct(error_code=0, topics=[Struct(name="t", partitions=[part])])
+    call.complete(Struct(groups=[group]), None, member.now)
+    assert isinstance(member.core.error, BrokerError)
+    assert member.core.error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert member.core.calls(member.now + 10_000) == []
+
+
+def test_a_commit_for_a_topic_that_is_gone_fails_and_holds_nobody_up() -> None:
+    member = Member().settle()
+    gone = member.core.commit({TopicPartition("gone", 0): CommittedOffset(3)}, member.now)
+    later = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    part = Struct(partition_index=0, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    for _ in range(UNKNOWN_TOPIC_TRIES):
+        assert not gone.is_done, "it may be so new that the coordinator learns of it in a moment"
+        call = member.due()
+        call.complete(Struct(topics=[Struct(name="gone", partitions=[part])]), None, member.now)
+        member.now = member.core.deadline()
+    assert member.now < 2_000
+    assert isinstance(gone.error, BrokerError)
+    call = member.due()
+    assert call.api == ApiKey.OFFSET_COMMIT
+    part = Struct(partition_index=0, error_code=0)
+    call.complete(Struct(topics=[Struct(name="t", partitions=[part])]), None, member.now)
+    assert later.is_done
+    assert later.error is None

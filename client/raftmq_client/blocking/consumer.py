@@ -17,8 +17,7 @@ from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
 from raftmq_client.core.admin_flow import AdminFlows
 from raftmq_client.core.build import build_consumer
-from raftmq_client.core.group import GaveUp, Pending
-from raftmq_client.core.group_state import is_outdated
+from raftmq_client.core.group_state import GaveUp, Pending, is_outdated
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.errors import ClientError, TimedOutError
 from raftmq_client.options import (

@@ -19,8 +19,9 @@ from raftmq_client.core.all_partitions import AllPartitions
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
-from raftmq_client.core.group import Assigned, GaveUp, GroupCore, GroupEvent, GroupOptions, Pending
+from raftmq_client.core.group import GroupCore
 from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_state import Assigned, GaveUp, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.messages import ConsumerRecord, decoded
 from raftmq_client.errors import DeserializationError, UsageError
 

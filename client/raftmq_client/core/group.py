@@ -42,7 +42,6 @@ from raftmq_client.core.group_requests import (
 )
 from raftmq_client.core.group_state import (
     COORDINATOR_CODES,
-    FATAL_CODES,
     Assigned,
     GaveUp,
     GroupEvent,
@@ -51,7 +50,9 @@ from raftmq_client.core.group_state import (
     Pending,
     expire,
     fence,
+    is_final,
     is_outdated,
+    refuse,
 )
 from raftmq_client.core.metadata import Broker, MetadataCore
 from raftmq_client.errors import (
@@ -245,7 +246,10 @@ class GroupCore:
                     raise error
                 node, host, port = read(response)
             except ClientError as failure:
-                self._failed(failure, now)
+                if is_final(failure):
+                    self._shut_out(failure)
+                else:
+                    self._failed(failure, now)
                 return
             self._failures = 0
             self._metadata.brokers.setdefault(node, Broker(node, host, port))
@@ -311,7 +315,7 @@ class GroupCore:
                 self.member_id = ""
             self.generation = NO_GENERATION
             self._rejoin(is_lost=True)
-        elif code in FATAL_CODES:
+        elif is_final(error):
             self._fall_out(error)
             self._unsubscribe()
         else:
@@ -543,6 +547,13 @@ class GroupCore:
         self._forget_member()
         self.state = MemberState.IDLE
 
+    def _shut_out(self, error: BrokerError) -> None:
+        """No coordinator will ever be told: be no member, and wait for nothing."""
+        if self._is_subscribed:
+            self._fall_out(error)
+            self._unsubscribe()
+        refuse(self._pending, error)
+
     def _forget_member(self) -> None:
         self.member_id = ""
         self.generation = NO_GENERATION
@@ -564,7 +575,7 @@ class GroupCore:
                     raise error
                 result = pending.read(response)
             except ClientError as failure:
-                if failure.retriable:
+                if pending.may_try_again(failure):
                     pending.last_error = failure
                     self._failed(failure, now)
                     return
@@ -584,15 +595,3 @@ class GroupCore:
 
     def _wake(self, at: float) -> None:
         self._wake_at = min(self._wake_at, at)
-
-
-__all__ = [
-    "Assigned",
-    "CommittedOffset",
-    "GaveUp",
-    "GroupCore",
-    "GroupEvent",
-    "GroupOptions",
-    "MemberState",
-    "Pending",
-]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from attrs import define, frozen
 
@@ -29,6 +29,7 @@ FATAL_CODES: Final = frozenset(
         ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
         ErrorCode.INVALID_SESSION_TIMEOUT,
         ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         ErrorCode.GROUP_MAX_SIZE_REACHED,
         ErrorCode.FENCED_INSTANCE_ID,
         ErrorCode.UNSUPPORTED_VERSION,
@@ -43,6 +44,16 @@ OUTDATED_CODES: Final = frozenset(
         ErrorCode.UNKNOWN_MEMBER_ID,
     }
 )
+
+
+UNKNOWN_TOPIC_TRIES: Final = 5
+"""A topic that the coordinator does not know may be so new that it will in a moment; or it is gone,
+and whatever waits behind its commit waits for nothing."""
+
+
+def is_final(error: ClientError) -> TypeGuard[BrokerError]:
+    """True when this group can never be used so; asking again would never end."""
+    return isinstance(error, BrokerError) and error.code in FATAL_CODES
 
 
 def is_outdated(error: ClientError) -> bool:
@@ -121,6 +132,7 @@ class Pending:
     call: Call | None = None
     """The last try."""
     was_sent_before: bool = False
+    _unknown_topics: int = 0
     then: Callable[[Pending], None] | None = None
     """Told once it is done."""
 
@@ -128,6 +140,13 @@ class Pending:
     def was_sent(self) -> bool:
         """True when bytes of it have left."""
         return self.was_sent_before or (self.call is not None and self.call.sent)
+
+    def may_try_again(self, error: ClientError) -> bool:
+        """Whether it is worth another try after this refusal."""
+        if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._unknown_topics += 1
+            return self._unknown_topics < UNKNOWN_TOPIC_TRIES
+        return error.retriable
 
     def settle(self, result: Any, error: ClientError | None) -> None:
         """Finish once."""
@@ -145,6 +164,16 @@ def expire(pending: deque[Pending], now: float) -> float:
         sent = item.was_sent and item.api == ApiKey.OFFSET_COMMIT
         item.settle(None, TimedOutError(f"not done in time: {reason}", sent=sent))
     return min((item.deadline for item in pending), default=float("inf"))
+
+
+def refuse(pending: deque[Pending], error: BrokerError) -> None:
+    """Finish all of them with what stands against them; of what was sent nobody knows."""
+    while pending:
+        item = pending.popleft()
+        told = BrokerError(error.number, error.message, about=error.about)
+        if item.was_sent:
+            told.outcome = Outcome.UNKNOWN
+        item.settle(None, told)
 
 
 def fence(pending: deque[Pending], given_up: Iterable[TopicPartition]) -> None:

@@ -27,7 +27,7 @@ from raftmq_client.core.admin import Operation, Route
 from raftmq_client.core.admin_flow import AdminFlows
 from raftmq_client.core.assignors import decode_assignment
 from raftmq_client.core.build import build_client
-from raftmq_client.core.group import GroupCore, GroupOptions, MemberState
+from raftmq_client.core.group import GroupCore
 from raftmq_client.core.group_admin import (
     CommittedOffset,
     GroupDescription,
@@ -35,6 +35,7 @@ from raftmq_client.core.group_admin import (
     describe_group,
 )
 from raftmq_client.core.group_requests import Identity, commit_request, heartbeat_request
+from raftmq_client.core.group_state import GroupOptions, MemberState
 from raftmq_client.errors import BrokerError, ClientError, check_code
 from raftmq_spark.export.errors import BusyError
 from raftmq_spark.security import ClientSettings
