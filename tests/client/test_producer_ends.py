@@ -190,3 +190,15 @@ def test_a_record_that_cannot_be_written_is_refused_and_costs_no_other(
         with pytest.raises(SerializationError):
             producer.send("t", b"x", partition=0, **extras)
         assert producer.send("t", b"y", partition=0).result(5).offset == 0
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known topic", "unknown topic"])
+@pytest.mark.parametrize(("topic", "partition"), [("t", -1), ("t", "0"), (b"t", 0), ("", 0)])
+def test_what_is_no_topic_or_partition_is_refused_at_once(
+    topic: Any, partition: Any, is_known: bool
+) -> None:
+    world = World(is_known=is_known)
+    with pytest.raises(UsageError, match=r"a (topic|partition) is a"):
+        world.core.send(topic, NewRecord(None, b"v", 1), partition, None, world.now)
+    assert world.core.pending == 0
+    assert not list(world.core.calls(world.now))

@@ -97,6 +97,8 @@ class Unrouted:
     receipt: Receipt
     deadline: float
     size: int
+    partition: int | None
+    """Which one is wanted."""
 
 
 @define(eq=False)

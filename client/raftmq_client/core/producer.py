@@ -106,7 +106,12 @@ class ProducerCore:
 
         Raises:
             RecordTooLargeError: it cannot fit into a request.
+            UsageError: topic or partition are none.
         """
+        if not isinstance(topic, str) or not topic:
+            raise UsageError(f"a topic is a name, not {topic!r}")
+        if partition is not None and (not isinstance(partition, int) or partition < 0):
+            raise UsageError(f"a partition is a number from 0 on or None, not {partition!r}")
         size = record_size(record)
         if size > self.options.request_bytes_max:
             raise RecordTooLargeError(
@@ -121,10 +126,9 @@ class ProducerCore:
         if count is None or topic in self._unrouted:
             self._metadata.want((topic,))
             self._open.clear()  # what waits must not be overtaken
-            receipt.index = -1 if partition is None else partition
             waiting = self._unrouted.setdefault(topic, deque())
             deadline = now + self.options.delivery_timeout_ms
-            waiting.append(Unrouted(record, receipt, deadline, size))
+            waiting.append(Unrouted(record, receipt, deadline, size, partition))
             self.accumulator.size_bytes += size
             return receipt, True
         return receipt, self._route(topic, record, receipt, partition, count, size, now)
@@ -246,8 +250,8 @@ class ProducerCore:
             if count is not None:
                 for item in waiting:
                     self.accumulator.size_bytes -= item.size
-                    chosen = None if item.receipt.index < 0 else item.receipt.index
-                    self._route(topic, item.record, item.receipt, chosen, count, item.size, now)
+                    wanted = item.partition
+                    self._route(topic, item.record, item.receipt, wanted, count, item.size, now)
                     self.hurry(item.receipt)  # it waited long enough, and somebody may wait for it
                 waiting.clear()
             if not waiting:
