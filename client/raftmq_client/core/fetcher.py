@@ -455,7 +455,10 @@ class FetcherCore:
 
     def _out_of_range(self, node: int, reader: PartitionReader, now: float) -> None:
         if reader.preferred == node:
-            reader.preferred = None  # a follower may lag; its leader knows
+            # A follower may lag; its leader knows, and may send us back to it.
+            reader.preferred = None
+            reader.not_before = now + self.options.backoff_ms
+            self._wake(reader.not_before)
             return
         if reader.buffered or reader.ready_index < len(reader.ready):
             reader.not_before = now + self.options.backoff_ms  # first hand out what is here
