@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,12 +28,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from benchmarks.dev_run import DevRun, polling
-from benchmarks.loop_clients import LoopClient, Tally, TopicLeaders
+from benchmarks.dev_run import Asker, DevRun, polling
+from benchmarks.loop_clients import Punctual, Tally, TopicLeaders
 from benchmarks.stats import percentile
 from benchmarks.wire import (
     CREATE_VERSION,
-    METADATA_VERSION,
     Loop,
     Wire,
     batch_of,
@@ -109,14 +109,11 @@ def _fill(run: DevRun, mebibytes: int) -> None:
     batch = batch_of(BATCH_BYTES // RECORD_BYTES, RECORD_BYTES, os.urandom(1 << 20))
     frames = [produce_frame(GAP, part, batch) for part in range(PARTITIONS)]
     leaders = settled_leaders(run.bootstrap, GAP)
-    wires = {address: Wire(address) for address in set(leaders.values())}
-    try:
+    with ExitStack() as stack:
+        wires = {address: stack.enter_context(Wire(address)) for address in set(leaders.values())}
         for number in range((mebibytes << 20) // BATCH_BYTES):
             part = number % PARTITIONS
             check_produced(wires[leaders[part]].exchange(frames[part]))
-    finally:
-        for wire in wires.values():
-            wire.__exit__()
 
 
 def _forget_pages(folder: Path) -> None:
@@ -131,36 +128,25 @@ def _forget_pages(folder: Path) -> None:
 
 def _lacks(run: DevRun) -> int:
     """In how many partitions the node is not in sync."""
-    request = Struct(
-        topics=[Struct(name=GAP), Struct(name=LIVE)],
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
-    )
-    with Wire(_address(run)) as wire:
-        told = wire.ask(ApiKey.METADATA, METADATA_VERSION, request)
-    return sum(AWAY not in part.isr_nodes for topic in told.topics for part in topic.partitions)
+    asker = Asker(*_address(run))
+    try:
+        topics = [asker.metadata(name).topics[0] for name in (GAP, LIVE)]
+    finally:
+        asker.close()
+    return sum(AWAY not in part.isr_nodes for topic in topics for part in topic.partitions)
 
 
-class _Writer(LoopClient):
-    """A record whenever one is due; a stall counts for all that it held up."""
-
+class _Writer(Punctual):
     def __init__(self, steady: Steady, part: int, frame: bytes, due: float) -> None:
-        super().__init__(steady.loop, Tally(), steady.leaders, part, frame)
-        self._steady = steady
-        self._due = due
-        self.loop.at(due, self.send)
+        tally, interval_s = Tally(), steady.interval_s
+        super().__init__(
+            steady.loop, tally, steady.leaders, part, frame, due=due, interval_s=interval_s
+        )
+        self._times = steady.times
 
-    def check(self, answer: bytes) -> None:
-        """Refused or not."""
-        check_produced(answer)
-
-    def answered(self) -> None:
-        """Note the time, and send the next one when it is due."""
-        now = time.perf_counter()
-        self._steady.times.append((now, now - self._due))
-        self._due += self._steady.interval_s
-        self.loop.at(self._due, self.send)
+    def acknowledged(self, now: float, taken_s: float) -> None:
+        """Note when, and how long it took."""
+        self._times.append((now, taken_s))
 
 
 @define

@@ -17,6 +17,7 @@ from benchmarks.wire import (
     Line,
     Loop,
     check_fetched,
+    check_produced,
     leader_addresses,
     settled_leaders,
 )
@@ -107,3 +108,40 @@ class Poller(LoopClient):
     def answered(self) -> None:
         """Poll on."""
         self.send()
+
+
+class Punctual(LoopClient):
+    """Produces whenever it is due, timed from then: a stall counts for all that it held up."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        tally: Tally,
+        leaders: TopicLeaders,
+        part: int,
+        frame: bytes,
+        *,
+        due: float,
+        interval_s: float,
+    ) -> None:
+        super().__init__(loop, tally, leaders, part, frame)
+        self.due = due
+        """Of the next record; times are of the performance counter."""
+        self._interval_s = interval_s
+        self.loop.at(due, self.send)
+
+    def check(self, answer: bytes) -> None:
+        """Refused or not."""
+        check_produced(answer)
+
+    def answered(self) -> None:
+        """Tell how long it took, and wait until the next one is due."""
+        now = time.perf_counter()
+        taken_s = now - self.due
+        self.due += self._interval_s
+        self.acknowledged(now, taken_s)
+        self.loop.at(self.due, self.send)
+
+    @abstractmethod
+    def acknowledged(self, now: float, taken_s: float) -> None:
+        """Note it; `due` may be put off."""

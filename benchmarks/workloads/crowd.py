@@ -13,12 +13,12 @@ from typing import Final
 
 from benchmarks.clients import create_topic, delete_topics, new_name
 from benchmarks.errors import BenchmarkError
-from benchmarks.loop_clients import LoopClient, Poller, Tally, TopicLeaders
+from benchmarks.loop_clients import Poller, Punctual, Tally, TopicLeaders
 from benchmarks.plan import Metrics, Plan
 from benchmarks.processes import CpuWatch, usage
 from benchmarks.stats import percentile
 from benchmarks.targets import Target
-from benchmarks.wire import Loop, batch_of, check_produced, fetch_frame, produce_frame
+from benchmarks.wire import Loop, batch_of, fetch_frame, produce_frame
 from benchmarks.workloads.latency import no_collector
 
 _SIZE: Final = 100
@@ -97,26 +97,20 @@ class _Crowd:
             self._loop.run_until(begin + 2 * (number + 1) / _JOINS_PER_S)
 
 
-class _Producer(LoopClient):
-    """A record a second, timed from when it was due: a stall counts for all that it held up."""
+class _Producer(Punctual):
+    """A record a second."""
 
     def __init__(
         self, crowd_of: _Crowd, loop: Loop, leaders: TopicLeaders, part: int, frame: bytes
     ) -> None:
-        super().__init__(loop, crowd_of.tally, leaders, part, frame)
+        due = time.perf_counter()
+        super().__init__(
+            loop, crowd_of.tally, leaders, part, frame, due=due, interval_s=_INTERVAL_S
+        )
         self._crowd = crowd_of
-        self._due = time.perf_counter()
-        self.send()
 
-    def check(self, answer: bytes) -> None:
-        """Refused or not."""
-        check_produced(answer)
-
-    def answered(self) -> None:
-        """Note the time, and wait for the next second."""
-        now = time.perf_counter()
-        self._crowd.times.append(now - self._due)
-        self._due += _INTERVAL_S
+    def acknowledged(self, now: float, taken_s: float) -> None:
+        """Until all is measured, nobody makes up for what was held up."""
+        self._crowd.times.append(taken_s)
         if not self._crowd.is_measured:
-            self._due = max(self._due, now)
-        self.loop.at(self._due, self.send)
+            self.due = max(self.due, now)
