@@ -115,10 +115,9 @@ async def test_frames_arrive_whole_and_in_order() -> None:
         assert a.frames == [(2, KIND_HEARTBEATS, b"h")]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own limit is Linux's")
-async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's patience grows with each try: a link that was down for half a minute would stay
-    unused for another (tests/live/test_dead_switch.py, with packets that are really lost)."""
+@asynccontextmanager
+async def all_sockets(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[socket.socket]]:
+    """Both ends of every stream between two nodes that are connected."""
     tuned: list[socket.socket] = []
     tune = peer_links.tune
     monkeypatch.setattr(
@@ -128,7 +127,15 @@ async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPa
     introduce(a, b)
     async with running(a, b):
         await a.until(lambda: len(tuned) >= 4 * len(peer_links.STREAMS))
-        for sock in tuned:
+        yield tuned
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own limit is Linux's")
+async def test_silence_ends_a_connection_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's patience grows with each try: a link that was down for half a minute would stay
+    unused for another (tests/live/test_dead_switch.py, with packets that are really lost)."""
+    async with all_sockets(monkeypatch) as sockets:
+        for sock in sockets:
             assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 3_000
             assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 3
 
@@ -140,16 +147,8 @@ async def test_no_socket_refuses_what_a_segment_has_room_for(
     """With a low-water mark for unsent bytes below the segment size (64 KiB on loopback) the tail
     of a sendfile, which waits for more, and the rest, which waits for room, wait for each other.
     0 is the system's own, which has none."""
-    tuned: list[socket.socket] = []
-    tune = peer_links.tune
-    monkeypatch.setattr(
-        peer_links, "tune", lambda sock, *rest: (tune(sock, *rest), tuned.append(sock))
-    )
-    a, b = Node(1), Node(2)
-    introduce(a, b)
-    async with running(a, b):
-        await a.until(lambda: len(tuned) >= 4 * len(peer_links.STREAMS))
-        for sock in tuned:
+    async with all_sockets(monkeypatch) as sockets:
+        for sock in sockets:
             unsent = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
             assert unsent == 0 or unsent >= 256 << 10
 
