@@ -135,7 +135,6 @@ class ChunkStream(PeerStream):
     """The stream for peers that are far behind."""
 
     frames: deque[tuple[Buffer, Buffer | Span | None]] = field(factory=deque)
-    _sent: int = 0  # of the piece under way
 
     def room_for(self, size_bytes: int) -> bool:
         """True when a frame of about this size would be taken; where nothing waits, any is."""
