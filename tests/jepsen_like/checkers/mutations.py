@@ -414,13 +414,14 @@ def forget_the_generation(events: list[Event], rng: Random) -> list[Event] | Non
 
 @breaks("consume-skip")
 def commit_past_the_polled(events: list[Event], rng: Random) -> list[Event] | None:
+    members = {event.process for _, event, _ in done(events, "subscribe")}
     for _, _, invoked in reversed(group_commits(events)):
         for name, offset in invoked.offsets.items():
             if offset < len(final_poll(events).records.get(name, ())):
                 polled = [
                     row
                     for _, event, _ in done(events, "poll")
-                    if event.process == invoked.process
+                    if event.process in members
                     for row in event.records.get(name, ())
                 ]
                 end = max((row[0] for row in polled), default=-1)
