@@ -35,9 +35,10 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 2
+PEER_FORMAT_VERSION: Final = 3
 """Of everything that nodes say to each other: raised with every change that an older node would not
-understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`)."""
+understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
+3: groups at rest are compared in parts (`resting.py`)."""
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
 FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096

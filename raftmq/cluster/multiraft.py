@@ -228,7 +228,7 @@ class MultiRaft:
             if isinstance(content, NodeBeat):
                 if content.sender != sender:
                     raise RemoteProtocolError(f"node {sender} speaks as node {content.sender}")
-                self._rests.on_beat(content)
+                self._rests.on_beat(content, self._election_ticks)
                 return
             for group, message in content:
                 if message.sender.node_id != sender:

@@ -29,6 +29,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from raftmq.cluster.peer_messages import (
+    REST_BUCKETS,
     NodeBeat,
     PeerMessage,
     RepairReply,
@@ -92,7 +93,7 @@ _RANGE: Final = struct.Struct(">qq")
 _BATCHES: Final = struct.Struct(">qII")
 _SIZE: Final = struct.Struct(">I")
 _INDEX: Final = struct.Struct(">q")
-_NODE_BEAT: Final = struct.Struct(">iiqQ")
+_NODE_BEAT: Final = struct.Struct(f">iiq{REST_BUCKETS}Q")
 _TAIL: Final = struct.Struct(">qqq")  # floor, log end, last term
 
 _TAGS: Final[dict[type, int]] = {
@@ -181,7 +182,7 @@ def encode_several(frames: Sequence[Sequence[Buffer]]) -> list[Buffer]:
 
 def encode_node_beat(beat: NodeBeat) -> list[Buffer]:
     """Frame a node's sign of life."""
-    body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, beat.resting)
+    body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, *beat.resting)
     return [_PREFIX.pack(FORMAT_VERSION, FORM_NODE_BEAT, len(body)) + body]
 
 
@@ -200,8 +201,8 @@ def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
         if form == FORM_SEVERAL:
             return _decode_several(head, rest)
         if form == FORM_NODE_BEAT and not len(rest):
-            sender, to, incarnation, resting = _NODE_BEAT.unpack(head)
-            return NodeBeat(NodeId(sender), NodeId(to), incarnation, resting)
+            sender, to, incarnation, *resting = _NODE_BEAT.unpack(head)
+            return NodeBeat(NodeId(sender), NodeId(to), incarnation, tuple(resting))
     except struct.error as error:
         raise RemoteProtocolError(f"truncated peer message: {error}") from error
     raise RemoteProtocolError(f"unknown form {form} of a peer message")

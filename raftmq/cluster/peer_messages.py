@@ -7,12 +7,15 @@ None of them is a promise: losing, repeating or delaying one costs time, never d
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from attrs import frozen
 
 from raftmq.raft.messages import Message
 from raftmq.types import Buffer, NodeId, Offset, RaftIndex, ReplicaId, Term
+
+REST_BUCKETS: Final = 32
+"""Groups at rest are compared in so many parts."""
 
 
 @frozen(slots=True)
@@ -100,12 +103,13 @@ class Wake:
 
 @frozen(slots=True)
 class NodeBeat:
-    """This process lives. `resting` digests the groups at rest that it leads and `to` is in."""
+    """This process lives. `resting` digests the groups at rest that it leads and `to` is in, one
+    digest (64 bits) for each of `REST_BUCKETS`: so two nodes that disagree know about which."""
 
     sender: NodeId
     to: NodeId
     incarnation: int
-    resting: int
+    resting: tuple[int, ...]
 
 
 EngineMessage: TypeAlias = (

@@ -6,6 +6,10 @@ share such groups exchange one beat, which proves that the other is the same pro
 Whatever touches a replica wakes it, and it wakes the others; so does the silence of a member's
 node, its restart, or a disagreement about which groups rest.
 
+Two nodes that disagree about which groups rest wake those, not all that they share, and a node
+whose beats came too late while its connection stood is given more time: where cores are scarce,
+hundreds of groups that wake at once make everything later still.
+
 A member that was silent for long (its node is down) keeps nobody awake, as long as a majority is
 there; it is served again as soon as it says anything.
 
@@ -20,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
-from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
+from raftmq.cluster.peer_messages import REST_BUCKETS, NodeBeat, PeerMessage, Rest, Wake
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
@@ -31,13 +35,18 @@ if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
 CONFUSED = -1
-"""In place of an incarnation: wake all that we share, we do not agree on what rests."""
+"""In place of an incarnation: we do not agree on what rests; wake what we share of each bucket
+whose number is not 0."""
 ABSENT_AFTER_RESTS = 10
 """A member silent for so many times the idle time before a rest is absent."""
 PROBE_BEATS = 20
 """The absent are asked once in so many beats: about once a second."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups rest: messages are on their way."""
+PATIENCE_MAX = 3
+"""The silence that wakes is doubled so often at most, as in `raft/election.py`."""
+CALM_SILENCES = 16
+"""After so many of the silences allowed without one it is halved."""
 
 
 class Resting:
@@ -133,6 +142,9 @@ class Resting:
         ):
             self._round = rest.round
             self.is_resting = True
+        elif rest.term >= core.term:
+            # The others rest by now, and would find out by beats only that one does not.
+            replica.send(Wake(rest.term, core.self_id, rest.sender))
 
     def is_late(self, message: PeerMessage) -> bool:
         """True for what was under way when the rest began, which must not end it."""
@@ -180,6 +192,14 @@ class _Record:
     nodes: tuple[NodeId, ...]
     digest: int
 
+    @property
+    def bucket(self) -> int:
+        return self.digest % REST_BUCKETS
+
+
+def _buckets() -> list[int]:
+    return [0] * REST_BUCKETS
+
 
 @define(slots=True)
 class _Peer:
@@ -187,10 +207,54 @@ class _Peer:
 
     heard_tick: int
     incarnation: int | None = None
-    led_here: int = 0  # digest of the groups at rest that this node leads and the peer is in
-    led_there: int = 0
-    mismatches: int = 0
+    led_here: list[int] = field(factory=_buckets)
+    """Digests of the groups at rest that this node leads and the peer is in."""
+    led_there: list[int] = field(factory=_buckets)
+    mismatches: list[int] = field(factory=_buckets)
     shared: int = 0
+    patience: int = 0
+    patient_since: int = 0
+
+    def hears(self, now: int, incarnation: int, election_ticks: int) -> bool:
+        """Note a beat; False when it comes from another process than those before."""
+        self.heard_tick = now
+        before, self.incarnation = self.incarnation, incarnation
+        if before not in (None, incarnation):
+            self.patience = 0
+            return not self.shared
+        if self.patience and now - self.patient_since >= CALM_SILENCES * self.silence_max(
+            election_ticks
+        ):
+            self.patience -= 1
+            self.patient_since = now
+        return True
+
+    def silence_max(self, election_ticks: int) -> int:
+        """Ticks without a beat after which it is taken for gone."""
+        return election_ticks << self.patience
+
+    def be_patient(self, now: int) -> None:
+        """It fell silent and its connection stands: it may be slow, and not gone."""
+        self.patience = min(self.patience + 1, PATIENCE_MAX)
+        self.patient_since = now
+
+    def disagreed(self, resting: tuple[int, ...]) -> tuple[int, ...]:
+        """Compare what rests there with what rests here; the buckets that disagreed for long, as
+        ones among zeros, or nothing."""
+        if resting == tuple(self.led_there):
+            if any(self.mismatches):
+                self.mismatches = _buckets()
+            return ()
+        for bucket, digest in enumerate(resting):
+            differs = digest != self.led_there[bucket]
+            self.mismatches[bucket] = self.mismatches[bucket] + 1 if differs else 0
+        if max(self.mismatches) < MISMATCHES_MAX:
+            return ()
+        found = tuple(int(count >= MISMATCHES_MAX) for count in self.mismatches)
+        self.mismatches = [
+            0 if is_found else n for is_found, n in zip(found, self.mismatches, strict=True)
+        ]
+        return found
 
 
 class Rests:
@@ -251,10 +315,8 @@ class Rests:
     def _mark(self, record: _Record) -> None:
         for node_id in record.nodes:
             peer = self._peers[node_id]
-            if record.leader == self._node_id:
-                peer.led_here ^= record.digest
-            else:
-                peer.led_there ^= record.digest
+            digests = peer.led_here if record.leader == self._node_id else peer.led_there
+            digests[record.bucket] ^= record.digest
 
     def tick(self, heartbeat_ticks: int, election_ticks: int) -> None:
         """Send beats when they are due; wake what shares groups with a silent node."""
@@ -270,37 +332,37 @@ class Rests:
             if not peer.shared:
                 continue
             if is_due:
-                beat = NodeBeat(self._node_id, node_id, self._incarnation, peer.led_here)
-                self._send(beat)
-            if self._now - peer.heard_tick > election_ticks:
+                resting = tuple(peer.led_here)
+                self._send(NodeBeat(self._node_id, node_id, self._incarnation, resting))
+            if self._now - peer.heard_tick > peer.silence_max(election_ticks):
+                peer.be_patient(self._now)
                 self.wake_shared(node_id, silent=node_id)
 
-    def on_beat(self, beat: NodeBeat) -> None:
+    def on_beat(self, beat: NodeBeat, election_ticks: int) -> None:
         """Another node lives, and says which groups rest on its word."""
         if beat.incarnation == CONFUSED:
-            self.wake_shared(beat.sender, silent=None)
+            self.wake_shared(beat.sender, silent=None, buckets=beat.resting)
             return
         peer = self._peers.get(beat.sender)
         if peer is None:
             peer = self._peers[beat.sender] = _Peer(self._now)
-        peer.heard_tick = self._now
-        if peer.shared and peer.incarnation not in (None, beat.incarnation):
+        if not peer.hears(self._now, beat.incarnation, election_ticks):
             self.wake_shared(beat.sender, silent=None)
             return
-        peer.incarnation = beat.incarnation
-        if beat.resting == peer.led_there:
-            peer.mismatches = 0
-            return
-        peer.mismatches += 1
-        if peer.mismatches >= MISMATCHES_MAX:
+        if buckets := peer.disagreed(beat.resting):
             # Also what only the other side believes to rest has to wake: it may be gone here.
-            peer.mismatches = 0
-            self._send(NodeBeat(self._node_id, beat.sender, CONFUSED, 0))
-            self.wake_shared(beat.sender, silent=None)
+            self._send(NodeBeat(self._node_id, beat.sender, CONFUSED, buckets))
+            self.wake_shared(beat.sender, silent=None, buckets=buckets)
 
-    def wake_shared(self, node_id: NodeId, *, silent: NodeId | None) -> None:
-        """Wake every replica whose rest that node vouched for."""
-        records = [record for record in self._records.values() if node_id in record.nodes]
+    def wake_shared(
+        self, node_id: NodeId, *, silent: NodeId | None, buckets: tuple[int, ...] = ()
+    ) -> None:
+        """Wake every replica whose rest that node vouched for, or those of some buckets."""
+        records = [
+            record
+            for record in self._records.values()
+            if node_id in record.nodes and (not buckets or buckets[record.bucket])
+        ]
         for record in records:
             self._wake(record.replica, silent)
 

@@ -22,6 +22,7 @@ from raftmq.cluster.peer_codec import (
     encode_several,
 )
 from raftmq.cluster.peer_messages import (
+    REST_BUCKETS,
     NodeBeat,
     PeerMessage,
     RepairReply,
@@ -165,7 +166,7 @@ def test_who_keeps_a_payload_does_not_keep_the_frame_that_it_shared() -> None:
         b"".join(
             encode_beats(A.node_id, B.node_id, [(GROUP, Heartbeat(T, A, B, RaftIndex(5), 7))])
         ),
-        b"".join(encode_node_beat(NodeBeat(A.node_id, B.node_id, 1, 2))),
+        b"".join(encode_node_beat(NodeBeat(A.node_id, B.node_id, 1, (2,) * REST_BUCKETS))),
         b"",
         frame(MESSAGES[0])[:-1],
         frame(MESSAGES[0]) + b"x",
@@ -276,7 +277,7 @@ def test_noise_is_refused(data: bytes) -> None:
 
 # Everything below the hello that two nodes must agree on. Whoever changes it raises the version
 # that the hello names, or an older node would drop frames without a word.
-AGREED = {2: "e421ee0136f3df8c"}
+AGREED = {3: "08215340b4eb97cf"}
 
 
 def test_a_change_of_form_raises_the_peer_format_version() -> None:

@@ -291,3 +291,59 @@ def test_a_member_whose_disk_was_exchanged_meanwhile_is_admitted() -> None:
     cluster.settle()
     cluster.until(lambda: resting(cluster) == [1, 1, 1], 20_000)
     assert cluster.replica(dead).self_id in cluster.replica(cluster.leader).voters
+
+
+def test_a_group_that_nodes_disagree_about_does_not_wake_all_others() -> None:
+    """Where cores are scarce, hundreds that wake at once make everything later still."""
+    cluster = at_rest(groups=60)
+    leader, node = cluster.leader, cluster.followers()[0]
+    assert node.multiraft is not None
+    node.multiraft.unregister(cluster.group)
+    node.machines.pop(cluster.group)
+    least = 60
+
+    def is_awake() -> bool:
+        nonlocal least
+        least = min(least, *resting(cluster))
+        return not cluster.replica(leader).resting.is_resting
+
+    cluster.until(is_awake, 1_000)
+    for _ in range(40):
+        cluster.run(25)
+        is_awake()
+    assert least >= 45
+
+
+def test_who_was_silent_for_a_moment_is_given_more_time_next() -> None:
+    cluster = at_rest(groups=5)
+    election_ms = 25 * cluster.world.options.election_ticks
+
+    def rests_through(silence_ms: float) -> bool:
+        cluster.isolate(cluster.followers()[0])
+        cluster.run(silence_ms)
+        cluster.mend()
+        rested = resting(cluster)[cluster.leader.node_id - 1]
+        cluster.until(lambda: resting(cluster) == [5] * 3, 10_000)
+        return rested == 5
+
+    assert not rests_through(1.6 * election_ms)
+    assert rests_through(1.6 * election_ms)
+    assert not rests_through(2.6 * election_ms)
+    assert rests_through(2.6 * election_ms)
+    cluster.run(30_000)
+    assert not rests_through(1.6 * election_ms), "quick again after a calm while"
+
+
+def test_a_rest_that_a_follower_cannot_take_is_undone_at_once() -> None:
+    cluster = at_rest(groups=2)
+    leader, node = cluster.leader, cluster.followers()[0]
+    follower = cluster.replica(node)
+    cluster.append()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(follower), "is_settled", property(lambda replica: replica is not follower)
+        )
+        cluster.until(lambda: cluster.replica(leader).resting.is_resting, 5_000)
+        assert not follower.resting.is_resting
+        cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 25)
+    cluster.until(lambda: resting(cluster) == [2] * 3, 5_000)
