@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final, Protocol
 
+from raftmq.cluster.lateness import Lateness
 from raftmq.cluster.mail import Mail, SendFrame
 from raftmq.cluster.peer_codec import decode, encode, encode_node_beat
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply
@@ -129,6 +130,7 @@ class MultiRaft:
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
         self._rests = Rests(node_id, journal.flushed_sequence, self._send_node_beat, self._wake)
+        self._lateness = Lateness()
         self._heartbeat_ticks = 1
         self._election_ticks = 2
 
@@ -167,6 +169,11 @@ class MultiRaft:
         return len(self._rests)
 
     @property
+    def patience(self) -> int:
+        """How often all timeouts are doubled now, since ticks come late."""
+        return self._lateness.patience
+
+    @property
     def is_at_ease(self) -> bool:
         """True when all groups rest but the metadata group, and that one knows its leader."""
         if len(self._awake) > 1:
@@ -197,10 +204,12 @@ class MultiRaft:
 
     # ---- inputs ----
 
-    def tick(self) -> None:
-        """One tick for every replica that is awake."""
+    def tick(self, late_ticks: float = 0.0) -> None:
+        """One tick for every replica that is awake; it came so many ticks late."""
+        self._lateness.ticked(late_ticks, self._election_ticks)
+        patience = self.patience
         with self.batch():
-            self._rests.tick(self._heartbeat_ticks, self._election_ticks)
+            self._rests.tick(self._heartbeat_ticks, self._election_ticks << patience)
             self._tell_orphans()
             awake = list(self._awake.values())
             # Nodes begin at different groups, so that they do not stand against each other.
@@ -209,6 +218,7 @@ class MultiRaft:
             for replica in awake[start:] + awake[:start]:
                 if replica.resting.is_resting:
                     continue
+                replica.core.patience_floor = patience
                 replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
                 if replica.tick():
                     self._dirty[replica] = None

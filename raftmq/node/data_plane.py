@@ -145,8 +145,8 @@ class DataPlane:
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
-            for _ in range(ticks):
-                self.multiraft.tick()
+            for number in range(ticks):
+                self.multiraft.tick(0.0 if number else late_ms / tick_ms)
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)

@@ -155,6 +155,7 @@ class RaftCore:
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
         self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
+        self.patience_floor = 0  # set by the engine while its loop is late, see `election.py`
         # A replica whose past is lost: no vote, no campaign, no promise until a committed
         # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
         # unless its votes and claimed end survived.

@@ -8,8 +8,9 @@ hands over.
 Patience: where messages take longer than a timeout (a busy machine, hundreds of groups that elect
 at once) replicas would depose leaders that live and give up elections that are under way, and each
 new election would make it worse, without end. So whoever loses time that way doubles its timeouts,
-up to three times, and halves them again while a leader stays. A leader that is gone with its node
-is noticed by its closed connection (`leader_lost`), whatever the patience.
+up to three times, and halves them again while a leader stays. Whoever knows that all it hears comes
+late (`patience_floor`) does so before it loses anything. A leader that is gone with its node is
+noticed by its closed connection (`leader_lost`), whatever the patience.
 
 Only voters are asked, and only their votes count, both by the candidate's configuration alone
 (thesis §4.1). So a replica that believes itself a learner does answer: whoever asks it holds a log
@@ -72,7 +73,8 @@ class Election:
     @property
     def least_timeout(self) -> int:
         """After a shorter silence, in ticks, no leader is given up."""
-        return self._core.config.election_ticks << self.patience
+        core = self._core
+        return core.config.election_ticks << max(self.patience, core.patience_floor)
 
     def reset(self) -> None:
         """Draw a new timeout and begin to wait; priority draws from a shorter range."""
@@ -127,6 +129,8 @@ class Election:
         core = self._core
         if core.now < self._deadline and not (core.leader is None and core.is_sole_voter):
             return
+        if core.leader is not None and core.now - self._heard_at < self.least_timeout:
+            return  # patience was asked for after the timeout was drawn
         if core.waits_for_turn and core.role is Role.FOLLOWER:
             return
         if core.leader is not None or (core.role is Role.CANDIDATE and core.config.pre_vote):

@@ -44,6 +44,7 @@ from raftmq.types import (
     TopicId,
 )
 from tests.cluster.fake_replica import FakeClock
+from tests.cluster.sim_cluster import SimCluster
 
 A, B, C = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
 
@@ -361,3 +362,29 @@ def test_a_flush_that_ends_when_the_node_has_closed_touches_nothing() -> None:
         assert not job.sequence, "the log's own"
         done(None)
     assert node.replica(0).high_watermark == 0
+
+
+def test_who_comes_late_itself_takes_no_short_silence_for_an_end() -> None:
+    """What its peers sent lies in its sockets: many groups would depose leaders that live."""
+    cluster = SimCluster(groups=5)
+    cluster.run(500)
+    leader, node = cluster.leader, cluster.followers()[0]
+    silence_ms = 25.0 * 3 * cluster.world.options.election_ticks
+    terms = [replica.core.term for replica in node.replicas.values()]
+
+    def falls_silent() -> None:
+        cluster.isolate(node)
+        cluster.run(silence_ms)
+
+    assert node.multiraft is not None
+    node.multiraft.tick(late_ticks=cluster.world.options.election_ticks)
+    falls_silent()
+    assert all(replica.leader is not None for replica in node.replicas.values())
+    cluster.mend()
+    cluster.run(20_000)
+    falls_silent()
+    assert all(replica.leader is None for replica in node.replicas.values())
+    cluster.mend()
+    cluster.run(1_000)
+    assert [replica.core.term for replica in node.replicas.values()] == terms
+    assert cluster.leader is leader

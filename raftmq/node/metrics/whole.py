@@ -324,6 +324,12 @@ counter(
     lambda node: node.plane.loop_watch.without_core_count,
 )
 
+gauge(
+    "raftmq_election_timeout_factor",
+    "How much longer than configured a leader's silence is borne here, since ticks come late",
+    lambda node: 1 << node.plane.multiraft.patience,
+)
+
 BUILD: Final = Metric(
     "raftmq_build_info", "gauge", "Versions; the value is 1", ("version", "python")
 )
