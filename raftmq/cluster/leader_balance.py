@@ -41,9 +41,14 @@ class LeaderBalance:
         self._live_since: dict[NodeId, tuple[int, float]] = {}
         self._led_since: dict[Key, tuple[int, float]] = {}
         self._moved: dict[Key, float] = {}
+        self._balanced: tuple[object, object, int] | None = None
+        """Topics, brokers and version of the leaders when all was as it should be."""
 
     def due(self, image: MetadataImage, leaders: LeaderTable, now_ms: float) -> list[Move]:
         """The moves to make now."""
+        if self._is_known_as_balanced(image, leaders):
+            return []  # a thousand partitions at rest cost nothing here
+        self._balanced = (image.topics, image.brokers, leaders.version)
         live = {broker.node_id: broker.epoch for broker in image.live_brokers()}
         self._live_since = {
             node_id: self._live_since[node_id]
@@ -64,9 +69,11 @@ class LeaderBalance:
                     known = (row.leader_epoch, now_ms)
                 led_since[key] = known
                 wish = partition.preferred_leader
+                if row.leader_id == wish:
+                    continue
+                self._balanced = None
                 is_due = (
-                    row.leader_id != wish
-                    and wish in row.isr
+                    wish in row.isr
                     and wish in live
                     and now_ms - known[1] >= QUIET_MS
                     and now_ms - self._live_since[wish][1] >= QUIET_MS
@@ -78,3 +85,9 @@ class LeaderBalance:
         self._led_since = led_since
         self._moved = {k: at for k, at in self._moved.items() if now_ms - at < COOL_DOWN_MS}
         return moves
+
+    def _is_known_as_balanced(self, image: MetadataImage, leaders: LeaderTable) -> bool:
+        if self._balanced is None:
+            return False
+        topics, brokers, version = self._balanced
+        return topics is image.topics and brokers is image.brokers and version == leaders.version

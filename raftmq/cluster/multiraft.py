@@ -119,6 +119,7 @@ class MultiRaft:
         self._waiting: dict[Replica, None] = {}  # for the journal
         self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
         self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
+        self._rested: dict[RaftGroupId, None] = {}
         self._mail = Mail(node_id, send)
         self.depth = 0
         self._batch = _Batch(self)
@@ -155,6 +156,7 @@ class MultiRaft:
         """Let a replica go; the caller closes or deletes its log."""
         self._awake.pop(group, None)
         self._rests.remove(group)
+        self._rested.pop(group, None)
         replica = self.replicas.pop(group, None)
         if replica is not None:
             self._dirty.pop(replica, None)
@@ -167,6 +169,16 @@ class MultiRaft:
     def resting_count(self) -> int:
         """How many replicas are at rest."""
         return len(self._rests)
+
+    @property
+    def awake(self) -> list[Replica]:
+        """Those that are not at rest."""
+        return list(self._awake.values())
+
+    def take_rested(self) -> list[RaftGroupId]:
+        """The groups that came to rest since this was last asked, awake again or not."""
+        rested, self._rested = self._rested, {}
+        return list(rested)
 
     @property
     def patience(self) -> int:
@@ -333,6 +345,7 @@ class MultiRaft:
                     self._flush(replica)
                     if replica.resting.is_resting and replica.group not in self._rests:
                         self._rests.add(replica)
+                        self._rested[replica.group] = None
                         self._awake.pop(replica.group, None)
                     if _stands(replica):
                         self._standing[replica] = None

@@ -206,8 +206,8 @@ class NodeCore:
 
     def _compose_server(self, around: Surroundings) -> None:
         config, plane = self.config, self.plane
-        replicas = plane.multiraft.replicas
-        agreed = AgreedTime(self.node_id, plane.clock, replicas.values, self._voters_count)
+        multiraft = plane.multiraft
+        agreed = AgreedTime(self.node_id, plane.clock, lambda: multiraft.awake, self._voters_count)
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,

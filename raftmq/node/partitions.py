@@ -158,7 +158,7 @@ class Partitions:
         self._eager: dict[RaftGroupId, int] = {}
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
-        self._told_at_rest: dict[RaftGroupId, object] = {}
+        self._told_brokers: object = None
         self._leaderless: list[Replica] = []
         self.registry = PartitionRegistry()
         self.isolation = Isolation(
@@ -367,7 +367,6 @@ class Partitions:
                 self.topic_counts.pop(action.name.topic, None)
         replica = self._replicas.pop(action.group, None)
         self._started.pop(action.group, None)
-        self._told_at_rest.pop(action.group, None)
         self._unopened.pop(action.group, None)
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)
@@ -484,19 +483,21 @@ class Partitions:
             return
         self._next_report_ms = now_ms + REPORT_MS
         self.isolation.tick(now_ms)
-        brokers = self._engine.image.brokers
-        for partition in self.registry:
-            replica = self._replicas.get(partition.group)
-            if replica is None or not replica.is_writable:
-                continue
-            if replica.resting.is_resting:
-                # What is at rest was in sync when it began to rest, and is so until it wakes.
-                if self._told_at_rest.get(partition.group) is brokers:
-                    continue
-                self._told_at_rest[partition.group] = brokers
-            else:
-                self._told_at_rest.pop(partition.group, None)
-            self._led(partition)
+        for group in self._due_reports():
+            replica = self._replicas.get(group)
+            partition = self.registry.by_id(group.topic_id, group.partition)
+            if replica is not None and replica.is_writable and partition is not None:
+                self._led(partition)
+
+    def _due_reports(self) -> list[RaftGroupId]:
+        """Groups whose ISR may have changed. What is at rest was in sync when it began to rest, and
+        is so until it wakes; but who is fenced is out of sync everywhere."""
+        multiraft, brokers = self._plane.multiraft, self._engine.image.brokers
+        rested = multiraft.take_rested()
+        if brokers is not self._told_brokers:
+            self._told_brokers = brokers
+            return list(self._replicas)
+        return [*(replica.group for replica in multiraft.awake), *rested]
 
     def _stand_eagerly(self) -> None:
         """The other nodes may not have a new group yet, so its first leader asks more than once;

@@ -26,7 +26,7 @@ SCRUB_PAUSE_S: Final = 0.1
 """After a log with less than that to check, so that a thousand small ones cost nothing."""
 SCRUB_ROUND_S: Final = 3.0
 """A round through all logs takes at least so long: few small ones are not read over and over."""
-WATCH_INTERVAL_S: Final = 0.25
+WATCH_INTERVAL_S: Final = 1.0
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than that free a replica would only stop again."""
 

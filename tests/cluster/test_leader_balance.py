@@ -129,3 +129,24 @@ def test_a_few_at_a_time_and_all_in_the_end() -> None:
         moved += more
     assert sorted(moved) == list(range(3 * MOVES_MAX))
     assert world.due(100_000) == []
+
+
+def test_a_balanced_cluster_is_looked_at_only_after_a_change() -> None:
+    world = World(partitions=2)
+    image = world.image
+    for index in range(2):
+        world.lead(index, 1)
+    assert world.balance.due(image, world.leaders, 0.0) == []
+    looked: list[object] = []
+    get = world.leaders.get
+    world.leaders.get = lambda *key: looked.append(key) or get(*key)  # type: ignore[assignment,func-returns-value]
+    assert world.balance.due(image, world.leaders, 60_000.0) == []
+    assert not looked
+    assert (
+        world.balance.due(evolve(image, brokers=image.brokers.delete(ALL[2])), world.leaders, 0.0)
+        == []
+    )
+    assert len(looked) == 2
+    world.lead(1, 2)
+    assert world.balance.due(image, world.leaders, 70_000.0) == []
+    assert world.balance.due(image, world.leaders, 70_000.0 + QUIET_MS), "later, without a change"

@@ -347,3 +347,18 @@ def test_a_rest_that_a_follower_cannot_take_is_undone_at_once() -> None:
         assert not follower.resting.is_resting
         cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 25)
     cluster.until(lambda: resting(cluster) == [2] * 3, 5_000)
+
+
+def test_who_reports_what_is_led_is_told_of_every_rest_once() -> None:
+    """Also of one between two reports: its in-sync replicas may be others than before."""
+    cluster = at_rest(groups=3)
+    multiraft = cluster.leader.multiraft
+    assert multiraft is not None
+    assert set(multiraft.take_rested()) == set(cluster.world.groups)
+    assert multiraft.take_rested() == multiraft.awake == []
+    cluster.append()
+    assert [replica.group for replica in multiraft.awake] == [cluster.group]
+    cluster.until(lambda: not multiraft.awake)
+    assert multiraft.take_rested() == [cluster.group]
+    multiraft.unregister(cluster.group)
+    assert multiraft.take_rested() == []
