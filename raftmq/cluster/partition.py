@@ -198,8 +198,7 @@ class Partition:
         try:
             return self._take(records, acks, timeout_ms)
         except KafkaError as error:
-            self._producers.refused(records, error)
-            return AppendResult(error.code, message=error.message)
+            return self._producers.refusal(records, error, self.replica.read_barrier)
         finally:
             self._header = None
 

@@ -11,17 +11,19 @@ of them there is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import ACCEPT, ProducerStateTable, Verdict
 from raftmq.cluster.refused_batches import RefusedBatches
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
+from raftmq.promise import Promise
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
-from raftmq.types import LeaderEpoch, Offset
+from raftmq.types import LeaderEpoch, Offset, RaftIndex
 
 CHECKPOINT_BATCHES: Final = 4_000
 """So many headers are replayed at most when a log start moves or a suffix is truncated."""
@@ -153,6 +155,32 @@ class PartitionProducers:
                 self._refused.note(*batch, error.code)
             else:
                 self._refused.refuse_for_good(*batch)
+
+    def refusal(
+        self,
+        records: memoryview | None,
+        error: KafkaError,
+        confirm: Callable[[], Promise[RaftIndex]],
+    ) -> AppendResult | Promise[AppendResult]:
+        """What to tell of a batch that is refused, which is remembered as `refused` does.
+
+        A leader that was replaced and does not know lacks what its successor took, and finds the
+        batch after it out of order; librdkafka then begins a new epoch of its producer id, at
+        the risk of second copies. So that is said only when `confirm` (a read barrier) proves that
+        this leader was one when it looked.
+        """
+        self.refused(records, error)
+        refusal = AppendResult(error.code, message=error.message)
+        if error.code not in _LEAVES_A_GAP:
+            return refusal
+        told: Promise[AppendResult] = Promise()
+
+        def confirmed(barrier: Promise[RaftIndex]) -> None:
+            not_leader = AppendResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            told.resolve(refusal if barrier.error is None else not_leader)
+
+        confirm().when_done(confirmed)
+        return told.result() if told.is_done else told
 
     def appended(self, header: BatchHeader) -> None:
         """A batch was written at the log's end."""

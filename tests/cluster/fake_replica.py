@@ -16,6 +16,7 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
 from raftmq.ports import File, Runnable
+from raftmq.promise import Promise
 from raftmq.raft.ready import Role, SoftState
 from raftmq.records import BatchHeader, parse_header, stamp
 from raftmq.types import (
@@ -194,10 +195,14 @@ class FakeReplica:
         self.wished: list[Offset] = []
         self.refusal: Exception | None = None
         self.damage_count = 0
+        self.barrier: Promise[RaftIndex] = Promise.resolved(RaftIndex(0))
         self.on_progress: Callable[[], None] = lambda: None
 
     def damage_found(self) -> None:
         self.damage_count += 1
+
+    def read_barrier(self) -> Promise[RaftIndex]:
+        return self.barrier
 
     @property
     def log_end_offset(self) -> Offset:

@@ -16,10 +16,10 @@ from raftmq.cluster.partition import ACKS_ALL
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.producer_state import BATCHES_REMEMBERED
 from raftmq.cluster.refused_batches import NEW_LEADER_ANSWERS, PRODUCERS_MAX, RefusedBatches
-from raftmq.errors import ErrorCode, StorageError
+from raftmq.errors import ErrorCode, NotLeaderError, StorageError
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.types import LeaderEpoch
+from raftmq.types import LeaderEpoch, RaftIndex
 from tests.cluster.fake_replica import REPLICAS, Bench
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -266,3 +266,20 @@ def test_it_tells_the_truth_in_the_end() -> None:
     assert answers == [NOT_LEADER] * NEW_LEADER_ANSWERS + [OUT_OF_ORDER] * 2
     assert send(bench, batch(2)) is ErrorCode.NONE
     assert send(bench, batch(3)) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_a_batch_is_out_of_order_only_for_who_is_known_to_lead(is_leader: bool) -> None:
+    """One that was replaced and does not know lacks what its successor has taken."""
+    bench = made()
+    assert send(bench, batch(0)) is ErrorCode.NONE
+    barrier = bench.replica.barrier = Promise()
+    told = bench.partition.append(batch(5), ACKS_ALL, 1000)
+    assert isinstance(told, Promise)
+    assert not told.is_done
+    if is_leader:
+        barrier.resolve(RaftIndex(1))
+        assert told.result().code is OUT_OF_ORDER
+    else:
+        barrier.fail(NotLeaderError())
+        assert told.result().code is NOT_LEADER
