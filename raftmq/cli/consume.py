@@ -1,14 +1,14 @@
 """`raftmq consume`: records of a topic, alone or in a group, with kcat's letters.
 
-Without `--follow` it ends where the log ended when it began to read. In a group, what was printed
-is committed at the end.
+Without `--follow` it ends where the log ended when it began to read, or where others of its group
+read all partitions. In a group, what was printed is committed at the end.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -107,6 +107,7 @@ def consume(
             reset=reset,
             isolation="read_committed" if committed_only else "read_uncommitted",
             client_id="raftmq-cli",
+            on_assigned=reader.assigned,
         ) as consumer:
             if group is None:
                 _assign(consumer, name, partition, offset or "earliest")
@@ -138,8 +139,13 @@ class _Reader:
         self._follow = follow
         self._idle_s = idle_s
         self._is_member = is_member
+        self._is_left_out = False
         self._ends: dict[TopicPartition, int] = {}
         self._printed: dict[TopicPartition, int] = {}
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """This member has its place in the group, perhaps without a partition."""
+        self._is_left_out = not partitions
 
     def run(self, consumer: Consumer) -> None:
         stream = sys.stdout.buffer
@@ -178,7 +184,9 @@ class _Reader:
     def _is_at_end(self, consumer: Consumer) -> bool:
         assignment = consumer.assignment
         if not assignment:
-            return False  # a member still waiting for its partitions
+            if self._is_left_out:
+                typer.echo("other members of the group read all partitions", err=True)
+            return self._is_left_out  # else a member still waiting for its partitions
         missing = [key for key in assignment if key not in self._ends]
         if missing:
             found = consumer.offsets(missing, LATEST)

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from raftmq.cli.app import app
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ApiKey
+from raftmq.protocol import ApiKey, Struct
 from raftmq.records import parse_header
 from raftmq_client import ConsumerRecord
 from raftmq_client.blocking.consumer import Consumer
+from raftmq_client.core.assignors import encode_assignment
 from raftmq_client.errors import BrokerError
 from tests.cli.conftest import Call
 from tests.client.fake_broker import FakeBroker
@@ -232,6 +233,19 @@ def test_a_group_resumes_and_its_lag_is_shown(call: Call, broker: FakeBroker) ->
     assert call("group", "list", "--json").exit_code == 0
     assert call("group", "delete", "g").exit_code == 0
     assert "g" not in broker.groups
+
+
+def test_a_member_without_a_partition_ends(
+    call: Call, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.make_topic("t", 1)
+    call("produce", "t", "0")
+    nothing = Struct(error_code=ErrorCode.NONE, assignment=encode_assignment(()))
+    monkeypatch.setattr(broker, "_on_sync_group", lambda *_: nothing)
+    done = call("consume", "t", "-G", "g")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == ""
+    assert "other members of the group read all partitions" in done.stderr
 
 
 def test_what_a_group_printed_is_committed_at_ctrl_c(
