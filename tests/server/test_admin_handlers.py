@@ -316,8 +316,12 @@ def test_list_offsets(version: int) -> None:
     newest = listed(world, version, -3)
     if version >= 7:
         assert (newest.offset, newest.timestamp) == (1, 1_000_001)
-    else:
-        assert newest.error_code == ErrorCode.UNSUPPORTED_VERSION
+    unsupported = [t for t in (-3, -4, -5, -6) if listed(world, version, t).error_code]
+    assert unsupported == [
+        t for t, since in ((-3, 7), (-4, 8), (-5, 9), (-6, 99)) if version < since
+    ]
+    refused = {listed(world, version, timestamp).error_code for timestamp in unsupported}
+    assert refused == {ErrorCode.UNSUPPORTED_VERSION}
     unknown = listed(world, version, -1, "unknown")
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

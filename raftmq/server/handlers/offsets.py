@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
 
-from raftmq.cluster.partition import MAX_TIMESTAMP, Partition
+from raftmq.cluster.partition import EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP, Partition
 from raftmq.cluster.partition_results import DeleteResult, OffsetResult
 from raftmq.errors import ErrorCode
 from raftmq.ports import Runnable
@@ -22,7 +22,8 @@ Answer: TypeAlias = dict[str, Any]
 COLD_ROUNDS_MAX: Final = 4
 """After so many rounds of workers the loop itself reads what is missing still."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
-_MAX_TIMESTAMP_FROM: Final = 7
+_SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+"""KIP-734, KIP-405, KIP-1005: which version brought which special timestamp."""
 
 
 def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Any:
@@ -116,7 +117,7 @@ def _offset_row(version: int, part: Struct, result: OffsetResult) -> Answer:
 def _list_one(
     broker: Broker, version: int, topic: str, part: Struct
 ) -> tuple[Partition | ErrorCode, OffsetResult]:
-    if part.timestamp <= MAX_TIMESTAMP and version < _MAX_TIMESTAMP_FROM:
+    if version < _SPECIAL_FROM.get(part.timestamp, 0):
         code = ErrorCode.UNSUPPORTED_VERSION
         return code, OffsetResult(code)
     found = broker.find_partition(topic, None, part.partition_index)
