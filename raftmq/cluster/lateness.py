@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from raftmq.cluster.patience import Patience
 from raftmq.raft.election import PATIENCE_MAX
 
 TIMEOUTS_PER_LATENESS: Final = 4
@@ -21,17 +22,18 @@ CALM_TICKS: Final = 200
 
 
 class Lateness:
-    """What one node knows of its own loop.
+    """What one node knows of its own loop."""
 
-    Attributes:
-        patience: how often timeouts are doubled now, from 0 to `PATIENCE_MAX`.
-    """
-
-    __slots__ = ("_calm_since", "_now", "patience")
+    __slots__ = ("_now", "_patience")
 
     def __init__(self) -> None:
-        self.patience = 0
-        self._now = self._calm_since = 0
+        self._patience = Patience()
+        self._now = 0
+
+    @property
+    def patience(self) -> int:
+        """How often timeouts are doubled now."""
+        return self._patience.level
 
     def ticked(self, late_ticks: float, election_ticks: int) -> None:
         """A tick came, so many ticks late."""
@@ -42,7 +44,6 @@ class Lateness:
         ):
             wanted += 1
         if wanted >= max(self.patience, 1):
-            self.patience, self._calm_since = wanted, self._now
-        elif self.patience and self._now - self._calm_since >= CALM_TICKS:
-            self.patience -= 1
-            self._calm_since = self._now
+            self._patience.rise(wanted, self._now)
+        else:
+            self._patience.fade(self._now, CALM_TICKS)

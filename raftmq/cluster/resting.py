@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
+from raftmq.cluster.patience import Patience
 from raftmq.cluster.peer_messages import REST_BUCKETS, NodeBeat, PeerMessage, Rest, Wake
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
@@ -43,10 +44,8 @@ PROBE_BEATS = 20
 """The absent are asked once in so many beats: about once a second."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups rest: messages are on their way."""
-PATIENCE_MAX = 3
-"""The silence that wakes is doubled so often at most, as in `raft/election.py`."""
 CALM_SILENCES = 16
-"""After so many of the silences allowed without one it is halved."""
+"""After so many of the silences allowed without one, less is allowed again."""
 
 
 class Resting:
@@ -212,49 +211,33 @@ class _Peer:
     led_there: list[int] = field(factory=_buckets)
     mismatches: list[int] = field(factory=_buckets)
     shared: int = 0
-    patience: int = 0
-    patient_since: int = 0
+    patience: Patience = field(factory=Patience)
+    """With its silence: it fell silent before while its connection stood."""
 
     def hears(self, now: int, incarnation: int, election_ticks: int) -> bool:
-        """Note a beat; False when it comes from another process than those before."""
+        """Note a beat; False when groups rest on the word of another process than this one."""
         self.heard_tick = now
         before, self.incarnation = self.incarnation, incarnation
         if before not in (None, incarnation):
-            self.patience = 0
+            self.patience = Patience()
             return not self.shared
-        if self.patience and now - self.patient_since >= CALM_SILENCES * self.silence_max(
-            election_ticks
-        ):
-            self.patience -= 1
-            self.patient_since = now
+        self.patience.fade(now, CALM_SILENCES * self.silence_max(election_ticks))
         return True
 
     def silence_max(self, election_ticks: int) -> int:
         """Ticks without a beat after which it is taken for gone."""
-        return election_ticks << self.patience
-
-    def be_patient(self, now: int) -> None:
-        """It fell silent and its connection stands: it may be slow, and not gone."""
-        self.patience = min(self.patience + 1, PATIENCE_MAX)
-        self.patient_since = now
+        return election_ticks << self.patience.level
 
     def disagreed(self, resting: tuple[int, ...]) -> tuple[int, ...]:
         """Compare what rests there with what rests here; the buckets that disagreed for long, as
         ones among zeros, or nothing."""
-        if resting == tuple(self.led_there):
-            if any(self.mismatches):
-                self.mismatches = _buckets()
-            return ()
-        for bucket, digest in enumerate(resting):
-            differs = digest != self.led_there[bucket]
-            self.mismatches[bucket] = self.mismatches[bucket] + 1 if differs else 0
-        if max(self.mismatches) < MISMATCHES_MAX:
-            return ()
-        found = tuple(int(count >= MISMATCHES_MAX) for count in self.mismatches)
-        self.mismatches = [
-            0 if is_found else n for is_found, n in zip(found, self.mismatches, strict=True)
+        counts = [
+            count + 1 if theirs != ours else 0
+            for count, theirs, ours in zip(self.mismatches, resting, self.led_there, strict=True)
         ]
-        return found
+        self.mismatches = [count % MISMATCHES_MAX for count in counts]
+        found = tuple(int(count == MISMATCHES_MAX) for count in counts)
+        return found if any(found) else ()
 
 
 class Rests:
@@ -335,7 +318,7 @@ class Rests:
                 resting = tuple(peer.led_here)
                 self._send(NodeBeat(self._node_id, node_id, self._incarnation, resting))
             if self._now - peer.heard_tick > peer.silence_max(election_ticks):
-                peer.be_patient(self._now)
+                peer.patience.rise(peer.patience.level + 1, self._now)
                 self.wake_shared(node_id, silent=node_id)
 
     def on_beat(self, beat: NodeBeat, election_ticks: int) -> None:
