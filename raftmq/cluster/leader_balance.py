@@ -41,14 +41,14 @@ class LeaderBalance:
         self._live_since: dict[NodeId, tuple[int, float]] = {}
         self._led_since: dict[Key, tuple[int, float]] = {}
         self._moved: dict[Key, float] = {}
-        self._balanced: tuple[object, object, int] | None = None
-        """Topics, brokers and version of the leaders when all was as it should be."""
+        self._balanced = (-1, -1)  # versions of image and leaders when all was as it should be
 
     def due(self, image: MetadataImage, leaders: LeaderTable, now_ms: float) -> list[Move]:
         """The moves to make now."""
-        if self._is_known_as_balanced(image, leaders):
+        seen = image.structure_version, leaders.version
+        if seen == self._balanced:
             return []  # a thousand partitions at rest cost nothing here
-        self._balanced = (image.topics, image.brokers, leaders.version)
+        self._balanced = seen
         live = {broker.node_id: broker.epoch for broker in image.live_brokers()}
         self._live_since = {
             node_id: self._live_since[node_id]
@@ -71,7 +71,7 @@ class LeaderBalance:
                 wish = partition.preferred_leader
                 if row.leader_id == wish:
                     continue
-                self._balanced = None
+                self._balanced = (-1, -1)
                 is_due = (
                     wish in row.isr
                     and wish in live
@@ -85,9 +85,3 @@ class LeaderBalance:
         self._led_since = led_since
         self._moved = {k: at for k, at in self._moved.items() if now_ms - at < COOL_DOWN_MS}
         return moves
-
-    def _is_known_as_balanced(self, image: MetadataImage, leaders: LeaderTable) -> bool:
-        if self._balanced is None:
-            return False
-        topics, brokers, version = self._balanced
-        return topics is image.topics and brokers is image.brokers and version == leaders.version
