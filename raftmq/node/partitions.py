@@ -485,8 +485,10 @@ class Partitions:
         self.isolation.tick(now_ms)
         for group in self._due_reports():
             replica = self._replicas.get(group)
+            if replica is None or not replica.is_writable:
+                continue
             partition = self.registry.by_id(group.topic_id, group.partition)
-            if replica is not None and replica.is_writable and partition is not None:
+            if partition is not None:
                 self._led(partition)
 
     def _due_reports(self) -> list[RaftGroupId]:
