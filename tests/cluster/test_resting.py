@@ -176,12 +176,19 @@ def test_damage_is_repaired_during_a_rest() -> None:
     cluster.until(lambda: resting(cluster) == [1, 1, 1])
 
 
-def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_awake() -> None:
-    cluster = at_rest(groups=5)
-    leader, node = cluster.leader, cluster.followers()[0]
+def with_one_gone(groups: int) -> SimCluster:
+    """A follower lacks one of the groups at rest, and says nothing of it."""
+    cluster = at_rest(groups=groups)
+    node = cluster.followers()[0]
     assert node.multiraft is not None
     node.multiraft.unregister(cluster.group)
     node.machines.pop(cluster.group)
+    return cluster
+
+
+def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_awake() -> None:
+    cluster = with_one_gone(groups=5)
+    leader = cluster.leader
     cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 1_000)
     cluster.until(lambda: resting(cluster).count(4) == 3, 5_000)
     cluster.run(1_000)
@@ -295,11 +302,8 @@ def test_a_member_whose_disk_was_exchanged_meanwhile_is_admitted() -> None:
 
 def test_a_group_that_nodes_disagree_about_does_not_wake_all_others() -> None:
     """Where cores are scarce, hundreds that wake at once make everything later still."""
-    cluster = at_rest(groups=60)
-    leader, node = cluster.leader, cluster.followers()[0]
-    assert node.multiraft is not None
-    node.multiraft.unregister(cluster.group)
-    node.machines.pop(cluster.group)
+    cluster = with_one_gone(groups=60)
+    leader = cluster.leader
     least = 60
 
     def is_awake() -> bool:
