@@ -11,6 +11,7 @@ is forgotten. Observes only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, TypeAlias, get_args
 
 from jepsen_like.invariants import Invariants
 from raftmq.cluster.commands import Envelope, Rejection, Result
@@ -19,9 +20,11 @@ from raftmq.cluster.group_commands import (
     CommitOffsets,
     CommitsDone,
     DeleteGroup,
+    DeleteOffsets,
     ExpireOffsets,
     Generation,
     GroupDone,
+    ReplaceMember,
 )
 from raftmq.cluster.group_image import GroupsImage
 from raftmq.cluster.metadata_image import MetadataImage
@@ -29,6 +32,12 @@ from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.errors import ErrorCode
 from raftmq.raft.ready import SoftState
 from raftmq.types import Offset, RaftIndex
+
+OfCoordinator: TypeAlias = (
+    Generation | CommitOffsets | DeleteOffsets | ExpireOffsets | ReplaceMember
+)
+"""What only the coordinator may have done to a group, and keeps it as its coordinator."""
+_OF_COORDINATOR: Final = get_args(OfCoordinator)
 
 
 class CommandsWatch:
@@ -59,9 +68,7 @@ class CommandsWatch:
                 f"{name} {key} took effect at {first} and again at {offset}",
             )
 
-    def changed_group(
-        self, image: MetadataImage, command: Generation | CommitOffsets, offset: Offset
-    ) -> None:
+    def changed_group(self, image: MetadataImage, command: OfCoordinator, offset: Offset) -> None:
         """A coordinator's command changed its group; `image` is what came of it."""
         group = image.groups.get(command.group)
         if group is not None and group.coordinator_epoch != command.coordinator_epoch:
@@ -104,9 +111,9 @@ class _Listener:
             for commit, code in zip(command.commits, result.codes, strict=True):
                 if code == ErrorCode.NONE:
                     watch.changed_group(image, commit, offset)
-        elif isinstance(command, Generation | CommitOffsets) and not isinstance(result, Rejection):
+        elif isinstance(command, _OF_COORDINATOR) and not isinstance(result, Rejection):
             watch.changed_group(image, command, offset)
-        elif isinstance(command, ExpireOffsets | DeleteGroup) and (
+        if isinstance(command, ExpireOffsets | DeleteGroup) and (
             isinstance(result, GroupDone) and image.groups.get(command.group) is None
         ):
             watch.forgot_group(command.group, offset)

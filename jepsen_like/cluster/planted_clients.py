@@ -258,7 +258,7 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
     ),
     "coordinator-unfenced": Bug(
         patching((metadata_apply, "apply_group", _apply_any_coordinator)),
-        stress.sleepers,
+        stress.secluded,
         9,
         (20,),
         ("CoordinatorIsFenced",),

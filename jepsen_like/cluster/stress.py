@@ -177,22 +177,6 @@ def out_of_touch(seed: int) -> ClusterOptions:
     ).with_weights(cut_controller=1)
 
 
-def sleepers(seed: int) -> ClusterOptions:
-    """Coordinators stop for longer than a broker's session, and go on with what they had begun."""
-    return drawn(
-        seed,
-        has_floors=False,
-        producers=1,
-        consumers=1,
-        tourists=0,
-        registers=6,
-        session_ms=1_200,
-        safety_ms=12_000,
-        fault_every_ms=(900.0, 2_200.0),
-        fault_lasts_ms=(1_500.0, 2_600.0),
-    ).with_weights(pause=6, kill=1, isolate_controller=1)
-
-
 def secluded(seed: int) -> ClusterOptions:
     """Nodes are out of touch for longer than a broker's session, and clients go on asking them."""
     return drawn(
