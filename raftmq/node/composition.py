@@ -65,6 +65,14 @@ EAGER_TICKS: Final = 20
 NO_MAJORITY_S: Final = 10.0
 NO_MAJORITY_AGAIN_S: Final = 60.0
 """After so long a start that waits for other nodes says so, and again."""
+_BRING_BACK: Final = (
+    "bring voters back with their data; if a majority of them is lost for good, see "
+    "`raftmq recover --unsafe`"
+)
+_ON_PROBATION: Final = (
+    "state.journal, where this node wrote whom it voted for, is lost or damaged, so that it may "
+    "not vote before a leader admitted it anew"
+)
 LOST_HEARTBEATS: Final = 3
 """A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
 CUT_OFF_MS: Final = 1_000.0
@@ -397,12 +405,13 @@ class NodeCore:
         if configuration is None or engine.controller_id is not None:
             return
         voters = [voter.node_id for voter in configuration.voters]
+        replica = self.metadata_replica
+        has_vote = replica is None or not replica.core.on_probation
         logger.warning(
             "no majority of the metadata group",
             voters=voters,
             connected=[n for n in voters if n == self.node_id or links.is_connected(n)],
-            hint="bring voters back with their data; if a majority of them is lost for good, see "
-            "`raftmq recover --unsafe`",
+            hint=_BRING_BACK if has_vote else f"{_ON_PROBATION}; {_BRING_BACK}",
         )
 
     # ---- living ----

@@ -26,6 +26,7 @@ def _node(controller: int | None) -> Any:
     node.node_id = NodeId(1)
     node.control = SimpleNamespace(lifecycle=SimpleNamespace(refusal=None, is_replaced=False))
     node.engine = SimpleNamespace(controller_id=controller, configuration=Configuration(voters))
+    node.metadata_replica = None
     node.tasks = TrioTasks()
     node.plane = SimpleNamespace(
         links=SimpleNamespace(is_connected=lambda n: n == 3),
@@ -47,6 +48,17 @@ async def test_it_is_told_after_a_while_and_then_seldom(autojump_clock: MockCloc
     assert (told["voters"], told["connected"]) == ([1, 2, 3], [1, 3])
     assert "raftmq recover --unsafe" in told["hint"]
     assert len(await _wait(_node(None), NO_MAJORITY_S + NO_MAJORITY_AGAIN_S + 1)) == 2
+
+
+async def test_a_node_that_lost_its_journal_says_that_it_has_no_vote(
+    autojump_clock: MockClock,
+) -> None:
+    """As the only voter it would else name itself as connected, and nothing as missing."""
+    node = _node(None)
+    node.metadata_replica = SimpleNamespace(core=SimpleNamespace(on_probation=True))
+    [told] = await _wait(node, NO_MAJORITY_S + 1)
+    assert "state.journal" in told["hint"]
+    assert "raftmq recover --unsafe" in told["hint"]
 
 
 async def test_a_start_that_only_takes_long_says_nothing(autojump_clock: MockClock) -> None:
