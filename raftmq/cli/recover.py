@@ -168,10 +168,13 @@ def _recover_majority(
     give_up_lost(opened.place, findings)
     opened.folder.save_formation(replace(formation, recovering=""))
     if not as_json:
+        replace_lost = (
+            "Then let new nodes take the place of the lost: `raftmq node replace LOST NEW`."
+        )
         out(
             f"Done. Start node {opened.node_id}"
             + (f", after the same on the others of {ids}." if len(survivors) > 1 else ".")
-            + " Then let new nodes take the place of the lost: `raftmq node replace LOST NEW`."
+            + (f" {replace_lost}" if _lost_nodes(findings, survivors) else "")
         )
 
 
@@ -234,8 +237,9 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
     lines = [
         f"Node {opened.node_id} of cluster {opened.folder.node.cluster_id!r}, "
         f"data {opened.folder.path}",
-        f"Survivors: {ids}. Given up: {lost}.",
+        f"Survivors: {ids}. Given up: {lost or 'nobody'}.",
         "",
+        *(_FORGOTTEN if findings.metadata.is_forgotten else ()),
         *_unknown_text(_unknown_nodes(findings, survivors)),
         f"{len(recovered)} groups lost their majority and go on with the survivors:",
     ]
@@ -258,6 +262,13 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
     return lines
 
 
+_FORGOTTEN: Final = (
+    "state.journal is lost: nobody knows any more how this node voted, and how far its logs were",
+    "flushed. They are taken as they are, so an end that a crash tore off is not missed.",
+    "",
+)
+
+
 def _unknown_text(unknown: Sequence[NodeId]) -> list[str]:
     if not unknown:
         return []
@@ -270,6 +281,8 @@ def _unknown_text(unknown: Sequence[NodeId]) -> list[str]:
 
 
 def _warning(findings: Findings, lost: str) -> list[str]:
+    if not lost:
+        return []
     lines = [
         "What may be lost: records that were acknowledged by the nodes given up and had not",
         "reached a survivor. They can only lie at or above the end shown; how many there were,",

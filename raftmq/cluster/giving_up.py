@@ -23,6 +23,7 @@ from attrs import define, evolve, field, frozen
 
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
+from raftmq.cluster.recovery import is_forgotten
 from raftmq.errors import CorruptBatchError, RaftmqError
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
@@ -73,6 +74,8 @@ class Account:
         flushed_end: below it everything was certainly on this disk.
         high_watermark: the last commit this replica recorded; consumers may have read further.
         damaged: offsets whose bytes are damaged here.
+        is_forgotten: the journal does not know any more what this replica promised, so it has no
+            vote before a leader admits it anew.
         note: why it cannot be read.
     """
 
@@ -89,6 +92,7 @@ class Account:
     high_watermark: Offset = Offset(0)
     last_epoch: int = 0
     damaged: tuple[tuple[Offset, Offset], ...] = ()
+    is_forgotten: bool = False
     note: str = ""
 
 
@@ -209,6 +213,10 @@ def _open(
         _check_every_byte(log)
     commit_end = max(min(RaftIndex(state.commit_end), log.flushed_end), log.log_start.index)
     account.before = latest_configuration(log)
+    account.is_forgotten = is_forgotten(journal, journal.get(group), is_empty=False) or (
+        identity not in account.before.members
+        and identity.node_id in {member.node_id for member in account.before.members}
+    )
     account.log_start = log.log_start_offset
     account.log_end = log.log_end_offset
     account.flushed_end = log.offset_of(
@@ -261,6 +269,8 @@ def _judge(account: Account, log: ReplicatedLog | None, survivors: Sequence[Node
     after = surviving_configuration(account.before, account.identity, survivors)
     voters = account.before.voters
     alive = [voter for voter in voters if voter.node_id in survivors]
+    if account.is_forgotten and len(survivors) == 1:
+        alive = []  # among others its leader admits it anew; alone there is nobody who could
     if after is None:
         account.verdict = Verdict.NOT_HELD
     elif len(alive) > len(voters) // 2:
@@ -315,8 +325,13 @@ def check_is_lost(findings: Findings, survivors: Sequence[NodeId]) -> None:
     """
     if not findings.of(Verdict.RECOVERED):
         ids = ",".join(str(node_id) for node_id in survivors)
+        journal = (
+            "; state.journal of this node is lost, so it votes once it was admitted anew: where "
+            "too few others are left for that, go on with those of them alone"
+        )
         raise RecoveryRefusedError(
             f"with nodes {ids} every group on this node has its majority: start them instead"
+            + (journal if findings.metadata.is_forgotten else "")
         )
 
 

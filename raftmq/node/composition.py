@@ -69,7 +69,7 @@ _BRING_BACK: Final = (
     "bring voters back with their data; if a majority of them is lost for good, see "
     "`raftmq recover --unsafe`"
 )
-_ON_PROBATION: Final = (
+_LOST_VOTE: Final = (
     "state.journal, where this node wrote whom it voted for, is lost or damaged, so that it may "
     "not vote before a leader admitted it anew"
 )
@@ -80,6 +80,11 @@ CUT_OFF_MS: Final = 1_000.0
 METADATA_LOG: Final = LogConfig(
     segment_bytes=64 << 20, retention_ms=-1, segment_reserve_bytes=1 << 20
 )
+
+
+def _may_vote(replica: Replica) -> bool:
+    """False after its journal was lost, which makes it another replica that nobody has named."""
+    return replica.self_id in replica.voters and not replica.core.on_probation
 
 
 class _Reminder:
@@ -406,12 +411,12 @@ class NodeCore:
             return
         voters = [voter.node_id for voter in configuration.voters]
         replica = self.metadata_replica
-        has_vote = replica is None or not replica.core.on_probation
+        has_vote = replica is None or self.node_id not in voters or _may_vote(replica)
         logger.warning(
             "no majority of the metadata group",
             voters=voters,
             connected=[n for n in voters if n == self.node_id or links.is_connected(n)],
-            hint=_BRING_BACK if has_vote else f"{_ON_PROBATION}; {_BRING_BACK}",
+            hint=_BRING_BACK if has_vote else f"{_LOST_VOTE}; {_BRING_BACK}",
         )
 
     # ---- living ----

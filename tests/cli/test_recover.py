@@ -78,6 +78,19 @@ def test_a_lost_majority_is_told_asked_for_and_given_up(data: Path) -> None:
     assert "start them instead" in again.stderr
 
 
+def test_the_only_node_goes_on_without_its_journal(data: Path) -> None:
+    (data / "state.journal").unlink()
+    told = recover(data, "--unsafe", "--even-if-alive", "--dry-run")
+    assert told.exit_code == 0, told.output
+    assert "state.journal is lost" in told.stdout
+    assert "t-1: voters 1 -> 1" in told.stdout
+    done = recover(data, "--unsafe", "--even-if-alive", "--yes")
+    assert done.exit_code == 0, done.output
+    again = recover(data, "--unsafe", "--even-if-alive", "--yes")
+    assert again.exit_code == 1
+    assert "has its majority: start them instead" in again.output
+
+
 def test_a_survivor_of_whom_nothing_is_known_is_pointed_out(data: Path) -> None:
     words = ["--unsafe", "--dry-run", "--survivors"]
     told = recover(data, *words, "1,9")

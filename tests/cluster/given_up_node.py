@@ -32,7 +32,7 @@ from tests.log.helpers import FakeClock
 
 ME = ReplicaId(NodeId(1), StorageId(101))
 TOPIC = topic_id(7)
-CREATED_AT = 3
+CREATED_AT = 4
 
 
 def replica(number: int) -> ReplicaId:

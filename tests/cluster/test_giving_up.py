@@ -289,6 +289,42 @@ def test_the_survivor_leads_alone_with_all_it_had() -> None:
     assert not again.of(Verdict.RECOVERED)
 
 
+def lose_journal(disk: SimDisk) -> None:
+    disk.remove("data/state.journal")
+    disk.sync_directory("data")
+
+
+def test_the_only_one_left_goes_on_without_the_journal_it_lost() -> None:
+    """Nobody is there who could admit it anew, and its logs are whole."""
+    disk = make_disk()
+    lose_journal(disk)
+    give_up(disk, 1)
+    for index in (0, 1, 3):
+        started = leads(disk, partition_group(index), folder_of(index))
+        assert started.is_writable
+        assert started.voters == (started.self_id,)
+        assert values_of(started.log) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+        assert started.leader_epoch > 4 + TERM_STEP, "above any that it can have voted in"
+
+
+def test_it_does_so_under_the_storage_that_a_start_gave_it_since() -> None:
+    disk = make_disk()
+    lose_journal(disk)
+    started = leads(disk, partition_group(1), folder_of(1))
+    assert not started.is_leader
+    assert started.self_id != ME
+    give_up(disk, 1)
+    assert leads(disk, partition_group(1), folder_of(1)).is_writable
+
+
+def test_others_admit_a_node_without_its_journal() -> None:
+    disk = make_disk()
+    lose_journal(disk)
+    whole = account_for(place_of(disk), survivors(1, 2))
+    with pytest.raises(RecoveryRefusedError, match=r"start them instead; state\.journal"):
+        check_is_lost(whole, survivors(1, 2))
+
+
 def _dump(disk: SimDisk) -> list[object]:
     place = place_of(disk)
     findings = account_for(place, survivors(1))
