@@ -203,8 +203,8 @@ class Watch:
         return len(configuration.voters) < self._world.options.nodes
 
     def may_lose_a_storage(self) -> bool:
-        """True when every voter of every group is there under its present storage, undamaged: then
-        the design bears that one of them is lost, however far the others are behind."""
+        """True when every voter of every group is there under its present storage, undamaged, and
+        stays: then the design bears that one of them is lost, however far the others are behind."""
         if self.why_not_opened() or not all(node.is_up for node in self._world.present):
             return False
         for (_, group), watcher in self.machines.items():
@@ -218,6 +218,8 @@ class Watch:
                 other = self.machines.get((voter.node_id, group))
                 if other is None or other.replica.self_id != voter:
                     return False
+                if not self._world.node(voter.node_id).is_wanted:
+                    return False  # given up while it is up: nobody starts it again
         return True
 
     def why_not_whole(self, group: RaftGroupId, commit_end: int | None = None) -> str:

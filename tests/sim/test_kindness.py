@@ -120,3 +120,19 @@ def test_somebody_restarts_a_node_for_a_partition_that_could_not_begin() -> None
         assert node.life > life
         assert world.watch.is_whole()
         world.close()
+
+
+def test_no_storage_goes_while_a_node_that_is_given_up_still_votes() -> None:
+    """It was alive, so one of the others lost its storage; then it was killed, and who is given up
+    is not restarted: two of four voters were gone for good (seed 190)."""
+    options = ClusterOptions(
+        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, tourists=0, weights=(), spares=1
+    )
+    with quiet_logs():
+        world = ClusterWorld(1, options)
+        world.start()
+        world.run_until(2_000.0)
+        assert world.watch.may_lose_a_storage()
+        world.node(2).is_wanted = False
+        assert not world.watch.may_lose_a_storage()
+        world.close()
