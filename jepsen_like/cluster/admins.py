@@ -82,7 +82,7 @@ class TopicAdmin:
                 await self._delete(name)
             else:
                 await self._list()
-            await kafka.sleep(kafka.random.uniform(20.0, 250.0))
+            await kafka.think(20.0, 250.0)
         await self._list()
         kafka.hang_up()
 

@@ -124,7 +124,7 @@ class Fetcher:
             stale=not (was_led and self._is_led(node_id, wanted)),
         )
         if not found:
-            await kafka.sleep(kafka.random.uniform(1.0, 20.0))
+            await kafka.think(1.0, 20.0)
         return gone
 
     def _take(

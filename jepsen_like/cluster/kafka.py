@@ -262,6 +262,10 @@ class Kafka:
         """Let virtual time pass."""
         await self.world.clients.sleep(ms / 1e3)
 
+    async def think(self, low_ms: float, high_ms: float) -> None:
+        """Wait before the next operation, longer once the run has had enough of them."""
+        await self.sleep(self.random.uniform(low_ms, high_ms) * self.world.slowdown)
+
     async def pause(self) -> None:
         """Wait a little before another try."""
         await self.sleep(self.random.uniform(20.0, 80.0))

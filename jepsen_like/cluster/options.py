@@ -94,6 +94,9 @@ class ClusterOptions:
     fsync_ms: tuple[float, float] = (0.3, 2.0)
     slow_fsync_ms: float = 120
     think_ms: tuple[float, float] = (4.0, 30.0)
+    slowdown: float = 1.0
+    """So much longer clients think once enough was acknowledged: until leaders have changed and
+    nodes have crashed often enough, some runs would take three times as many operations."""
     records_max: int = 4
     value_bytes_max: int = 60
     segment_bytes: int = 4_096
@@ -208,4 +211,5 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         topic_configs=random.choice(TOPIC_CONFIGS),
         tourists=random.choice((1, 1, 2)),
         open_files_max=random.choice((1_024, 1_024, 12)),
+        slowdown=8.0,
     )

@@ -126,7 +126,7 @@ class Producer:
                 continue
             if pipe.has_room and not world.is_quiet:
                 await self._send(pipe, self._make(pipe))
-                await kafka.sleep(kafka.random.uniform(low, high))
+                await kafka.think(low, high)
                 if world.options.rest and kafka.random.random() < world.options.rest:
                     await kafka.sleep(kafka.random.uniform(*REST_MS))
             elif pipe.in_flight:

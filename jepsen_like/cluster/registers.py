@@ -44,7 +44,7 @@ class RegisterClient:
                 await self._write()
             else:
                 await self._read()
-            await kafka.sleep(kafka.random.uniform(10.0, 120.0))
+            await kafka.think(10.0, 120.0)
         kafka.hang_up()
 
     async def _ask(self, api: ApiKey, **fields: Any) -> Any:

@@ -29,7 +29,7 @@ from jepsen_like.cluster.scraper import Scraper
 from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.tourist import Tourist
-from jepsen_like.cluster.world import ClusterWorld, Counts, Fault
+from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.sim import Verdict
@@ -40,7 +40,6 @@ FORMATION_MS = 30_000.0
 GROUP = "g"
 HISTORIAN = 80
 """A process number that no other client comes to."""
-FLOORS = {"acked": 1_000, "leader_changes": 5, "crashes": 3, "rebalances": 2}
 
 
 @define

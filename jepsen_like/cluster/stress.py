@@ -20,6 +20,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "partitions": 1,
         "safety_ms": 4_000,
         "retention_bytes": -1,
+        "slowdown": 1.0,
     }
     return attrs.evolve(options, **{**small, **changes})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Final
 from zlib import crc32
 
 from attrs import define, field
@@ -43,6 +44,10 @@ class Counts:
     scrapes: int = 0
     events: int = 0
     faults: dict[str, int] = field(factory=dict)
+
+
+FLOORS: Final = {"acked": 1_000, "leader_changes": 5, "crashes": 3, "rebalances": 2}
+"""What a run that goes through less of says too little."""
 
 
 @define
@@ -98,6 +103,12 @@ class ClusterWorld(VirtualTime):
     def buggify(self, site: str) -> bool:
         """Rarely taken branches, made frequent in the runs in which their site is armed."""
         return not self.is_healed and self.takes_rare_branch(site)
+
+    @property
+    def slowdown(self) -> float:
+        """So much longer clients think now."""
+        has_enough = self.counts.acked >= FLOORS["acked"] and not self.is_quiet
+        return self.options.slowdown if has_enough else 1.0
 
     def next_value(self) -> int:
         """A value that no record has."""
