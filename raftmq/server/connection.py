@@ -335,11 +335,13 @@ class Connection:
         scratch = self._shared.scratch
         turns = self._shared.turns
         while not self._is_ending:
-            if not replies.has_room:
-                await replies.room()
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
                 await trio.lowlevel.checkpoint()
                 self._turn_frames = self._turn_bytes = 0
+            # After that wait, in which an answer may have taken the room: what is here would else
+            # not be begun, and be waited with for more to come.
+            if not replies.has_room:
+                await replies.room()
             pending = self._pending
             used = self._begin_complete(memoryview(pending))
             if used:
