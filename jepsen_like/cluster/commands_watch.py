@@ -11,7 +11,7 @@ is forgotten. Observes only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias, get_args
+from typing import TypeAlias
 
 from jepsen_like.invariants import Invariants
 from raftmq.cluster.commands import Envelope, Rejection, Result
@@ -37,7 +37,6 @@ OfCoordinator: TypeAlias = (
     Generation | CommitOffsets | DeleteOffsets | ExpireOffsets | ReplaceMember
 )
 """What only the coordinator may have done to a group, and keeps it as its coordinator."""
-_OF_COORDINATOR: Final = get_args(OfCoordinator)
 
 
 class CommandsWatch:
@@ -111,7 +110,7 @@ class _Listener:
             for commit, code in zip(command.commits, result.codes, strict=True):
                 if code == ErrorCode.NONE:
                     watch.changed_group(image, commit, offset)
-        elif isinstance(command, _OF_COORDINATOR) and not isinstance(result, Rejection):
+        elif isinstance(command, OfCoordinator) and not isinstance(result, Rejection):
             watch.changed_group(image, command, offset)
         if isinstance(command, ExpireOffsets | DeleteGroup) and (
             isinstance(result, GroupDone) and image.groups.get(command.group) is None

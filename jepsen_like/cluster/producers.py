@@ -101,7 +101,6 @@ class Producer:
     async def run(self) -> None:
         """Produce until the world is quiet and nothing is owed."""
         world, kafka = self._world, self._kafka
-        low, high = world.options.think_ms
         while not world.is_quiet or self._pipe.batches:
             pipe = self._pipe
             if self._is_idempotent and pipe.producer_id < 0 and not await self._init(pipe):
@@ -126,7 +125,7 @@ class Producer:
                 continue
             if pipe.has_room and not world.is_quiet:
                 await self._send(pipe, self._make(pipe))
-                await kafka.think(low, high)
+                await kafka.think(*world.options.think_ms)
                 if world.options.rest and kafka.random.random() < world.options.rest:
                     await kafka.sleep(kafka.random.uniform(*REST_MS))
             elif pipe.in_flight:

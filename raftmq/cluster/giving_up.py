@@ -213,7 +213,7 @@ def _open(
         _check_every_byte(log)
     commit_end = max(min(RaftIndex(state.commit_end), log.flushed_end), log.log_start.index)
     account.before = latest_configuration(log)
-    account.is_forgotten = is_forgotten(journal, journal.get(group), is_empty=False) or (
+    account.is_forgotten = is_forgotten(journal, state, is_empty=False) or (
         identity not in account.before.members
         and identity.node_id in {member.node_id for member in account.before.members}
     )
@@ -325,14 +325,13 @@ def check_is_lost(findings: Findings, survivors: Sequence[NodeId]) -> None:
     """
     if not findings.of(Verdict.RECOVERED):
         ids = ",".join(str(node_id) for node_id in survivors)
-        journal = (
-            "; state.journal of this node is lost, so it votes once it was admitted anew: where "
-            "too few others are left for that, go on with those of them alone"
-        )
-        raise RecoveryRefusedError(
-            f"with nodes {ids} every group on this node has its majority: start them instead"
-            + (journal if findings.metadata.is_forgotten else "")
-        )
+        reason = f"with nodes {ids} every group on this node has its majority: start them instead"
+        if findings.metadata.is_forgotten:
+            reason += (
+                "; state.journal of this node is lost, so it votes once it was admitted anew: "
+                "where too few others are left for that, go on with those of them alone"
+            )
+        raise RecoveryRefusedError(reason)
 
 
 def give_up_lost(place: Place, findings: Findings) -> None:
