@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import gc
 
+from jepsen_like.cluster.kafka import VERSIONS
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import run_cluster_seed
+from raftmq.protocol import ANNOUNCED, warm, warm_client
 
 OPTIONS = ClusterOptions(
     nodes=3, partitions=1, producers=1, safety_ms=500, has_floors=False, weights=(("kill", 1.0),)
 )
 
+for warm_up in (warm, warm_client):
+    warm_up(VERSIONS.items())
+    warm_up((api, ANNOUNCED[api][1]) for api in VERSIONS)  # where fields of other versions are
 run_cluster_seed(0, OPTIONS)
 gc.collect()
 gc.freeze()  # no collection looks at it again, in any of the forked

@@ -35,6 +35,12 @@ _SNAPPY_RATIO_MAX: Final = 32  # a copy element of 3 bytes yields at most 64
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE: Final = b"\x2a\x4d\x18"
+_ZSTD_LEVEL: Final = 3
+_spare_encoders: Final[list[zstandard.ZstdCompressor]] = []  # of that level
+_spare_decoders: Final[list[zstandard.ZstdDecompressor]] = []
+"""Zstd's working memory: making it takes ten times as long as a small batch does. Who uses one
+takes it out of its list, so no two threads ever use the same. None that has read a stream is kept:
+it may hold a window of a hundred megabytes."""
 
 
 class Codec(IntEnum):
@@ -71,7 +77,7 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
         )
         return frame
     assert codec is Codec.ZSTD
-    return zstandard.ZstdCompressor(level=3 if level is None else level).compress(data)
+    return _compress_zstd(data, _ZSTD_LEVEL if level is None else level)
 
 
 def decompress(codec: int, data: Buffer, *, output_max: int) -> Buffer:
@@ -196,6 +202,29 @@ def _decompress_lz4(data: Buffer, output_max: int) -> Buffer:
         raise CorruptBatchError(f"lz4: {error}") from error
 
 
+def _compress_zstd(data: Buffer, level: int) -> bytes:
+    if level != _ZSTD_LEVEL:
+        return zstandard.ZstdCompressor(level=level).compress(data)
+    try:
+        encoder = _spare_encoders.pop()
+    except IndexError:
+        encoder = zstandard.ZstdCompressor(level=level)
+    compressed = encoder.compress(data)
+    _spare_encoders.append(encoder)
+    return compressed
+
+
+def _decompress_zstd_frame(view: memoryview) -> bytes:
+    """One frame that says its size."""
+    try:
+        decoder = _spare_decoders.pop()
+    except IndexError:
+        decoder = zstandard.ZstdDecompressor()
+    content = decoder.decompress(view, allow_extra_data=False)
+    _spare_decoders.append(decoder)
+    return content
+
+
 def _decompress_zstd(data: Buffer, output_max: int) -> Buffer:
     view = memoryview(data)
     _check_zstd_frames(view)
@@ -203,16 +232,15 @@ def _decompress_zstd(data: Buffer, output_max: int) -> Buffer:
         claimed = zstandard.frame_content_size(view)
         if claimed > output_max:
             raise _too_large(output_max)
-        decoder = zstandard.ZstdDecompressor()
         if claimed > 0 and claimed <= len(view) * 64:
             try:
-                # One frame that says its size: `max_output_size` would be ignored, so the claim
-                # was judged above.
-                return decoder.decompress(view, allow_extra_data=False)
+                # `max_output_size` would be ignored, so the claim was judged above.
+                return _decompress_zstd_frame(view)
             except zstandard.ZstdError:
                 pass  # several frames, or damage: the streaming reader below decides
         pieces: list[bytes] = []
         left = output_max
+        decoder = zstandard.ZstdDecompressor()
         with decoder.stream_reader(view, read_across_frames=True) as reader:
             while piece := reader.read(min(left + 1, _CHUNK)):
                 if len(piece) > left:

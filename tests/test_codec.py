@@ -7,6 +7,8 @@ import gzip
 import io
 import random
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import cramjam
 import lz4.frame
@@ -200,3 +202,20 @@ def test_lz4_blocks_stand_alone() -> None:
     """Java's client refuses frames whose blocks depend on each other, which are lz4's default."""
     frame = compress(Codec.LZ4, bytes(range(256)) * 1024)
     assert frame[4] & 0x20, "FLG: block independence"
+
+
+def test_zstd_in_many_threads_side_by_side() -> None:
+    """Working memory is kept for the next batch, and no two threads may use the same at a time."""
+
+    def there_and_back(seed: int) -> None:
+        data = random.Random(seed).randbytes(30_000) * 3
+        for _ in range(30):
+            packed = compress(Codec.ZSTD, data)
+            assert bytes(decompress(Codec.ZSTD, packed, output_max=len(data))) == data
+            broken = bytearray(packed)
+            broken[len(broken) // 2] ^= 0xFF
+            with contextlib.suppress(CorruptBatchError):
+                decompress(Codec.ZSTD, broken, output_max=len(data))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(there_and_back, range(8))) == list(repeat(None, 8))
