@@ -199,7 +199,12 @@ class Invariants:
             )
 
     def opened(
-        self, group: RaftGroupId, who: ReplicaId, claimed_offset: int, damaged: Sequence[int]
+        self,
+        group: RaftGroupId,
+        who: ReplicaId,
+        claimed_offset: int,
+        damaged: Sequence[int],
+        known: Sequence[tuple[int, int]] = (),
     ) -> None:
         """A replica came back on a disk whose bytes nobody spoilt, and something is damaged.
 
@@ -207,12 +212,15 @@ class Invariants:
 
         Args:
             damaged: the offsets at which damage begins.
+            known: ranges that its last process knew to be damaged: while they are not mended it
+                promises nothing, and claims what it has written after them.
         """
-        if damaged and damaged[0] < claimed_offset:
+        new = [at for at in damaged if not any(start <= at < end for start, end in known)]
+        if new and new[0] < claimed_offset:
             self.breach(
                 "ClaimsAreFlushed",
                 f"{group}: {who} claims to have flushed up to offset {claimed_offset}, of which "
-                f"{damaged[0]} is not there",
+                f"{new[0]} is not there",
             )
 
     def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:

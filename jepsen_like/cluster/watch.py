@@ -57,6 +57,8 @@ class Watch:
         )
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
+        self._holes: dict[tuple[NodeId, RaftGroupId], list[tuple[Offset, Offset]]] = {}
+        """What a replica knew to be damaged when it ended."""
         self._is_missing = False
 
     def attach(self, node: ClusterNode, core: SimCore) -> None:
@@ -93,7 +95,9 @@ class Watch:
         unregister = multiraft.unregister
 
         def unwatched(group: RaftGroupId) -> Replica | None:
-            self.machines.pop((node.node_id, group), None)
+            watcher = self.machines.pop((node.node_id, group), None)
+            if watcher is not None:
+                self._holes[node.node_id, group] = watcher.replica.log.damaged
             return unregister(group)
 
         multiraft.unregister = unwatched  # type: ignore[method-assign]  # as above
@@ -109,7 +113,8 @@ class Watch:
             # No later than what the claim comes to: all entries without an offset count as below.
             claimed_offset = state.flushed_end - (log.end_index - log.log_end_offset)
             starts = [int(start) for start, _ in log.damaged]
-            self.invariants.opened(replica.group, replica.self_id, claimed_offset, starts)
+            known = self._holes.get((node.node_id, replica.group), [])
+            self.invariants.opened(replica.group, replica.self_id, claimed_offset, starts, known)
 
     def detach(self, node: ClusterNode, *, in_the_middle: bool) -> None:
         """The node's process ended."""
@@ -119,6 +124,7 @@ class Watch:
         for group, replica in core.plane.multiraft.replicas.items():
             watcher = self.machines.pop((node.node_id, group), None)
             log = replica.log
+            self._holes[node.node_id, group] = log.damaged
             sure_end = int(log.flushed_end)
             if in_the_middle or replica.failure is not None:
                 # Perhaps in a truncation, which the log's flushed end does not tell of before it

@@ -90,6 +90,10 @@ def claims_too_much(invariants: Invariants) -> None:
     invariants.opened(GROUP, A, 5, [4, 9])
 
 
+def claims_beside_what_was_known(invariants: Invariants) -> None:
+    invariants.opened(GROUP, A, 9, [4, 6], known=[(4, 6)])
+
+
 def stale_read(invariants: Invariants) -> None:
     invariants.barrier(GROUP, 4, 5)
 
@@ -110,6 +114,7 @@ def stale_read(invariants: Invariants) -> None:
         ("CrashKeepsIdentity", forgets_itself),
         ("FlushedSurvives", loses_flushed),
         ("ClaimsAreFlushed", claims_too_much),
+        ("ClaimsAreFlushed", claims_beside_what_was_known),
         ("LinearizableBarrier", stale_read),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -133,5 +138,7 @@ def test_what_is_right_is_accepted() -> None:
     invariants.starts_at(GROUP, C, 5, X)
     invariants.barrier(GROUP, 5, 5)
     invariants.booted(GROUP, A, A, 5, 6)
+    # Torn above its claim and not mended since: nothing was promised, and later ones were written.
+    invariants.opened(GROUP, A, 9, [4], known=[(4, 6)])
     invariants.opened(GROUP, A, 5, [5, 9])
     invariants.opened(GROUP, A, 5, [])
