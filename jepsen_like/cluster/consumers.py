@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+SILENCE_MAX: Final = 2.5
+"""Members fall silent for so many sessions at most."""
+REBALANCE_MS: Final = 2_000
+"""For so long a rebalance waits for a member."""
 
 Where = tuple[str, int]
 
@@ -289,14 +293,14 @@ class Member(Fetcher):
                 self.positions[where] = offset
         if self.kafka.random.random() < 0.25:
             await self._commit()
-        if self.kafka.random.random() < 0.004:
+        if self.kafka.random.random() < 0.004 and not self.world.is_healed:
             await self._stall()
 
     async def _stall(self) -> None:
         """Hear and say nothing for longer than the session, then go on as if nothing were."""
         self._is_stalled = True
         session_ms = self.world.options.session_ms
-        await self.kafka.sleep(self.kafka.random.uniform(0.8, 2.5) * session_ms)
+        await self.kafka.sleep(self.kafka.random.uniform(0.8, SILENCE_MAX) * session_ms)
         self._is_stalled = False
         await self._commit()
 
@@ -354,7 +358,7 @@ class Member(Fetcher):
             timeout_ms=4_000.0,
             group_id=self._group,
             session_timeout=options.session_ms,
-            rebalance_timeout=2_000,
+            rebalance_timeout=REBALANCE_MS,
             member_id=self._member_id,
             group_instance_id=self._instance_id,
             protocol_type="consumer",

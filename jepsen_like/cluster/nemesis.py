@@ -167,11 +167,15 @@ class Nemesis:
         return [(me, other) for other in others] + [(other, me) for other in others]
 
     def _for_a_while(self, links: Sequence[tuple[int, int]], lasts_ms: float | None = None) -> None:
+        if self._is_stopped:
+            return  # the rest of a swizzle
         wires = self._world.wires
         for sender, to in links:
             wires.cut(sender, to)
 
         def mend() -> None:
+            if self._is_stopped:
+                return  # all links were mended
             for sender, to in links:
                 wires.mend(sender, to)
 
@@ -282,7 +286,8 @@ class Nemesis:
         cut_off[int(node.node_id)] = True
 
         def join() -> None:
-            cut_off.pop(int(node.node_id), None)
+            if not self._is_stopped:
+                cut_off.pop(int(node.node_id), None)
 
         self._later(join)
 

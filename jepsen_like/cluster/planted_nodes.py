@@ -6,6 +6,7 @@ what it breaks, and what it must be caught by.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from attrs import evolve
@@ -28,9 +29,10 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
+from raftmq.raft import leader
 from raftmq.raft.messages import Heartbeat
 from raftmq.server.dispatch import Dispatcher
-from raftmq.types import NodeId
+from raftmq.types import NodeId, RaftIndex
 
 _unlocked = DataFolder.unlocked.__func__  # type: ignore[attr-defined]  # a classmethod's function
 
@@ -107,6 +109,11 @@ def _parsed_batches(data: Any) -> list[Any]:
     return [header for header, _ in records.split_batches(data)]
 
 
+def _end_of_all(ends: Iterable[RaftIndex]) -> RaftIndex:
+    """The slowest voter decides."""
+    return min(ends)
+
+
 NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
     "wiped-keeps-storage": Bug(
         patching((DataFolder, "unlocked", classmethod(_same_storage))),
@@ -169,6 +176,13 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         2,
         (7,),
         ("FlushedSurvives", "CrashKeepsIdentity", "Liveness"),
+    ),
+    "commits-wait-for-all": Bug(
+        patching((leader, "quorum_end", _end_of_all)),
+        stress.briefly(stress.leaders),
+        10,
+        (),
+        ("Liveness",),
     ),
     "heartbeats-behind-the-disk": Bug(
         patching((Replica, "_perform", _perform_and_hold_heartbeats)),

@@ -1,9 +1,10 @@
 """One seed, one verdict: safety under faults, heal, liveness, and the history judged at the end.
 
-Safety: invariants are checked at every step while the nemesis strikes. Then everything heals, and
-within a bounded time every node serves, every group leads, is whole and accepts, every member of
-the consumer group has its place; then clients come to an end and read everything, and all logs and
-images must be equal. At last the checkers read the history.
+Safety: invariants are checked at every step while the nemesis strikes. Then a majority heals, and
+moves within ten election timeouts (`majority.py`). Then everything heals, and within a bounded time
+every node serves, every group leads, is whole and accepts, every member of the consumer group has
+its place; then clients come to an end and read everything, and all logs and images must be equal.
+At last the checkers read the history.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jepsen_like.checkers import Validity, check_events
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.consumers import Member, Reader
 from jepsen_like.cluster.historian import Historian
+from jepsen_like.cluster.majority import Majority
 from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
@@ -163,6 +165,7 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
         world.run_until(world.now_ms + STEP_MS)
     nemesis.stop()
     world.heal()
+    _check_majority(world)
     _check_liveness(world)
     world.is_quiet = True
     limit_ms = options.liveness_ms
@@ -217,6 +220,14 @@ def _until(world: ClusterWorld, why_not: object, limit_ms: float, name: str) -> 
         if world.now_ms >= deadline_ms:
             raise InvariantViolation(name, f"after {limit_ms:.0f} ms: {reason}")
         world.run_until(world.now_ms + STEP_MS)
+
+
+def _check_majority(world: ClusterWorld) -> None:
+    """All but one node go on soon."""
+    majority = Majority(world)
+    for limit_ms, why_not in majority.phases():
+        _until(world, why_not, limit_ms, "Liveness")
+    majority.end()
 
 
 def _check_liveness(world: ClusterWorld) -> None:

@@ -1,0 +1,136 @@
+"""A majority alone must move soon: what is checked once faults end, before all nodes are back.
+
+Faults end everywhere. One node, though, that the others can do without, reaches nobody for a while
+longer. As soon as the others serve, ten election timeouts must do: every partition and the metadata
+group have a leader among them that takes writes, and every producer is acknowledged. Members of
+the consumer group, who go by clocks of their own, are in one generation after those at the latest.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jepsen_like.cluster.consumers import REBALANCE_MS, SILENCE_MAX
+from jepsen_like.cluster.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jepsen_like.cluster.node import ClusterNode
+    from jepsen_like.cluster.world import ClusterWorld
+    from raftmq.types import RaftGroupId
+
+
+ELECTIONS = 10
+BOOT_MS = 5_000.0
+"""A node opens all that it has in less."""
+
+
+class Majority:
+    """All nodes but one; or all of them, where a storage is missing."""
+
+    def __init__(self, world: ClusterWorld) -> None:
+        self._world = world
+        self._first = len(world.events)
+        self._supervisors = {node.node_id: Supervisor(node) for node in world.nodes}
+        self.left_out = self._whom()
+        if self.left_out is not None:
+            self._cut_off(self.left_out)
+
+    def phases(self) -> list[tuple[float, Callable[[], str]]]:
+        """What must be within how many milliseconds after what is before it in the list; each
+        check names what is missing, "" when nothing is."""
+        options = self._world.options
+        # A timeout is drawn anew each time, from one to two times the configured one.
+        elections_ms = ELECTIONS * 2.0 * options.tick_ms * options.election_ticks
+        # The last word of a silent member, requests to the one left out (a fetch, then who
+        # coordinates), a rebalance that waits for all.
+        members_ms = (
+            SILENCE_MAX * options.session_ms + 2 * options.request_timeout_ms + REBALANCE_MS
+        )
+        checks = [
+            (BOOT_MS, self._why_not_up),
+            (elections_ms, self._why_not_moving),
+            (members_ms, self._why_not_together),
+        ]
+        return [(limit_ms, partial(self._told, check)) for limit_ms, check in checks]
+
+    def end(self) -> None:
+        """The last node is back, too."""
+        if self.left_out is not None:
+            self._world.note("let in", self.left_out.node_id)
+            self._world.wires.mend_all()
+            self._world.cut_off.clear()
+            self.left_out = None
+
+    @property
+    def _others(self) -> list[ClusterNode]:
+        return [node for node in self._world.present if node is not self.left_out]
+
+    def _whom(self) -> ClusterNode | None:
+        world = self._world
+        if world.watch.is_storage_missing():
+            return None
+        node = world.random.choice(world.present)
+        for watcher in world.watch.machines.values():
+            voters = watcher.replica.configuration.voters
+            others = [voter for voter in voters if voter.node_id != node.node_id]
+            if 2 * len(others) <= len(voters):
+                return None
+        return node
+
+    def _cut_off(self, node: ClusterNode) -> None:
+        world, me = self._world, int(node.node_id)
+        world.note("leave out", me)
+        for other in world.nodes:
+            if other is not node:
+                world.wires.cut(me, other.node_id)
+                world.wires.cut(other.node_id, me)
+        world.cut_off[me] = True
+
+    def _why_not_led(self, group: RaftGroupId) -> str:
+        watch = self._world.watch
+        if not any((node.node_id, group) in watch.machines for node in self._others):
+            return ""  # deleted behind the back of the one left out
+        leaders = [node for node in watch.leaders(group) if node in self._others]
+        if not leaders:
+            return "no leader"
+        is_writable = watch.machines[leaders[0].node_id, group].replica.is_writable
+        return "" if is_writable else "its leader is not writable"
+
+    def _why_not_up(self) -> str:
+        for node in self._others:
+            self._supervisors[node.node_id].look()
+        down = [int(node.node_id) for node in self._others if not node.is_serving]
+        return f"nodes {down} do not serve" if down else ""
+
+    def _why_not_moving(self) -> str:
+        why = self._why_not_up()
+        for group in () if why else self._world.watch.groups():
+            if why := self._why_not_led(group):
+                return f"{group}: {why}"
+        return why or self._why_not_acknowledged()
+
+    def _why_not_acknowledged(self) -> str:
+        world = self._world
+        names = [f"{topic}-{index}" for topic, index in world.partitions]
+        acked = {
+            name
+            for event in world.events[self._first :]
+            if event.f == "append" and event.type == "ok"
+            for name in event.records
+        }
+        missing = sorted(set(names[: max(world.options.producers, 1)]) - acked)
+        return f"nothing acknowledged in {missing}" if missing else ""
+
+    def _why_not_together(self) -> str:
+        self._why_not_up()
+        generations = {member.generation for member in self._world.members}
+        if len(generations) > 1 or -1 in generations:
+            return f"members are in generations {sorted(generations)}"
+        return ""
+
+    def _told(self, check: Callable[[], str]) -> str:
+        why = check()
+        return f"without node {self.left_out.node_id}: {why}" if why and self.left_out else why

@@ -1,0 +1,66 @@
+"""The majority that goes on alone once faults end: who is left out, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jepsen_like.cluster.majority import Majority
+from jepsen_like.cluster.nemesis import Nemesis
+from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.world import ClusterWorld, Fault
+
+
+@pytest.fixture
+def world() -> Iterator[ClusterWorld]:
+    world = ClusterWorld(1, ClusterOptions())
+    yield world
+    world.close()
+
+
+def test_one_node_reaches_nobody_until_it_is_let_in(world: ClusterWorld) -> None:
+    majority = Majority(world)
+    assert majority.left_out is not None
+    out = majority.left_out.node_id
+    others = [node.node_id for node in world.nodes if node.node_id != out]
+    assert all(world.wires.is_cut(out, other) for other in others)
+    assert all(world.wires.is_cut(other, out) for other in others)
+    assert not world.wires.is_cut(others[0], others[1])
+    assert list(world.cut_off) == [out]
+    assert [limit_ms for limit_ms, _ in majority.phases()][1] == 10 * 2 * 25 * 6
+    majority.end()
+    assert not any(world.wires.is_cut(out, other) for other in others)
+    assert not world.cut_off
+
+
+def test_who_waits_is_told_without_whom(world: ClusterWorld) -> None:
+    majority = Majority(world)
+    assert majority.left_out is not None
+    _, why_not_up = majority.phases()[0]
+    others = sorted({1, 2, 3} - {int(majority.left_out.node_id)})
+    assert why_not_up() == f"without node {majority.left_out.node_id}: nodes {others} do not serve"
+
+
+def test_nobody_is_left_out_while_a_storage_is_missing(world: ClusterWorld) -> None:
+    world.watch.storage_is_lost()
+    assert Majority(world).left_out is None
+
+
+@pytest.mark.parametrize("fault", ["swizzle", "isolate", "clients-cut"])
+def test_what_a_nemesis_has_under_way_does_not_let_it_in(world: ClusterWorld, fault: str) -> None:
+    """The end of an isolation, due after the heal, mended links; a swizzle went on cutting."""
+    nemesis = Nemesis(world, [])
+    for bits in range(8):
+        nemesis._strike(Fault(0.0, fault, bits))
+    nemesis.stop()
+    world.wires.mend_all()
+    world.cut_off.clear()
+    majority = Majority(world)
+    assert majority.left_out is not None
+    ids = (1, 2, 3)
+    before = {(a, b): world.wires.is_cut(a, b) for a in ids for b in ids}
+    for at_ms in range(100, 5_000, 100):
+        world.run_until(at_ms)
+        assert {(a, b): world.wires.is_cut(a, b) for a in ids for b in ids} == before
+        assert list(world.cut_off) == [majority.left_out.node_id]
