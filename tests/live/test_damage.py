@@ -44,6 +44,18 @@ def log_bytes(node: Node, topic: str) -> bytes:
     return b"".join(p.read_bytes() for p in sorted(node.partition_folder(topic).glob("*.log")))
 
 
+def whole_log(cluster: Cluster, topic: str) -> bytes:
+    """What all nodes hold, once they hold the same: a leader may be the last to write what two
+    others have made durable."""
+
+    def agreed() -> bytes:
+        found = {log_bytes(node, topic) for node in cluster.nodes.values()}
+        return found.pop() if len(found) == 1 else b""
+
+    whole: bytes = wait_until(agreed, 60, "all have it all")
+    return whole
+
+
 def served(node: Node, topic: str) -> tuple[int, bytes]:
     """What a consumer gets from this very node until it errs, or there is no more."""
     offset, data = 0, b""
@@ -79,8 +91,7 @@ def check_flipped_byte(cluster: Cluster, role: str, when: str) -> None:
         load.wait_for(3_000)
     leader = leaders(cluster.bootstrap, topic)[0]
     node = cluster[leader if role == "leader" else next(n for n in cluster.nodes if n != leader)]
-    good = log_bytes(cluster[leader], topic)
-    wait_until(lambda: log_bytes(node, topic) == good, 60, "both have it all")
+    good = whole_log(cluster, topic)
     segment = first_segment(node, topic)
     good_segment = segment.read_bytes()
     if when == "stopped":
@@ -107,9 +118,7 @@ def test_damage_at_every_replica_in_other_places_heals(tmp_path: Path) -> None:
         small_batches = {"batch.size": 20_000, "queue.buffering.max.messages": 1_000}
         with Load(cluster.bootstrap, "t", 1, rate=5_000, size=1000, **small_batches) as load:
             load.wait_for(4_000)
-        good = log_bytes(cluster[leaders(cluster.bootstrap, "t")[0]], "t")
-        for node in cluster.nodes.values():
-            wait_until(lambda node=node: log_bytes(node, "t") == good, 60, "all have it all")
+        good = whole_log(cluster, "t")
         for node in cluster.nodes.values():
             node.terminate()
         for number, node in enumerate(cluster.nodes.values()):
