@@ -5,6 +5,10 @@ Retention and DeleteRecords go the same way, so all replicas drop the same recor
 what another may still have to send. The tuple that replaces the prefix is durable before anything
 below it goes (`log.move_start`).
 
+A replica that cannot do it yet (its disk is full, or damage must be mended first) tries again with
+its upkeep, and meanwhile shows nobody what is to go: other replicas have dropped it, so an earlier
+log start would be one that went back.
+
 Invariants: nothing above the high watermark is dropped, and nothing without a committed wish.
 """
 
@@ -42,11 +46,13 @@ def decode_wish(payload: Buffer) -> Offset:
 class LogStartMoves:
     """The wishes in one replica's log that are not fulfilled yet."""
 
-    __slots__ = ("_replica", "_wishes")
+    __slots__ = ("_replica", "_wishes", "owed")
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._wishes: deque[tuple[RaftIndex, Offset]] = deque()
+        self.owed = Offset(0)
+        """Below it nothing is to be read, though the log may still hold it."""
 
     def __len__(self) -> int:
         return len(self._wishes)
@@ -63,6 +69,7 @@ class LogStartMoves:
     def clear(self) -> None:
         """The log begins anew."""
         self._wishes.clear()
+        self.owed = Offset(0)
 
     def fulfil(self, commit_end: RaftIndex) -> None:
         """Drop what committed wishes ask to drop; the last one says it all."""
@@ -73,9 +80,12 @@ class LogStartMoves:
             return
         try:
             self._move(due[1])
-        except DamagedError:
+        except (DamagedError, DiskFullError):
             # The state at the start cannot be told before the range is repaired.
             self._wishes.appendleft(due)
+            self.owed = min(due[1], self._replica.high_watermark)
+        else:
+            self.owed = Offset(0)
 
     def _move(self, target: Offset) -> None:
         replica = self._replica
@@ -96,7 +106,7 @@ class LogStartMoves:
             )
             log.move_start(log_start)
         except DiskFullError:
-            return  # the next move goes further; nobody needs what lies below a start
+            raise
         except DiskError as error:
             replica.fail(f"moving the log start failed: {error}")
             return

@@ -94,8 +94,8 @@ class ReplicaView:
 
     @property
     def log_start_offset(self) -> Offset:
-        """The first kept offset."""
-        return self.log.log_start_offset
+        """The first offset that readers may ask for."""
+        return max(self.log.log_start_offset, self._moves.owed)
 
     @property
     def commit_end(self) -> RaftIndex:

@@ -261,7 +261,7 @@ class TestDamage:
         leader.move_log_start(Offset(15))
         cluster.until(lambda: leader.log_start_offset == 15)
         node.start()
-        cluster.until(lambda: cluster.replica(node).log_start_offset == 15)
+        cluster.until(lambda: cluster.replica(node).log.log_start_offset == 15)
         assert not cluster.replica(node).damaged()
         cluster.commit(2)
         cluster.settle()
@@ -292,6 +292,26 @@ class TestLogStart:
         node.start()
         cluster.settle()
         assert cluster.replica(node).log_start_offset == 9
+
+    @pytest.mark.parametrize("who", ["leader", "follower"])
+    def test_without_room_for_it_nobody_reads_what_others_dropped(self, who: str) -> None:
+        """A leader whose disk was full served again what a follower had dropped already; and
+        nobody tried again."""
+        cluster = SimCluster(segment_bytes=300)
+        cluster.commit(10, size=50)
+        node = cluster.leader if who == "leader" else cluster.followers()[0]
+        others = [other for other in cluster.nodes if other is not node]
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        cluster.replica(cluster.leader).move_log_start(Offset(6))
+        cluster.until(lambda: all(cluster.replica(n).log_start_offset == 6 for n in others))
+        stuck = cluster.replica(node)
+        cluster.until(lambda: stuck.log_start_offset == 6)
+        assert stuck.log.log_start_offset == 0
+        assert stuck.failure is None
+        node.disk.capacity_bytes = None
+        cluster.until(lambda: stuck.log.log_start_offset == 6)
+        cluster.commit(3)
+        cluster.settle()
 
     def test_only_what_is_committed_may_go(self) -> None:
         cluster = SimCluster()
