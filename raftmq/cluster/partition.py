@@ -432,8 +432,7 @@ class Partition:
             code = self._no_leader_code()
         if code is not ErrorCode.NONE:
             return OffsetResult(code)
-        log = replica.log
-        end = replica.high_watermark
+        log, end = replica.log, replica.high_watermark
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             start = replica.log_start_offset
             return OffsetResult(ErrorCode.NONE, start, leader_epoch=self._epoch_at(start))
@@ -462,6 +461,8 @@ class Partition:
         if found is None:
             return OffsetResult(ErrorCode.NONE)
         found_timestamp, offset, epoch = found
+        if offset < replica.log_start_offset:  # its deletion is owed: later ones cannot be told yet
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
 
     def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:

@@ -208,6 +208,30 @@ def test_delete_records_moves_the_log_start_and_keeps_producers() -> None:
     assert again.produce(batch(5)).result().base_offset == 5
 
 
+def test_deleted_records_are_gone_though_the_disk_is_full() -> None:
+    """Others have dropped them: who has no room to do the same must not show them again."""
+    node = started()
+    for sequence in range(6):
+        node.produce(batch(sequence, timestamp=1_000_000 + 100 * sequence))
+    node.flush()
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    result = node.partition.delete_records(4, 1000)
+    assert isinstance(result, Promise)
+    node.flush()
+    node.pass_time(10)
+    assert node.replica.log.log_start_offset == 0
+    assert result.result().low_watermark == 4
+    assert node.partition.read(Offset(3), 1).code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert node.partition.list_offset(-2).offset == 4
+    assert node.partition.list_offset(1_000_150).code is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert node.partition.list_offset(1_000_450).offset == 5
+    node.disk.capacity_bytes = None
+    node.produce(batch(6))
+    node.flush()
+    assert node.replica.log.log_start_offset == 4
+    assert node.partition.list_offset(1_000_150).offset == 4
+
+
 def test_timestamps_are_found() -> None:
     node = started()
     for i in range(5):
