@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ELECTIONS = 10
 BOOT_MS = 5_000.0
-"""A node opens all that it has in less."""
+"""A node that has its storage opens all of it in less."""
 
 
 class Majority:
@@ -49,8 +49,10 @@ class Majority:
         members_ms = (
             SILENCE_MAX * options.session_ms + 2 * options.request_timeout_ms + REBALANCE_MS
         )
+        # Who lost its storage, or found it damaged, does not serve before others have helped it.
+        boot_ms = options.liveness_ms if self.left_out is None else BOOT_MS
         checks = [
-            (BOOT_MS, self._why_not_up),
+            (boot_ms, self._why_not_up),
             (elections_ms, self._why_not_moving),
             (members_ms, self._why_not_together),
         ]
