@@ -276,14 +276,14 @@ class Kafka:
         """A node to ask whatever any node knows."""
         return int(self.random.choice(self.world.nodes).node_id)
 
-    async def metadata(self, topics: Iterable[str] | None) -> Struct:
-        """What any node says of these topics, or of all there are.
+    async def metadata(self, topics: Iterable[str] | None, *, node_id: int | None = None) -> Struct:
+        """What a node, any if none is named, says of these topics, or of all there are.
 
         Raises:
             Lost: it says nothing.
         """
         return await self.ask(
-            self.any_node(),
+            self.any_node() if node_id is None else node_id,
             ApiKey.METADATA,
             topics=None if topics is None else [{"name": name} for name in topics],
             allow_auto_topic_creation=False,
@@ -293,10 +293,25 @@ class Kafka:
 
     async def refresh(self, topics: Iterable[str]) -> bool:
         """Learn who leads what; False when nobody could be asked."""
-        try:
-            answer = await self.metadata(topics)
-        except Lost:
-            return False
+        names = list(topics)
+        for node_id in self._whom_to_ask():
+            try:
+                answer = await self.metadata(names, node_id=node_id)
+            except Lost:
+                continue
+            self._learn(answer)
+            return True
+        return False
+
+    def _whom_to_ask(self) -> list[int]:
+        first = self.any_node()
+        if not self.world.is_healed:
+            return [first]
+        # The majority's time is limited then, and not to be lost by asking only who is cut off.
+        others = [int(node.node_id) for node in self.world.present if node.node_id != first]
+        return [first, *others]
+
+    def _learn(self, answer: Struct) -> None:
         self.controller = answer.controller_id
         for topic in answer.topics:
             if topic.error_code:
@@ -307,7 +322,6 @@ class Kafka:
                     self.leaders[topic.name, row.partition_index] = row.leader_id
                 else:
                     self.leaders.pop((topic.name, row.partition_index), None)
-        return True
 
     async def leader(self, topic: str, partition: int) -> int:
         """Who leads, asking until somebody is known to.

@@ -8,6 +8,8 @@ import attrs
 import pytest
 
 from jepsen_like.cluster.admins import NodeReplacer, create_topics
+from jepsen_like.cluster.kafka import Kafka
+from jepsen_like.cluster.majority import Majority
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
@@ -290,6 +292,23 @@ def test_images_of_one_version_that_differ_are_found_at_once(world: ClusterWorld
     core.machine.image = attrs.evolve(core.machine.image, next_producer_id=77)
     with pytest.raises(InvariantViolation, match="Convergence"):
         settling.why_apart()
+
+
+def test_a_client_of_the_majority_is_not_held_up_by_who_is_left_out(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked but the node left out, or one that is not there, four times (seed 8200943)."""
+    leader, _ = lead_a_partition(world)
+    world.heal()
+    majority = Majority(world)
+    assert majority.left_out is not None
+    kafka = Kafka(world, 91)
+    monkeypatch.setattr(kafka, "any_node", lambda: int(majority.left_out.node_id))
+    learned = world.clients.spawn(lambda: kafka.refresh(["t"]))
+    world.run_until(world.now_ms + 2.0 * world.options.request_timeout_ms)
+    assert learned.is_done
+    assert learned.result() is True
+    assert kafka.leaders["t", 0] == leader.node_id
 
 
 def test_a_wiped_node_finds_its_cluster_when_all_whom_it_knows_were_replaced() -> None:
