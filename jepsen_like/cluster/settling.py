@@ -84,6 +84,9 @@ class Settling:
         common = min(commit_end for _, commit_end in ends)
         if common < wanted:
             return f"ends {ends}, all should have come to {wanted}"
+        starts = [int(w.replica.log_start_offset) for w in watchers]
+        if len({*starts}) > 1:
+            return f"log starts {starts}, all should have dropped the same records"
         digests = [w.digest_at(common) for w in watchers]
         if world.options.is_black_box:
             return ""

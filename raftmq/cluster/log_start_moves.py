@@ -9,7 +9,9 @@ A replica that cannot do it yet (its disk is full, or damage must be mended firs
 its upkeep, and meanwhile shows nobody what is to go: other replicas have dropped it, so an earlier
 log start would be one that went back.
 
-Invariants: nothing above the high watermark is dropped, and nothing without a committed wish.
+Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
+log start never falls, whatever the order of wishes: each replica learns of commits in portions of
+its own, and goes to the greatest of what is committed.
 """
 
 from __future__ import annotations
@@ -72,18 +74,19 @@ class LogStartMoves:
         self.owed = Offset(0)
 
     def fulfil(self, commit_end: RaftIndex) -> None:
-        """Drop what committed wishes ask to drop; the last one says it all."""
-        due: tuple[RaftIndex, Offset] | None = None
+        """Drop what committed wishes ask to drop; the greatest one says it all."""
+        wished, wish_end = Offset(-1), RaftIndex(0)
         while self._wishes and self._wishes[0][0] <= commit_end:
-            due = self._wishes.popleft()
-        if due is None:
+            wish_end, target = self._wishes.popleft()
+            wished = max(wished, target)
+        if not wish_end:
             return
         try:
-            self._move(due[1])
+            self._move(wished)
         except (DamagedError, DiskFullError):
             # The state at the start cannot be told before the range is repaired.
-            self._wishes.appendleft(due)
-            self.owed = min(due[1], self._replica.high_watermark)
+            self._wishes.appendleft((wish_end, wished))
+            self.owed = min(wished, self._replica.high_watermark)
         else:
             self.owed = Offset(0)
 
