@@ -148,6 +148,15 @@ class MetadataImage:
             return None
         return topic.partitions[topic_partition.partition]
 
+    def holds(self, node_id: NodeId, group: RaftGroupId) -> bool:
+        """True while that node is to have a replica of that group."""
+        topic = self.topic_by_id(group.topic_id)
+        if topic is None or not 0 <= group.partition < len(topic.partitions):
+            return False
+        partition = topic.partitions[group.partition]
+        is_named = node_id in partition.replicas or node_id in partition.voters
+        return is_named and topic.group_id(group.partition) == group
+
     def live_brokers(self) -> tuple[BrokerImage, ...]:
         """Brokers that are not fenced, by node id."""
         return tuple(self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].is_fenced)

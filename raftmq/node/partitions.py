@@ -155,6 +155,7 @@ class Partitions:
         self._has_orders: Promise[None] = Promise()
         self._started: dict[RaftGroupId, StartReplica] = {}
         self._unopened: dict[RaftGroupId, StartReplica] = {}
+        self._unstopped: dict[RaftGroupId, StopReplica] = {}
         self._eager: dict[RaftGroupId, int] = {}
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
@@ -207,6 +208,8 @@ class Partitions:
         if before.configs is not after.configs:
             self._obey_configs()
         for action in reconcile(before, after, self._plane.node_id):
+            if isinstance(action, StopReplica):
+                self._close(action.group)  # nobody may write to it while it waits for its turn
             self._order(action)
 
     async def _perform_all(self, actions: Sequence[Action | Reopen]) -> None:
@@ -273,12 +276,17 @@ class Partitions:
             if isinstance(action, StartReplica | Reopen):
                 start = action.start if isinstance(action, Reopen) else action
                 self._unopened[start.group] = start
+            elif isinstance(action, StopReplica):
+                self._unstopped[action.group] = action
         except (DiskError, RaftmqError) as error:
             # One partition that cannot be opened must not take the node's others with it.
             logger.error("partition action failed", action=str(action), error=str(error))
+            if isinstance(action, StopReplica):
+                self._unstopped[action.group] = action
 
     async def _start(self, action: StartReplica) -> None:
-        if action.group in self._replicas:
+        is_held = self._engine.image.holds(self._plane.node_id, action.group)
+        if action.group in self._replicas or not is_held:  # deleted since, perhaps to make space
             return
         configs = self._configs(action.name.topic)
         partition = LedPartition(
@@ -344,6 +352,14 @@ class Partitions:
             if replica.lacks_space and (start_again := self._started.pop(replica.group, None)):
                 self._order(Reopen(start_again))
 
+    def stop_again(self) -> None:
+        """Try again to delete what could not be deleted, while it is to go."""
+        unstopped, self._unstopped = self._unstopped, {}
+        for group, action in unstopped.items():
+            removal = self._engine.image.removals.get((group.topic_id, group.partition))
+            if removal is not None and removal.group == group and group not in self._replicas:
+                self._order(action)
+
     async def _reopen(self, start: StartReplica) -> None:
         replica = self._replicas.get(start.group)
         if replica is None or not replica.lacks_space:
@@ -358,10 +374,16 @@ class Partitions:
         logger.info("replica opens again", topic=start.name.topic, partition=start.name.partition)
         await self._start(start)
 
+    def _close(self, group: RaftGroupId) -> Partition | None:
+        partition = self.registry.by_id(group.topic_id, group.partition)
+        if partition is None or partition.group != group:
+            return None
+        partition.close()
+        return partition
+
     async def _stop(self, action: StopReplica) -> None:
-        partition = self.registry.by_id(action.group.topic_id, action.group.partition)
+        partition = self._close(action.group)
         if partition is not None:
-            partition.close()
             self.registry.remove(partition)
             if all(other.name.topic != action.name.topic for other in self.registry):
                 self.topic_counts.pop(action.name.topic, None)

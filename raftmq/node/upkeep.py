@@ -43,7 +43,8 @@ async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
 
 
 async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
-    """Tell of replicas that stopped; let those that only lacked space begin again."""
+    """Tell of replicas that stopped; let those that only lacked space begin again, and those that
+    could not be deleted go."""
     told: set[Replica] = set()
     while True:
         failed = [r for r in plane.multiraft.replicas.values() if r.failure is not None]
@@ -55,6 +56,7 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
         lacks_space = partitions.lacks_space or any(r.lacks_space for r in failed)
         if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
             partitions.space_is_back()
+        partitions.stop_again()
         await plane.tasks.sleep(WATCH_INTERVAL_S)
 
 
@@ -103,11 +105,11 @@ async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> i
         if job is None:
             return 0
         await plane.tasks.in_thread(job.run)
+        found = replica.log.checked(job)
     except DiskError as error:
         if plane.multiraft.replicas.get(replica.group) is replica:  # else closed meanwhile
             replica.fail(f"scrub could not read: {error}")
         return 0
-    found = replica.log.checked(job)
     counts.scrub_read_bytes += job.read_bytes
     counts.scrub_batches += job.sound_count
     counts.scrub_damages += len(found)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import attrs
 import pytest
 import trio
 from immutables import Map
@@ -19,21 +20,30 @@ from raftmq.adapters.disk import RealDisk
 from raftmq.adapters.tasks import TrioTasks
 from raftmq.cluster.catch_up import CatchUpRate, InlineCatchUp
 from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.metadata_image import EMPTY_IMAGE
+from raftmq.cluster.metadata_image import (
+    EMPTY_IMAGE,
+    PartitionImage,
+    RemovalImage,
+    TopicImage,
+)
 from raftmq.cluster.multiraft import MultiRaft
+from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.reconciler import Action, StartReplica
 from raftmq.cluster.recovery import ReplicaOpener
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.replica_ports import ReplicaConfig
 from raftmq.config import NodeConfig
+from raftmq.errors import ErrorCode
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
-from raftmq.ports import DiskFullError, never
+from raftmq.ports import DiskError, DiskFullError, never
+from raftmq.records import NewRecord, build_batch
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
+PARTITIONS = 40
 ONE, TWO, THREE = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
 
 
@@ -81,12 +91,26 @@ class Bench:
             lifecycle=SimpleNamespace(is_isolated=False),
             ask_contact=lambda: None,
             partition_led=lambda *_, **__: None,
+            leaders=SimpleNamespace(forget=lambda _topic_id: None),
+            replica_removed=lambda topic_id, index: self.removed.append((topic_id, index)),
         )
+        self.removed: list[tuple[TopicId, int]] = []
         self.partitions = Partitions(self.plane, self.control, Deadlines(clock))
 
     def start(self, number: int, topic: int = 1) -> StartReplica:
-        """The order to run a replica."""
+        """The order to run a replica, which the image has as well."""
         topic_id = TopicId(UUID(int=topic))
+        nodes = tuple(member.node_id for member in (ONE, TWO, THREE))
+        rows = tuple(
+            PartitionImage(index, 1, nodes, (ONE, TWO, THREE), nodes)
+            for index in range(max(number + 1, PARTITIONS))
+        )
+        image = self.control.engine.image
+        self.control.engine.image = attrs.evolve(
+            image,
+            topics=image.topics.set(f"t{topic}", TopicImage(f"t{topic}", topic_id, rows, Map())),
+            topic_names=image.topic_names.set(topic_id, f"t{topic}"),
+        )
         return StartReplica(
             RaftGroupId(topic_id, number, 1),
             TopicPartition(f"t{topic}", number),
@@ -94,6 +118,20 @@ class Bench:
             TWO.node_id,
             Map(),
         )
+
+    def delete(self, action: StartReplica) -> None:
+        """A topic is deleted: the image has the order to remove this replica."""
+        before = self.control.engine.image
+        group, topic = action.group, action.name.topic
+        removal = RemovalImage(topic, group, (ONE.node_id,))
+        self.control.engine.image = attrs.evolve(
+            before,
+            structure_version=before.structure_version + 1,
+            topics=before.topics.delete(topic),
+            topic_names=before.topic_names.delete(group.topic_id),
+            removals=before.removals.set((group.topic_id, group.partition), removal),
+        )
+        self.partitions._image_changed(before, self.control.engine.image)
 
     def replica(self, action: StartReplica) -> Replica:
         return self.multiraft.replicas[action.group]
@@ -197,3 +235,63 @@ async def test_a_replica_that_found_no_space_to_begin_is_tried_again(
         bench.partitions.space_is_back()
         await until(lambda: action.group in bench.multiraft.replicas)
     assert not bench.partitions.lacks_space
+
+
+async def test_what_was_deleted_does_not_begin_when_that_made_space(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_opener: ReplicaOpener) -> bool:
+        raise DiskFullError("no space left")
+
+    action = bench.start(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaOpener, "attempt", full)
+        await bench.partitions._perform_all([action])
+    bench.delete(action)
+    bench.partitions.space_is_back()
+    other = bench.start(0, topic=2)
+    bench.partitions._order(other)
+    async with running(bench):
+        await until(lambda: other.group in bench.multiraft.replicas)
+    assert action.group not in bench.multiraft.replicas
+    assert bench.partitions.registry.by_name("t1", 0) is None
+    assert bench.removed == [(action.group.topic_id, 0)]
+
+
+async def test_a_deleted_partition_takes_nothing_while_it_waits_for_its_turn(bench: Bench) -> None:
+    """Brokers say that they applied a deletion before the folders are gone."""
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    partition = bench.partitions.registry.by_id(action.group.topic_id, 0)
+    assert partition is not None
+    records = memoryview(bytearray(build_batch([NewRecord(None, b"v")], timestamp=1)))
+    bench.delete(action)
+    answer = partition.append(records, -1, 1_000)
+    assert isinstance(answer, AppendResult)
+    assert answer.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_what_could_not_be_deleted_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    folder = bench.partitions._folder(action.name, action.group.topic_id)
+    with monkeypatch.context() as patch:
+
+        def fails(_self: Partitions, _folder: str) -> None:
+            raise DiskError("Input/output error")
+
+        patch.setattr(Partitions, "_remove_folder", fails)
+        bench.delete(action)
+        async with running(bench):
+            await until(lambda: action.group not in bench.multiraft.replicas)
+            await until(lambda: bench.partitions._unstopped)
+    assert bench.plane.disk.exists(folder)
+    assert not bench.removed
+    async with running(bench):
+        bench.partitions.stop_again()
+        await until(lambda: bench.removed)
+    assert not bench.plane.disk.exists(folder)
+    bench.partitions.stop_again()
+    assert not bench.partitions._ordered
