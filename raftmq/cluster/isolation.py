@@ -24,6 +24,8 @@ ASK_EVERY_MS: Final = 1_000.0
 class LedReplica(Protocol):
     """A replica that leads its partition here."""
 
+    @property
+    def is_handing_over(self) -> bool: ...
     def in_sync_replicas(self) -> tuple[ReplicaId, ...]: ...
     def transfer_leadership(self, node_id: NodeId) -> bool: ...
 
@@ -63,5 +65,7 @@ class Isolation:
         if told.error is not None or not told.result() or not self._is_isolated():
             return
         for replica in self._led():
+            if replica.is_handing_over:
+                continue  # asking somebody else now would make two stand against each other
             if any(r.node_id == node_id for r in replica.in_sync_replicas()):
                 self.handed_over_count += replica.transfer_leadership(node_id)

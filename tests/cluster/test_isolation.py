@@ -18,6 +18,10 @@ class FakeReplica:
     def in_sync_replicas(self) -> tuple[ReplicaId, ...]:
         return self.in_sync
 
+    @property
+    def is_handing_over(self) -> bool:
+        return bool(self.handed_to)
+
     def transfer_leadership(self, node_id: NodeId) -> bool:
         self.handed_to.append(node_id)
         return True
@@ -45,6 +49,17 @@ def test_hands_over_to_an_in_sync_peer_that_sees_the_majority() -> None:
     world.asked[TWO].fail(RequestTimedOutError())
     world.asked[THREE].resolve(True)
     assert (both.handed_to, two_only.handed_to) == ([THREE], [])
+    assert world.isolation.handed_over_count == 1
+
+
+def test_hands_over_to_one_node_only() -> None:
+    """Two that are told to stand at once take each other's votes."""
+    replica = FakeReplica(ONE, TWO, THREE)
+    world = World(replica)
+    world.isolation.tick(0.0)
+    world.asked[TWO].resolve(True)
+    world.asked[THREE].resolve(True)
+    assert replica.handed_to == [TWO]
     assert world.isolation.handed_over_count == 1
 
 
