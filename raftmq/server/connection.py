@@ -25,13 +25,14 @@ import trio
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.low_water import LINGER_S, LowWater
+from raftmq.ports import DiskError
 from raftmq.server.cork import Cork
 from raftmq.server.elections import Hold
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import Readiness
-from raftmq.server.replies import ReplyQueue, Slot
+from raftmq.server.replies import ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.turns import (
     RECEIVE_COST,
     SMALL_RECEIVE_BYTES,
@@ -405,8 +406,8 @@ class Connection:
         try:
             with scope:
                 await self.replies.drain()
-        except (OSError, trio.ClosedResourceError):
-            self.close()
+        except (OSError, trio.ClosedResourceError, DiskError, SpanTruncatedError):
+            self.close()  # part of an answer may have left: there is no way back
         finally:
             self._writing = None
 

@@ -18,6 +18,7 @@ from jepsen_like.disk import SimDisk
 from raftmq.adapters.disk import RealDisk
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import FileSpan
+from raftmq.ports import DiskError, File
 from raftmq.server.connection import SCRATCH_BYTES, Connection, Shared
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
@@ -355,6 +356,26 @@ async def test_short_file_ends_the_connection(tmp_path: Path) -> None:
     file = RealDisk().open(str(path))
     span = FileSpan(file, 50, 30_000)
     broker = FakeBroker(answer=lambda i: (reply(i), span))
+    async with connected(broker) as client:
+        await client.send(request(1))
+        with trio.fail_after(5):
+            await client.is_served.wait()
+    file.close()
+
+
+async def test_a_sector_that_cannot_be_read_ends_the_connection_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(100_000))
+    file = RealDisk().open(str(path))
+
+    def fails(file: File, _position: int, _size: int) -> None:
+        raise DiskError(f"{file.path}: Input/output error")
+
+    monkeypatch.setattr("raftmq.server.replies.is_warm", lambda *_: False)
+    monkeypatch.setattr("raftmq.server.replies.warm", fails)
+    broker = FakeBroker(answer=lambda i: (reply(i), FileSpan(file, 0, 50_000)))
     async with connected(broker) as client:
         await client.send(request(1))
         with trio.fail_after(5):
