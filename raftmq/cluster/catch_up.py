@@ -160,7 +160,12 @@ class StoredReader:
         if error is not None:
             self._on_failed(error)
             return
-        if self._log.checked(job):
+        try:
+            found = self._log.checked(job)
+        except DiskError as failure:
+            self._on_failed(failure)
+            return
+        if found:
             self._on_damaged()
         if not job.batches:
             return

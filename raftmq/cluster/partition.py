@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from raftmq.cluster.deadlines import Deadline, Deadlines
+from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.parked_deletes import ParkedDeletes
 from raftmq.cluster.parked_fetches import ParkedFetches
 from raftmq.cluster.parked_produces import AppendResult, ParkedProduces
 from raftmq.cluster.partition_ports import ReplicaPort
@@ -95,7 +96,7 @@ class Partition:
         self._producers = PartitionProducers(checkpoints or ProducerCheckpoints())
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
-        self._deletes: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
+        self._deletes = ParkedDeletes(deadlines)
         self._recompression = Recompression(workers, self._append, self._producers.refused)
         self._is_internal = is_internal
         self._deadlines = deadlines
@@ -345,6 +346,8 @@ class Partition:
                 offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
             )
             spans = tuple(found)
+            if not spans and not may_wait:  # a check is too old, or damage was found close by
+                job = self._needed_first(offset, bytes_max, is_unverified=True)
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 replica.damage_found()
@@ -355,22 +358,30 @@ class Partition:
         for span in spans:
             size += span.size
         next_offset = Offset(spans[-1].end_offset) if spans else offset
-        return ReadResult(ErrorCode.NONE, end, start, spans, size, next_offset)
+        return ReadResult(ErrorCode.NONE, end, start, spans, size, next_offset, job=job)
 
-    def _needed_first(self, offset: Offset, bytes_max: int) -> Runnable | None:
+    def _needed_first(
+        self, offset: Offset, bytes_max: int, *, is_unverified: bool = False
+    ) -> Runnable | None:
         log = self.replica.log
         job = log.read_ahead(offset, bytes_max)
-        if job is None and offset < self._opened_end:
+        if job is None and (is_unverified or offset < self._opened_end):
             return log.needs_verification(offset, max(2 * bytes_max, CHECK_AHEAD_BYTES), bytes_max)
         return job
 
     def prepared(self, job: Runnable) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
-        if isinstance(job, IndexJob):
-            if job.take():
-                self.replica.damage_found()
-        elif isinstance(job, VerifyJob) and self.replica.log.checked(job):
-            self.replica.damage_found()
+        replica = self.replica
+        try:
+            if isinstance(job, IndexJob):
+                is_damaged = job.take()
+            else:
+                is_damaged = isinstance(job, VerifyJob) and bool(replica.log.checked(job))
+        except DiskError as error:
+            replica.fail(f"damage could not be noted: {error}")
+            return
+        if is_damaged:
+            replica.damage_found()
 
     @property
     def readable_end(self) -> Offset:
@@ -509,26 +520,9 @@ class Partition:
             replica.move_log_start(target)
         except KafkaError as error:
             return DeleteResult(error.code)
-        promise: Promise[DeleteResult] = Promise()
-
-        def expire() -> None:
-            self._deletes = [entry for entry in self._deletes if entry[1] is not promise]
-            promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
-
         if replica.log_start_offset >= target:  # a group of one may be that quick
             return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
-        self._deletes.append((target, promise, self._deadlines.after(timeout_ms, expire)))
-        return promise
-
-    def _settle_deletes(self) -> None:
-        start = self.replica.log_start_offset
-        pending, self._deletes = self._deletes, []
-        for target, promise, deadline in pending:
-            if start >= target:
-                deadline.cancel()
-                promise.resolve(DeleteResult(ErrorCode.NONE, start))
-            else:
-                self._deletes.append((target, promise, deadline))
+        return self._deletes.park(target, timeout_ms)
 
     # ---- the state machine of the replica ----
 
@@ -579,10 +573,7 @@ class Partition:
     def _fail_parked(self, code: ErrorCode) -> None:
         self._produces.fail_all(code)
         self._fsync_produces.fail_all(code)
-        pending, self._deletes = self._deletes, []
-        for _, promise, deadline in pending:
-            deadline.cancel()
-            promise.resolve(DeleteResult(code))
+        self._deletes.fail_all(code)
 
     def _progressed(self) -> None:
         """What is flushed, here or at a follower, or the log start moved: settle what waited for
@@ -591,8 +582,8 @@ class Partition:
             return
         if len(self._produces) or len(self._fsync_produces):
             self._settle_produces()
-        if self._deletes:
-            self._settle_deletes()
+        if len(self._deletes):
+            self._deletes.settle(self.replica.log_start_offset)
         if len(self.fetches):
             end = self.readable_end
             if end > self._shown_end:  # a follower flushed what it was told is committed

@@ -152,7 +152,12 @@ class Repairer:
         replica = self._replica
         if error is not None or replica.failure is not None:
             return  # another peer will be asked
-        if replica.log.checked(job):
+        try:
+            found = replica.log.checked(job)
+        except DiskError as failure:
+            replica.fail(f"damage could not be noted: {failure}")
+            return
+        if found:
             self.look()
         if not job.batches:
             return

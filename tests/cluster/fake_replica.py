@@ -201,6 +201,9 @@ class FakeReplica:
     def damage_found(self) -> None:
         self.damage_count += 1
 
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+
     def read_barrier(self) -> Promise[RaftIndex]:
         return self.barrier
 

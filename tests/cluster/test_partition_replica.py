@@ -274,6 +274,48 @@ def test_cold_bytes_are_checked_before_they_are_served() -> None:
     assert (warm.job, len(warm.spans)) == (None, 1)
 
 
+def test_bytes_whose_check_is_too_old_are_checked_before_they_are_served() -> None:
+    """Though this process wrote them: else a fetch found nothing and waited for its whole time."""
+    node = started()
+    for _ in range(200):
+        node.produce(batch())
+    node.flush()
+    node.replica.log._recent.clear()
+    for _ in range(2):
+        node.pass_time(25 * 3_600_000)
+        node.replica.log._checker.rotate_if_due()
+    cold = node.partition.read(Offset(0), 1 << 20, may_wait=False)
+    assert (cold.code, cold.spans) == (ErrorCode.NONE, ())
+    assert cold.job is not None
+    cold.job.run()
+    node.partition.prepared(cold.job)
+    warm = node.partition.read(Offset(0), 100, may_wait=False)
+    assert (warm.job, len(warm.spans)) == (None, 1)
+
+
+def test_damage_that_cannot_be_noted_ends_the_replica_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise DiskError("Input/output error")
+
+    node = started()
+    for _ in range(200):
+        node.produce(batch())
+    node.flush()
+    again = started(node.disk)
+    path = again.replica.log.locate(Offset(0), 1, Offset(1))[0].file.path
+    again = started(node.disk)
+    node.disk.flip(path, 100)
+    cold = again.partition.read(Offset(0), 1 << 20, may_wait=False)
+    assert cold.job is not None
+    cold.job.run()
+    monkeypatch.setattr("raftmq.log.sparse_index.SparseIndex.write", fails)
+    again.partition.prepared(cold.job)
+    assert again.replica.failure is not None
+    assert again.partition.read(Offset(0), 100).code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
 def test_closing_fails_what_waits() -> None:
     node = started()
     promise = node.produce(batch())

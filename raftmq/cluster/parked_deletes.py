@@ -1,0 +1,54 @@
+"""DeleteRecords of one partition that wait until its log start has moved.
+
+Each is answered exactly once: when nothing below its offset is shown any more, when it is too late,
+or with an error once this replica does not lead any longer.
+"""
+
+from __future__ import annotations
+
+from raftmq.cluster.deadlines import Deadline, Deadlines
+from raftmq.cluster.partition_results import DeleteResult
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+from raftmq.types import Offset
+
+
+class ParkedDeletes:
+    """The waiting deletions of one partition."""
+
+    __slots__ = ("_deadlines", "_parked")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._parked: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, target: Offset, timeout_ms: int) -> Promise[DeleteResult]:
+        """Answer once the log starts at `target` or above, or that it is too late."""
+        promise: Promise[DeleteResult] = Promise()
+
+        def expire() -> None:
+            self._parked = [entry for entry in self._parked if entry[1] is not promise]
+            promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
+
+        self._parked.append((target, promise, self._deadlines.after(timeout_ms, expire)))
+        return promise
+
+    def settle(self, start: Offset) -> None:
+        """The log starts at `start` now."""
+        parked, self._parked = self._parked, []
+        for target, promise, deadline in parked:
+            if start >= target:
+                deadline.cancel()
+                promise.resolve(DeleteResult(ErrorCode.NONE, start))
+            else:
+                self._parked.append((target, promise, deadline))
+
+    def fail_all(self, code: ErrorCode) -> None:
+        """Answer everything with an error."""
+        parked, self._parked = self._parked, []
+        for _, promise, deadline in parked:
+            deadline.cancel()
+            promise.resolve(DeleteResult(code))
