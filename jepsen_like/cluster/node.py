@@ -203,7 +203,11 @@ class SimCore(NodeCore):
             machine=self.machine,
             forwarder=self.calls,
             clock=self.plane.clock,
-            config=EngineConfig(snapshot_bytes_min=self._snapshot_bytes, snapshot_factor=1),
+            config=EngineConfig(
+                snapshot_bytes_min=self._snapshot_bytes,
+                snapshot_factor=1,
+                buggify=self.plane.buggify,
+            ),
             wake=self._wake,
         )
 
@@ -224,6 +228,7 @@ class ClusterNode:
         self.identity = PeerIdentity(node_id, StorageId(0))
         """As whom its peers know it."""
         self.life = 0
+        self._leaving_life = -1
         self.is_up = False
         self.is_listening = False
         self.is_wanted = node_id <= world.options.nodes
@@ -458,7 +463,7 @@ class ClusterNode:
         core, tasks = self.core, self._tasks
         if core is None or tasks is None or not core.is_serving:
             return
-        life = self.life
+        life = self._leaving_life = self.life
 
         async def leave() -> None:
             await Shutdown(core).run()
@@ -473,7 +478,9 @@ class ClusterNode:
         self.run(lambda: tasks.spawn(leave) and None)
 
     def heal(self) -> None:
-        """Nothing is wrong with this machine any more."""
+        """Nothing is wrong with this machine any more, and nobody wants it to leave."""
+        if self._leaving_life == self.life:
+            self.kill("asked to")
         self.is_slow = False
         self.paused_until_ms = 0.0
         self.disk.end_faults()

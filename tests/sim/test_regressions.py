@@ -294,6 +294,21 @@ def test_images_of_one_version_that_differ_are_found_at_once(world: ClusterWorld
         settling.why_apart()
 
 
+def test_nobody_is_on_its_way_out_once_faults_end(world: ClusterWorld) -> None:
+    """It ended seconds later, while the majority could do without nobody else (seed 8300051)."""
+    leaver = world.node(2)
+    for other in (1, 3):
+        world.wires.cut(2, other)
+        world.wires.cut(other, 2)
+    leaver.shut_down()
+    world.run_until(world.now_ms + 200.0)
+    assert leaver.is_up, "it has nobody to hand over to yet"
+    world.heal()
+    life = leaver.life
+    world.run_until(world.now_ms + 5_000.0)
+    assert (leaver.is_serving, leaver.life) == (True, life)
+
+
 def test_a_client_of_the_majority_is_not_held_up_by_who_is_left_out(
     world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
