@@ -477,16 +477,20 @@ class SimDisk:
         """Nothing is planted any more."""
         self.capacity_bytes = self._crash_at = self._trap = self._failing = None
 
-    def make_stale(self, path: str, sector: int) -> bool:
-        """Bring back what a sector held before its last write-back; False when it had nothing."""
+    def make_stale(self, path: str, sector: int, within: tuple[int, int]) -> bool:
+        """Bring back what a sector held before its last write-back, as if the device had lost that
+        write; False when nothing would change, or anything outside of `within`."""
         inode = self._names[path]
         before = inode.previous.get(sector)
         if before is None:
             return False
-        self.spoilt[path] = True
         at = sector * SECTOR
         end = min(at + SECTOR, len(inode.durable), len(inode.cached))
         stale = before.ljust(SECTOR, b"\0")[: max(0, end - at)]
+        changed = [n for n, byte in enumerate(stale, at) if byte != inode.cached[n]]
+        if not changed or changed[0] < within[0] or changed[-1] >= within[1]:
+            return False
+        self.spoilt[path] = True
         inode.durable[at:end] = stale
         inode.cached[at:end] = stale
         return True

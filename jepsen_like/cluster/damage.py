@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ROOT = "data"
+ZEROS_BELOW, STALE_FROM = 0.3, 0.6
+"""Of all damage so much is a sector of zeros, and from there on a stale one, where that can be."""
 
 
 def flushed_batches(data: bytes, sure_end: int) -> list[tuple[int, int]]:
@@ -161,7 +163,7 @@ class Damage:
         path, position, length = chosen[-1] if random.random() < 0.5 else random.choice(chosen)
         self._world.note("rot", node.node_id, path, position)
         self._world.counts.rots += 1
-        _spoil(node, path, position, length, random)
+        self._world.counts.stale_sectors += _spoil(node, path, position, length, random)
         return True
 
     def rot_indexes(self, node: ClusterNode, random: Random) -> None:
@@ -249,13 +251,20 @@ class Damage:
         self._world.schedule(3_000.0, end.close)
 
 
-def _spoil(node: ClusterNode, path: str, position: int, length: int, random: Random) -> None:
-    """A bit flips, or, where a batch has whole sectors, one of them holds nothing."""
+def _spoil(node: ClusterNode, path: str, position: int, length: int, random: Random) -> bool:
+    """A bit flips, or a sector of this batch alone holds nothing, or what it held a write ago: then
+    it is True."""
     first = -(-position // SECTOR) * SECTOR
-    if random.random() < 0.3 and first + SECTOR <= position + length:
+    kind, end = random.random(), position + length
+    if kind >= STALE_FROM:
+        sectors = range(position // SECTOR, -(-end // SECTOR))
+        if any(node.disk.make_stale(path, sector, (position, end)) for sector in sectors):
+            return True
+    elif kind < ZEROS_BELOW and first + SECTOR <= end:
         content = bytearray(node.disk.content(path))
         if any(content[first : first + SECTOR]):
             content[first : first + SECTOR] = bytes(SECTOR)
             node.disk.overwrite(path, bytes(content))
-            return
+            return False
     node.disk.flip(path, position + random.randrange(length), random.randrange(8))
+    return False

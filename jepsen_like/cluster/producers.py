@@ -262,3 +262,28 @@ class Producer:
         self._kafka.hang_up()
         self._pipe = Pipe()
         return True
+
+
+class Probe(Producer):
+    """Appends to a partition, nothing twice, until one record is acknowledged."""
+
+    def __init__(self, world: ClusterWorld, process: int, topic: str, partition: int) -> None:
+        super().__init__(world, process, topic, partition)
+        self._is_idempotent = False
+
+    async def run(self) -> None:
+        """Try until the partition takes a record, or the world is quiet."""
+        kafka, is_taken = self._kafka, False
+        while not is_taken and not self._world.is_quiet:
+            pipe = self._pipe = Pipe()
+            batch = self._make(pipe)
+            await self._send(pipe, batch)
+            if not batch.tries:
+                self._world.recorder.fail(batch.operation)
+            while pipe.in_flight:
+                await self._wait()
+            is_taken = bool(batch.tries) and not batch.error
+            if not is_taken:
+                await kafka.pause()
+                await kafka.refresh([self._topic])
+        kafka.hang_up()

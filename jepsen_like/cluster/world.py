@@ -38,6 +38,7 @@ class Counts:
     log_starts: int = 0
     wipes: int = 0
     rots: int = 0
+    stale_sectors: int = 0
     replacements: int = 0
     malformed: int = 0
     look_ups: int = 0

@@ -436,9 +436,9 @@ def test_flipped_bits_and_stale_sectors() -> None:
     file = disk.open("d/f")
     file.pwrite(b"b" * 700, 0)
     file.fdatasync()
-    assert disk.make_stale("d/f", 1)
+    assert disk.make_stale("d/f", 1, (0, 2 * SECTOR))
     assert disk.content("d/f") == b"b" * SECTOR + b"a" * SECTOR
-    assert not disk.make_stale("d/f", 7)
+    assert not disk.make_stale("d/f", 7, (0, 2 * SECTOR))
     disk.overwrite("d/f", b"q")
     assert disk.content("d/f") == b"q"
 
@@ -454,3 +454,18 @@ def test_handles_are_counted() -> None:
     with pytest.raises(DiskError):
         disk.open("nowhere/f", create=True)
     assert disk.list("") == ["d"]
+
+
+def test_a_stale_sector_holds_what_it_held_before_its_last_write() -> None:
+    disk = sim_disk()
+    file = disk.open("f", create=True)
+    file.pwrite(b"a" * 100, 0)
+    file.fdatasync()
+    file.pwrite(b"b" * 600, 100)
+    file.fdatasync()
+    assert not disk.make_stale("f", 0, within=(0, 300)), "more would change"
+    assert not disk.make_stale("f", 7, within=(0, 1 << 20)), "nobody wrote there"
+    assert disk.make_stale("f", 0, within=(100, 700))
+    assert file.pread(1000, 0) == b"a" * 100 + bytes(SECTOR - 100) + b"b" * (700 - SECTOR)
+    assert not disk.make_stale("f", 0, within=(100, 700)), "it is already"
+    file.close()

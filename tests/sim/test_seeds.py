@@ -28,7 +28,14 @@ PARTS = (
     if ONLY
     else [range(first, first + PART) for first in range(1, SEEDS + 1, PART)]
 )
-WANTED = {"wipes": 20, "rots": 20, "log_starts": 20, "truncations": 20, "malformed": 20}
+WANTED = {
+    "wipes": 20,
+    "rots": 20,
+    "stale_sectors": 3,
+    "log_starts": 20,
+    "truncations": 20,
+    "malformed": 20,
+}
 """So often at least, in all seeds together."""
 
 
