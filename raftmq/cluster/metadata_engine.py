@@ -18,6 +18,7 @@ from raftmq.cluster.commands import AnyCommand
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.readmission import Wish
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.ports import Buggify, never
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.records import BatchHeader
@@ -175,6 +176,7 @@ class EngineConfig:
         queue_bytes_max: commands that wait for a batch; above it forwards are refused.
         snapshot_bytes_min: a snapshot is due after this much log, and not below
         snapshot_factor: times the size of the state.
+        buggify: rarely taken branches made frequent; never, outside the simulation.
     """
 
     timeout_ms: float = 5_000
@@ -184,3 +186,10 @@ class EngineConfig:
     queue_bytes_max: int = 16 << 20
     snapshot_bytes_min: int = 64 << 20
     snapshot_factor: int = 4
+    buggify: Buggify = never
+
+    def snapshot_due(self, state_bytes: int) -> int:
+        """Bytes of log after which a snapshot of such a state is worth its while."""
+        if self.buggify("metadata.early_snapshot"):
+            return 1
+        return max(self.snapshot_bytes_min, self.snapshot_factor * state_bytes)

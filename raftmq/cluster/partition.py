@@ -36,7 +36,7 @@ from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verify import VerifyJob
-from raftmq.ports import Clock, DiskError, Runnable
+from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
@@ -78,6 +78,7 @@ class Partition:
         replica_counts: ReplicaCounts | None = None,
         workers: Workers | None = None,
         is_internal: bool = False,
+        buggify: Buggify = never,
     ) -> None:
         """Make the machine; `attach` its replica before anything is asked of it.
 
@@ -97,6 +98,7 @@ class Partition:
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
+        self._buggify = buggify
         self._recompression = Recompression(workers, self._append, self._producers.refused)
         self._is_internal = is_internal
         self._deadlines = deadlines
@@ -338,6 +340,8 @@ class Partition:
             return ReadResult(ErrorCode.NONE, end, start)
         if offset == end or (bytes_max <= 0 and not at_least_one):
             return ReadResult(ErrorCode.NONE, end, start)
+        if self._buggify("partition.short_read"):
+            bytes_max = min(bytes_max, 1)
         try:
             job = None if may_wait else self._needed_first(offset, bytes_max)
             if job is not None:

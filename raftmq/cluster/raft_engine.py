@@ -207,7 +207,7 @@ class RaftMetadataEngine:
         """Let time pass: expire, and send again what seems lost."""
         now_ms = self._clock.monotonic_ms()
         self._machine.catch_up()
-        if 2 * self._machine.log_bytes > self._snapshot_due():
+        if 2 * self._machine.log_bytes > self._config.snapshot_due(self._machine.state_bytes):
             self._machine.prepare_snapshot(SNAPSHOT_PARTS_PER_TICK)
         for pending in list(self._pending.values()):
             if pending.deadline_ms <= now_ms:
@@ -569,11 +569,6 @@ class RaftMetadataEngine:
 
     # ---- snapshots ----
 
-    def _snapshot_due(self) -> int:
-        """Bytes of log after which a snapshot is worth its while."""
-        config = self._config
-        return max(config.snapshot_bytes_min, config.snapshot_factor * self._machine.state_bytes)
-
     def _maybe_snapshot(self) -> None:
         """Move the log start up to here when enough log has gathered.
 
@@ -582,7 +577,7 @@ class RaftMetadataEngine:
         """
         machine = self._machine
         if (
-            machine.log_bytes < self._snapshot_due()
+            machine.log_bytes < self._config.snapshot_due(machine.state_bytes)
             or not self.is_leader
             or self._in_flight_end is not None
         ):

@@ -243,6 +243,7 @@ class NodeCore:
             clock=plane.clock,
             config=config,
             random=plane.random,
+            buggify=plane.buggify,
             hand_over=self._hand_to_preferred,
             has_ended=plane.links.has_ended,
             workers=around.workers,

@@ -154,6 +154,8 @@ class DataPlane:
     # ---- peers ----
 
     def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
+        if not is_heartbeat and self.buggify("links.full_queue"):
+            return False
         return self.links.send(node_id, KIND_HEARTBEATS if is_heartbeat else KIND_RAFT, frame)
 
     def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:

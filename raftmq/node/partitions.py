@@ -302,6 +302,7 @@ class Partitions:
             counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
             replica_counts=self.counts,
             workers=self._plane.catch_up,
+            buggify=self._plane.buggify,
         )
         partition.on_led = self._led
         partition.on_role = self.on_role

@@ -184,6 +184,8 @@ class Leadership:
         else:
             log_end = core.log_end
             while progress.next_end < log_end and progress.has_room:
+                if progress.inflight_messages and core.buggify("raft.full_window"):
+                    break  # an answer is on its way, and what is left goes then
                 entries, size_bytes = self._entries(progress.next_end)
                 if entries:
                     if not progress.may_go_by(is_far_behind=False):

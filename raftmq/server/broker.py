@@ -23,7 +23,7 @@ from raftmq.cluster.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.cluster.topic_configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.ports import Clock, Random
+from raftmq.ports import Buggify, Clock, Random, never
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.server.cork import Drains
@@ -85,6 +85,7 @@ class Broker:
         clock: Clock,
         config: NodeConfig,
         random: Random,
+        buggify: Buggify = never,
         metadata_replica: QuorumReplica | None = None,
         hand_over: HandOver | None = None,
         has_ended: Callable[[NodeId], bool] | None = None,
@@ -111,7 +112,7 @@ class Broker:
         """The engine of this node's replicas, where there is one."""
         self._hand_over = hand_over
         self.metrics = metrics or ServerMetrics()
-        self.sessions = FetchSessions(clock, random)
+        self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_cache = MetadataCache()
         self.slices = Slices(deadlines)
         self.elections = Elections(

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.ports import Clock, Random
+from raftmq.ports import Buggify, Clock, Random, never
 from raftmq.protocol.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
 
 SESSIONS_MAX: Final = 1000
@@ -144,9 +144,11 @@ class FetchSessions:
         *,
         sessions_max: int = SESSIONS_MAX,
         partitions_max: int = SESSION_PARTITIONS_MAX,
+        buggify: Buggify = never,
     ) -> None:
         self._clock = clock
         self._random = random
+        self._buggify = buggify
         self._sessions_max = sessions_max
         self._partitions_max = partitions_max
         self._sessions: dict[int, Session] = {}  # longest unused first
@@ -171,6 +173,8 @@ class FetchSessions:
             if epoch == INITIAL_EPOCH:
                 session = self._create(wanted, uses_topic_ids)
             return FetchContext(wanted, session, is_incremental=False)
+        if session_id in self._sessions and self._buggify("fetch.session_evicted"):
+            self._remove(session_id)
         session = self._sessions.get(session_id)
         if session is None:
             raise KafkaError(code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
