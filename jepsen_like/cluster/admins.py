@@ -122,18 +122,26 @@ class TopicAdmin:
     async def _delete(self, name: str) -> None:
         await self._change("delete_topic", name, ApiKey.DELETE_TOPICS, topic_names=[name])
 
-    async def _list(self) -> None:
+    async def list_at_last(self) -> None:
+        """List until an answer comes, once all nodes have the same image: what is there counts."""
+        while not await self._list(is_stale=False):
+            await self._kafka.pause()
+        self._kafka.hang_up()
+
+    async def _list(self, *, is_stale: bool = True) -> bool:
+        """Ask any node. It answers from its own image: fresh only after a barrier, which it has
+        not, or when no other image is left."""
         world, kafka = self._world, self._kafka
-        # Metadata answers from the node's own image: fresh only after a barrier, which it has not.
-        operation = world.recorder.invoke(self._process, "list_topics", stale=True)
+        operation = world.recorder.invoke(self._process, "list_topics", stale=is_stale)
         try:
             answer = await kafka.metadata(None)
         except Lost:
             world.recorder.info(operation)
-            return
+            return False
         names = [topic.name for topic in answer.topics if topic.name.startswith("set-")]
         world.counts.acked += 1
-        world.recorder.ok(operation, topics=names, stale=True)
+        world.recorder.ok(operation, topics=names, stale=is_stale)
+        return True
 
 
 class NodeReplacer:

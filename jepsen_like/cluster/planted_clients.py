@@ -18,7 +18,7 @@ from jepsen_like.cluster import stress
 from jepsen_like.cluster.options import ClusterOptions
 from raftmq.cluster import apply as metadata_apply
 from raftmq.cluster import group_image, metadata_machine
-from raftmq.cluster.commands import AllocateProducerIds, ProducerIds
+from raftmq.cluster.commands import AllocateProducerIds, DeleteTopics, ProducerIds
 from raftmq.cluster.group_commands import Claimed, ClaimGroup, CommitMany
 from raftmq.cluster.metadata_snapshot import SnapshotEncoder
 from raftmq.cluster.parked_produces import AppendResult
@@ -84,6 +84,15 @@ def _claim_without_offsets(image: Any, command: Any, live_epoch: Any) -> Any:
 def _same_ids(image: Any, envelope: Any, _offset: Any) -> Any:
     start = image.next_producer_id
     return image, ProducerIds(start, start + envelope.command.count)
+
+
+_delete_topics = metadata_apply._HANDLERS[DeleteTopics]
+
+
+def _answer_only(image: Any, envelope: Any, offset: Any) -> Any:
+    """A deletion is answered, and not done."""
+    _, result = _delete_topics(image, envelope, offset)
+    return image, result
 
 
 def _own_time(self: Retention) -> int | None:
@@ -191,6 +200,13 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         7,
         (),
         (_REFUSED, "lost-write"),
+    ),
+    "deletion-not-done": Bug(
+        lambda: patch.dict(metadata_apply._HANDLERS, {DeleteTopics: _answer_only}),
+        stress.leaders,
+        2,
+        (18,),
+        ("linear-topics", "resurrected-topic"),
     ),
     "read-above-watermark": Bug(
         patching((Partition, "readable_end", property(_log_end))),

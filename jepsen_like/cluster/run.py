@@ -40,8 +40,8 @@ from raftmq.promise import Promise
 STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
-HISTORIAN = 80
-"""A process number that no other client comes to."""
+HISTORIAN, LAST_ADMIN = 80, 81
+"""Process numbers that no other client comes to."""
 
 
 @define
@@ -174,6 +174,8 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     world.is_written = True
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
     _until(world, Settling(world).why_apart, limit_ms, "Convergence")
+    listed = world.clients.spawn(TopicAdmin(world, LAST_ADMIN).list_at_last)
+    _until(world, lambda: "" if listed.is_done else "nobody lists topics", limit_ms, "Liveness")
 
 
 def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[None]]:
