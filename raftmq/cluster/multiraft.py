@@ -294,7 +294,8 @@ class MultiRaft:
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
     ) -> None:
         """End a replica's rest, and the others' unless they ended it."""
-        if self._rests.remove(replica.group) is None:
+        was_filed = self._rests.remove(replica.group) is not None
+        if not was_filed and not replica.resting.is_resting:  # told to rest in this very frame?
             return
         self._awake[replica.group] = replica
         replica.resting.wake(silent)

@@ -82,4 +82,5 @@ class FileCache:
 
     def forget(self, path: str) -> None:
         """Drop the file: it was removed, replaced or renamed."""
-        self._files.pop(path, None)
+        with self._lock:
+            self._files.pop(path, None)

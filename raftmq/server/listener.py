@@ -135,7 +135,7 @@ class ClientPort:
             connection.close()
 
     async def _accept_forever(self, listen_sock: socket.socket) -> None:
-        accepted = 0
+        answered = 0
         while True:
             try:
                 sock, address = listen_sock.accept()
@@ -154,10 +154,10 @@ class ClientPort:
                 self.metrics.connections_refused += 1
                 _log.warning("connection refused: connections_max", peer=_peer_name(address))
                 sock.close()
-                continue
-            self.adopt(sock, _peer_name(address))
-            accepted += 1
-            if accepted % ACCEPTS_PER_PASS == 0:
+            else:
+                self.adopt(sock, _peer_name(address))
+            answered += 1
+            if answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
 
     def adopt(self, sock: socket.socket, peer: str) -> Connection:

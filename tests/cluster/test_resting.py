@@ -6,7 +6,8 @@ import pytest
 
 from jepsen_like.network import Network
 from jepsen_like.node import SimNode
-from raftmq.cluster.peer_messages import PeerMessage
+from raftmq.cluster.peer_codec import encode, encode_several
+from raftmq.cluster.peer_messages import PeerMessage, Rest, Wake
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Heartbeat
 from raftmq.types import Offset
@@ -351,6 +352,21 @@ def test_a_rest_that_a_follower_cannot_take_is_undone_at_once() -> None:
         assert not follower.resting.is_resting
         cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 25)
     cluster.until(lambda: resting(cluster) == [2] * 3, 5_000)
+
+
+def test_a_wake_behind_a_rest_in_one_frame_ends_it() -> None:
+    cluster = SimCluster(rest_after_ticks=10_000, groups=1)
+    cluster.commit(3)
+    cluster.run(500)
+    leader, node = cluster.leader, cluster.followers()[0]
+    core, follower = cluster.replica(leader).core, cluster.replica(node)
+    them = core.term, core.self_id, follower.self_id
+    messages = Rest(*them, core.log_end, core.next_round()), Wake(*them)
+    frame = encode_several([encode(follower.group, message) for message in messages])
+    assert node.multiraft is not None
+    node.multiraft.deliver(leader.node_id, b"".join(frame))
+    assert not follower.resting.is_resting
+    assert node.multiraft.resting_count == 0
 
 
 def test_who_reports_what_is_led_is_told_of_every_rest_once() -> None:

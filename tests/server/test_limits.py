@@ -121,9 +121,11 @@ async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.Monke
     assert lines.events == ["connection refused: connections_max"] * LINES_MAX
 
 
-async def test_a_storm_of_connections_leaves_room_for_others() -> None:
-    """Accepting goes a few at a time: another task has its turns meanwhile."""
-    port = ClientPort(lambda *_: None, Limits(), ServerMetrics())
+@pytest.mark.parametrize("room", [1_000, 1], ids=["accepted", "refused"])
+async def test_a_storm_of_connections_leaves_room_for_others(room: int) -> None:
+    """They are taken, or refused, a few at a time: another task has its turns meanwhile."""
+    port = ClientPort(lambda *_: None, Limits(connections_max=room), ServerMetrics())
+    metrics = port.metrics
     sock = open_listen_socket("127.0.0.1", 0)
     count = 300
     turns = 0
@@ -136,7 +138,7 @@ async def test_a_storm_of_connections_leaves_room_for_others() -> None:
             callers.append(caller)
         await nursery.start(port.serve, sock)
         with trio.fail_after(10):
-            while port.metrics.connections_accepted < count:
+            while metrics.connections_accepted + metrics.connections_refused < count:
                 turns += 1
                 await trio.lowlevel.checkpoint()
         assert turns >= count // (2 * ACCEPTS_PER_PASS)
