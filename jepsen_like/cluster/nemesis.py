@@ -537,7 +537,10 @@ class Nemesis:
 
     def _delete_records(self) -> None:
         where = self._random.choice(self._world.partitions)
-        self._delete(where, self._random.choice((0.3, 0.7, 1.0)))
+        share = self._random.choice((0.3, 0.7, 1.0))
+        self._delete(where, share)
+        if self._random.random() < 0.5:
+            self._delete(where, 0.6 * share)  # asked at once, it may be behind the other
 
     def _delete(self, where: tuple[str, int], share: float = 1.0) -> None:
         deleter = self._world.deleter

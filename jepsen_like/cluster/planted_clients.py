@@ -20,6 +20,7 @@ from raftmq.cluster import apply as metadata_apply
 from raftmq.cluster import group_image, metadata_machine
 from raftmq.cluster.commands import AllocateProducerIds, DeleteTopics, ProducerIds
 from raftmq.cluster.group_commands import Claimed, ClaimGroup, CommitMany
+from raftmq.cluster.log_start_moves import LogStartMoves
 from raftmq.cluster.metadata_snapshot import SnapshotEncoder
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition import Partition
@@ -31,7 +32,7 @@ from raftmq.cluster.retention import Retention
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.promise import Promise
-from raftmq.types import Offset
+from raftmq.types import Offset, RaftIndex
 
 
 def _no_error(*_arguments: object, **_named: object) -> ErrorCode:
@@ -105,6 +106,16 @@ _delete_records = Partition.delete_records
 def _deleted_at_once(self: Partition, offset: int, timeout_ms: int) -> Any:
     result = _delete_records(self, offset, timeout_ms)
     return DeleteResult(0, Offset(offset)) if isinstance(result, Promise) else result  # type: ignore[arg-type]
+
+
+_fulfil = LogStartMoves.fulfil
+
+
+def _only_the_last(self: LogStartMoves, commit_end: RaftIndex) -> None:
+    """Of the log starts committed together the last one is taken, the greatest or not."""
+    for wish in [wish for wish in self._wishes if wish[0] <= commit_end][:-1]:
+        self._wishes.remove(wish)
+    _fulfil(self, commit_end)
 
 
 _encode_snapshot = SnapshotEncoder.encode
@@ -236,6 +247,13 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         2,
         (3,),
         ("out-of-range",),
+    ),
+    "last-wish-counts": Bug(
+        patching((LogStartMoves, "fulfil", _only_the_last)),
+        stress.deletions,
+        2,
+        (3,),
+        ("Convergence",),
     ),
     "retention-by-own-clock": Bug(
         patching((Retention, "now_ms", _own_time)),

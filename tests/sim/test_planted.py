@@ -47,7 +47,9 @@ def test_a_bug_planted_above_the_groups_is_caught(name: str) -> None:
     "name",
     [
         "acked-before-commit",
+        "deletion-not-done",
         "heartbeats-behind-the-disk",
+        "last-wish-counts",
         "read-above-watermark",
         "rubbish-ends-the-node",
         "sequence-unchecked",
