@@ -31,9 +31,9 @@ test *args:
 sim seed:
     {{uv}} run python -m jepsen_like sim --seeds 1 --seed {{seed}}
 
-# as many seeds as one wishes
-soak seeds="2000":
-    {{uv}} run python -m jepsen_like sim --seeds {{seeds}}
+# fresh seeds for as long as one wishes
+soak minutes="60":
+    {{uv}} run python -m jepsen_like soak --minutes {{minutes}} --jobs 2
 
 # figures side by side with Apache Kafka: docs/benchmarks.md
 bench *args:

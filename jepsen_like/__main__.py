@@ -18,6 +18,7 @@ unknown; their last line is a summary, and each run that failed leaves a folder 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -126,6 +127,7 @@ def _soak(arguments: argparse.Namespace, out: TextIO) -> int:
     results: list[ClusterResult] = []
     first = seed = arguments.seed if arguments.seed is not None else int(time.time())
     with _quiet_pipe():
+        ended_before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while end is None or time.monotonic() < end:
                 for result in run_cluster_seeds(seed, SOAK_BATCH, arguments.jobs):
@@ -138,6 +140,8 @@ def _soak(arguments: argparse.Namespace, out: TextIO) -> int:
                 seed += SOAK_BATCH
         except KeyboardInterrupt:
             print("\nended by hand", end="", file=out)
+        finally:
+            signal.signal(signal.SIGTERM, ended_before)
         took_s = time.monotonic() - began
         print(f"\nseeds from {first} on, {took_s / 60:.1f} minutes", file=out)
         if not results:

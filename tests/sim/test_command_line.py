@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
 
 import attrs
@@ -71,10 +72,16 @@ def test_a_soak_shows_how_far_it_is_and_sums_up(monkeypatch: pytest.MonkeyPatch)
     assert "0 anomaly, 0 unknown" in lines[-1]
 
 
-def test_a_soak_without_end_ends_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_soak_without_end_ends_by_hand(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """SIGTERM is how timers and `timeout` end it."""
+    before = signal.getsignal(signal.SIGTERM)
+
     def runs(first: int, count: int, jobs: int) -> Iterator[ClusterResult]:
         if first > 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return _runs(first, count, jobs)
 
     monkeypatch.setattr(command_line, "run_cluster_seeds", runs)
@@ -83,3 +90,4 @@ def test_a_soak_without_end_ends_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     assert out.getvalue().splitlines()[-1].startswith("16 runs: 16 clean")
     monkeypatch.setattr(command_line, "run_cluster_seeds", lambda *_: runs(2, 0, 0))
     assert command_line.main(["soak", "--minutes", "0", "--seed", "1"], out) == 2
+    assert signal.getsignal(signal.SIGTERM) is before
