@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import attrs
 import pytest
@@ -72,16 +73,22 @@ def test_a_soak_shows_how_far_it_is_and_sums_up(monkeypatch: pytest.MonkeyPatch)
     assert "0 anomaly, 0 unknown" in lines[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "end", [interrupted, partial(signal.raise_signal, signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"]
+)
 def test_a_soak_without_end_ends_by_hand(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[], None]
 ) -> None:
     """SIGTERM is how timers and `timeout` end it."""
     before = signal.getsignal(signal.SIGTERM)
 
     def runs(first: int, count: int, jobs: int) -> Iterator[ClusterResult]:
         if first > 1:
-            signal.raise_signal(number)
+            end()
         return _runs(first, count, jobs)
 
     monkeypatch.setattr(command_line, "run_cluster_seeds", runs)
