@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import confluent_kafka
 
-from jepsen_like.history_events import Event, Value
+from jepsen_like.history_events import Value
 from jepsen_like.live.workloads.append import number_in
 from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Crowd, key_of, parts_of
+from raftmq.types import TopicPartition
+from raftmq_client.blocking import Consumer
+from raftmq_client.errors import ClientError
 
-CONSUMERS: Final = 2
 REASSIGN_S: Final = (15.0, 60.0)
 POLL_RECORDS_MAX: Final = 1_000
 POLL_S: Final = 0.25
@@ -64,56 +67,111 @@ def records_of(messages: list[confluent_kafka.Message]) -> tuple[Records, set[st
     return found, errors
 
 
-def poll(
-    around: Around, process: int, consumer: confluent_kafka.Consumer, **more: Any
-) -> list[confluent_kafka.Message]:
-    """One poll, noted; what it returned."""
-    invoked = around.recorder.invoke(process, "poll", **more)
-    messages = consumer.consume(POLL_RECORDS_MAX, POLL_S)
-    found, errors = records_of(messages)
-    around.polled_records += sum(map(len, found.values()))
-    around.recorder.ok(invoked, records=found, error="; ".join(sorted(errors)), **more)
-    return messages
-
-
-def assign(
-    around: Around, process: int, consumer: confluent_kafka.Consumer, starts: dict[str, int]
-) -> Event:
-    """Give a consumer these partitions, to be read from these offsets."""
-    invoked = around.recorder.invoke(process, "assign", offsets=starts)
+def _assign(consumer: confluent_kafka.Consumer, starts: dict[str, int]) -> None:
     consumer.assign(
         [confluent_kafka.TopicPartition(*parts_of(key), starts[key]) for key in sorted(starts)]
     )
-    around.recorder.ok(invoked, offsets=starts)
-    return invoked
+
+
+class Reader(Protocol):
+    """A consumer that is told what to read."""
+
+    def assign(self, starts: dict[str, int]) -> None:
+        """Read these partitions from these offsets."""
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is, and what went wrong."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Librdkafka:
+    """One of confluent-kafka."""
+
+    def __init__(self, around: Around, number: int) -> None:
+        self._consumer = new_consumer(around.plan.bootstrap, f"assigned-{number}")
+
+    def assign(self, starts: dict[str, int]) -> None:
+        """Read these partitions from these offsets."""
+        _assign(self._consumer, starts)
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is."""
+        return records_of(self._consumer.consume(POLL_RECORDS_MAX, POLL_S))
+
+    def close(self) -> None:
+        """End it."""
+        self._consumer.close()
+
+
+class OwnClient:
+    """One of `raftmq_client`."""
+
+    def __init__(self, around: Around, number: int) -> None:
+        self._stop = around.stop
+        self._consumer = Consumer(
+            around.plan.bootstrap,
+            client_id=f"assigned-{number}",
+            reset="earliest",
+            max_wait_ms=200,
+            metadata_max_age_ms=5_000,
+        )
+
+    def assign(self, starts: dict[str, int]) -> None:
+        """Read these partitions from these offsets."""
+        self._consumer.assign({TopicPartition(*parts_of(key)): starts[key] for key in starts})
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is."""
+        found: Records = {}
+        try:
+            messages = self._consumer.poll(POLL_S, POLL_RECORDS_MAX)
+        except ClientError as error:
+            self._stop.wait(POLL_S)
+            return found, {str(error)}
+        for message in messages:
+            key = key_of(message.topic, message.partition)
+            found.setdefault(key, []).append((message.offset, number_in(message.value)))
+        return found, set()
+
+    def close(self) -> None:
+        """End it."""
+        self._consumer.close()
+
+
+READERS: Final[tuple[Callable[[Around, int], Reader], ...]] = (Librdkafka, OwnClient)
 
 
 class Pollers(Crowd):
     """Consumers that read whole partitions, and now and then begin anew."""
 
     def __init__(self, around: Around) -> None:
-        super().__init__(around, "poll", CONSUMERS)
+        super().__init__(around, "poll", len(READERS))
 
     def _run(self, number: int) -> None:
-        around = self._around
+        around, recorder = self._around, self._around.recorder
         process = around.process()
         rng = random.Random(around.plan.seed * 77 + number)
-        consumer = new_consumer(around.plan.bootstrap, f"assigned-{number}")
+        reader = READERS[number](around, number)
         keys = around.plan.keys
         reached: dict[str, int] = {}
         try:
             while not around.stop.is_set():
                 chosen = sorted(rng.sample(keys, max(1, len(keys) * 2 // 3)))
-                assign(around, process, consumer, {key: reached.get(key, 0) for key in chosen})
+                starts = {key: reached.get(key, 0) for key in chosen}
+                invoked = recorder.invoke(process, "assign", offsets=starts)
+                reader.assign(starts)
+                recorder.ok(invoked, offsets=starts)
                 until = time.monotonic() + rng.uniform(*REASSIGN_S)
                 while time.monotonic() < until and not around.stop.is_set():
-                    for message in poll(around, process, consumer):
-                        offset = message.offset()
-                        if message.error() is None and offset is not None:
-                            key = key_of(message.topic(), message.partition())
-                            reached[key] = offset + 1
+                    invoked = recorder.invoke(process, "poll")
+                    found, errors = reader.take()
+                    around.polled_records += sum(map(len, found.values()))
+                    recorder.ok(invoked, records=found, error="; ".join(sorted(errors)))
+                    reached.update({key: rows[-1][0] + 1 for key, rows in found.items()})
         finally:
-            consumer.close()
+            reader.close()
 
 
 def read_to_end(around: Around, timeout_s: float) -> bool:
@@ -123,10 +181,17 @@ def read_to_end(around: Around, timeout_s: float) -> bool:
     consumer = new_consumer(around.plan.bootstrap, "final", **settings)
     deadline = time.monotonic() + timeout_s
     missing = set(around.plan.keys)
+    starts = dict.fromkeys(around.plan.keys, 0)
     try:
-        assign(around, process, consumer, dict.fromkeys(around.plan.keys, 0))
+        invoked = around.recorder.invoke(process, "assign", offsets=starts)
+        _assign(consumer, starts)
+        around.recorder.ok(invoked, offsets=starts)
         while missing and time.monotonic() < deadline:
-            messages = poll(around, process, consumer)
+            invoked = around.recorder.invoke(process, "poll")
+            messages = consumer.consume(POLL_RECORDS_MAX, POLL_S)
+            found, errors = records_of(messages)
+            around.polled_records += sum(map(len, found.values()))
+            around.recorder.ok(invoked, records=found, error="; ".join(sorted(errors)))
             missing -= {key_of(m.topic(), m.partition()) for m in messages if is_end(m)}
         return not missing
     finally:
