@@ -169,6 +169,10 @@ def table() -> str:
         faults, checkers, bugs = _cells(concerned)
         promises = _joined(str(n) for n in sorted({row.promise for row in concerned}))
         lines.append(f"{head}| {promises} | {faults} | {checkers} | {bugs} |")
+    lines += ["", "| planted bug | promise | rules | caught by |", "|---|---|---|---|"]
+    for row in rows:
+        numbers = _joined(map(str, row.rules))
+        lines.append(f"| `{row.name}` | {row.promise} | {numbers} | {_joined(row.caught_by)} |")
     return "\n".join([*lines, "", END])
 
 

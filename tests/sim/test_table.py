@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jepsen_like import table
 from jepsen_like.__main__ import main
+from jepsen_like.bug import Bug
 from jepsen_like.cluster.planted import CLUSTER_BUGS
 from jepsen_like.planted import BUGS
+from tests.tree import ROOT
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 
@@ -18,6 +21,15 @@ def test_what_stands_has_its_bugs() -> None:
     assert table.gaps() == []
     assert len(BUGS) + len(CLUSTER_BUGS) >= 30
     assert not BUGS.keys() & CLUSTER_BUGS.keys()
+
+
+def test_whoever_is_named_as_catching_is_there() -> None:
+    """Invariants and checkers are told by name, somewhere else than where bugs are planted."""
+    files = [f for f in (ROOT / "jepsen_like").rglob("*.py") if not f.name.startswith("planted")]
+    text = "\n".join(file.read_text() for file in files)
+    bugs: list[Bug[Any]] = [*BUGS.values(), *CLUSTER_BUGS.values()]
+    named = {name for bug in bugs for name in bug.caught_by} - {AssertionError.__name__}
+    assert not [name for name in sorted(named) if f'"{name}"' not in text]
 
 
 def test_a_gap_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
