@@ -52,6 +52,8 @@ class Counters:
     removes: int = 0
     crashes: int = 0
     bytes_lost: int = 0
+    refused: int = 0
+    """Writes for which there was not enough space."""
 
 
 class SimFile:
@@ -537,7 +539,10 @@ class SimDisk:
         if self.capacity_bytes is None or growth <= 0:
             return None
         room = self.capacity_bytes - self.used_bytes()
-        return None if growth <= room else max(0, room)
+        if growth <= room:
+            return None
+        self.counters.refused += 1
+        return max(0, room)
 
     def _settle(self, change: dict[str, Inode | None]) -> None:
         for path, inode in change.items():

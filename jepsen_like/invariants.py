@@ -21,10 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Final
 
 from attrs import define, field
 
 from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId
+
+OWN_MISTAKE: Final = "OwnMistake"
+
+
+def name_of_finding(error: BaseException) -> str:
+    """What an escaped exception is called: by its class where the product raised it. What the
+    simulation itself stumbled over is another matter, and never counts as having caught a bug."""
+    frame = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame, trace = trace.tb_frame, trace.tb_next
+    module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return OWN_MISTAKE if module.partition(".")[0] == "jepsen_like" else type(error).__name__
 
 
 class InvariantViolation(Exception):  # a verdict on the product, not an error of ours

@@ -14,7 +14,7 @@ from enum import IntEnum
 from attrs import define, field
 
 from jepsen_like.history import Outcome
-from jepsen_like.invariants import InvariantViolation
+from jepsen_like.invariants import InvariantViolation, name_of_finding
 from jepsen_like.nemesis import Nemesis
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.workload import Client
@@ -56,9 +56,9 @@ def run_seed(seed: int, options: SimOptions | None = None) -> Result:
         _run(world)
     except InvariantViolation as violation:
         return _result(world, Verdict.ANOMALY, violation.name, violation.detail)
-    except Exception as error:  # noqa: BLE001  # whatever the product raises is the finding
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
         detail = "".join(traceback.format_exception(error)[-6:])
-        return _result(world, Verdict.ANOMALY, type(error).__name__, detail)
+        return _result(world, Verdict.ANOMALY, name_of_finding(error), detail)
     if not world.history.acked_records:
         return _result(world, Verdict.UNKNOWN, "Idle", "nothing was acknowledged")
     return _result(world, Verdict.CLEAN, "", "")
@@ -154,7 +154,7 @@ def _state(world: World, group: RaftGroupId) -> str:
             f"log=[{replica.log.log_start.index}, {replica.log.end_index}) "
             f"flushed={replica.log.flushed_end} commit={replica.commit_end} "
             f"core_end={core.log_end} floor={core.claimed_end_floor} suspended={core.suspended} "
-            f"probation={core.on_probation} damaged={replica.log.damaged} "
+            f"damaged={replica.log.damaged} "
             f"failure={replica.failure} voters={[str(v) for v in replica.voters]} "
             f"learners={[str(v) for v in replica.configuration.learners]} "
             f"progress={ {str(k): str(v) for k, v in core.progress.items()} }"

@@ -52,8 +52,16 @@ PROMISES: Final[Mapping[int, Promise]] = {
     1: Promise("acks=all is fsynced at a majority", _RECORDS, ("power-loss", *_KILLS)),
     2: Promise("nothing below the high watermark changes", _RECORDS, (*_CUTS, *_KILLS)),
     3: Promise("offsets are dense, elections take none", _RECORDS, _KILLS),
-    4: Promise("damage is detected, never served, repaired", _RECORDS, ("damage",)),
-    5: Promise("a wiped node never votes as its old self", _RECORDS, ("wipe", "replace")),
+    4: Promise(
+        "damage is detected, never served, repaired; a damaged vote is none until re-admitted",
+        _RECORDS,
+        ("damage",),
+    ),
+    5: Promise(
+        "membership changes keep both quorums; a wiped node never votes as its old self",
+        _RECORDS,
+        ("wipe", "replace"),
+    ),
     6: Promise("no clock is trusted", (*_RECORDS, "registers"), ("clock-skew", "pause")),
     7: Promise("idempotent producing", ("append, five in flight",), (*_KILLS, "reset-connections")),
     8: Promise("read_committed", waits_for="transactions"),

@@ -191,6 +191,8 @@ class NodeReplacer:
         node.run(ask)
         code = await until(answer)
         self._world.note("replacement", self._old_id, self._new_id, code)
+        if code == "NONE":
+            self._world.had_effect("replaced")
         return code == "NONE"
 
 
@@ -229,6 +231,7 @@ class RecordDeleter(Fetcher):
         row = answer.topics[0].partitions[0]
         world.note("deleted", name_of(where), offset, row.error_code)
         if row.error_code == ErrorCode.NONE:
+            world.had_effect("records deleted")
             world.recorder.ok(operation, offsets={name_of(where): row.low_watermark})
         else:
             world.recorder.info(operation, code=row.error_code)

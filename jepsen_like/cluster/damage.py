@@ -16,6 +16,8 @@ from jepsen_like.inode import SECTOR
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.errors import ErrorCode
+from raftmq.log.hard_state import HEADER_SIZE as HEADER_SIZE_OF_JOURNAL
+from raftmq.log.hard_state import RECORD_SIZE, decode_header
 from raftmq.log.inspect import base_offset_of
 from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
 from raftmq.promise import Promise
@@ -70,11 +72,35 @@ class Damage:
         folder = self._folder(node, group)
         assert folder is not None
         self._world.note("lose folder", node.node_id, folder)
+        self._world.had_effect("folder lost")
         self._world.counts.wipes += 1
         self._world.watch.forget(node.node_id, group)
         for path in node.disk.files(folder):
             node.disk.remove(path)
         node.disk.sync_directory(folder)
+
+    def rot_journal(self, node: ClusterNode, random: Random) -> None:
+        """Spoil or lose the journal of hard states: this node does not know any more how it voted.
+
+        A flip strikes a record that the header counts. One that no other word vouches for cannot
+        be told from a write that the power loss cut short, by nobody.
+        """
+        disk, path = node.disk, f"{ROOT}/state.journal"
+        if path not in disk.files(ROOT):
+            return
+        content = disk.content(path)
+        header = decode_header(content)
+        count, draw = 0 if header is None else header[1], random.random()
+        if draw < 0.5 and count:
+            position = HEADER_SIZE_OF_JOURNAL + random.randrange(count * RECORD_SIZE)
+            disk.flip(path, position, random.randrange(8))
+        elif draw < 0.8:
+            disk.overwrite(path, random.randbytes(len(content)))
+        else:
+            disk.lose(path)
+        self._world.note("rot journal", node.node_id, len(content), count)
+        self._world.counts.journals += 1
+        self._world.watch.forget(node.node_id)
 
     def _groups(self) -> list[RaftGroupId]:
         """Whose bytes may go bad."""
@@ -110,6 +136,7 @@ class Damage:
             return False
         path = random.choice(lost)
         self._world.note("lose segment", node.node_id, path)
+        self._world.had_effect("segment lost")
         self._world.counts.rots += 1
         node.disk.lose(path)
         return True
@@ -130,6 +157,7 @@ class Damage:
             part = (number / len(nodes), (number + 1) / len(nodes))
             draw = Random(random.getrandbits(32))
             node.must_start.append(partial(self._rot_group, node, group, draw, part=part))
+        world.had_effect("spoilt everywhere")
 
     def _sure_offset(self, node: ClusterNode, group: RaftGroupId) -> int:
         """Below this offset the node's journal knows the log to be flushed: what is bad there is
@@ -175,6 +203,7 @@ class Damage:
         paths = [p for p in disk.files(ROOT) if p.endswith(("index", ".fill.tmp"))]
         for path in random.sample(paths, random.choice((min(len(paths), 4), len(paths)))):
             self._world.note("rot index", node.node_id, path)
+            self._world.had_effect("index spoilt")
             size = len(disk.content(path))
             if size > HEADER_SIZE_OF_INDEX and random.random() < 0.5:
                 disk.flip(path, random.randrange(HEADER_SIZE_OF_INDEX, size), random.randrange(8))
@@ -197,6 +226,7 @@ class Damage:
             size = len(disk.content(path).rstrip(b"\0"))
             if size:
                 self._world.note("rot one copy", node.node_id, path)
+                self._world.had_effect("one copy spoilt")
                 disk.flip(path, random.randrange(size), random.randrange(8))
 
     def malformed(self, node: ClusterNode, random: Random) -> None:

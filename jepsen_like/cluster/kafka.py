@@ -123,6 +123,7 @@ class ClientEnd:
     def _reach(self, data: bytes) -> None:
         connection, world = self._connection, self._world
         if connection is None or self.node_id in world.cut_off:
+            world.had_effect("clients cut off")
             return  # its timeout tells the client
         node = world.node(self.node_id)
         if connection.is_open:

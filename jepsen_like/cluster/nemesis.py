@@ -15,6 +15,7 @@ from random import Random
 
 from jepsen_like.cluster.admins import NodeReplacer
 from jepsen_like.cluster.damage import Damage
+from jepsen_like.cluster.faults import SELDOM, STEPS
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.operator import Operator
 from jepsen_like.cluster.world import ClusterWorld, Fault
@@ -23,49 +24,8 @@ from raftmq.log.log_start import LocalStart, Pending
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 CALM_MS = 3_000.0
-STEPS: dict[str, tuple[tuple[str, str], ...]] = {
-    "segment roll": (("create", ".log"),),
-    "truncation": (("truncate", ".log"),),
-    "bare entry": (("write", "bare.entries"), ("truncate", "bare.entries")),
-    "log start": (("create", "log-start.tmp"), ("rename", "log-start")),
-    "snapshot": (("create", "meta/log-start.tmp"), ("rename", "meta/log-start")),
-    "journal": (("create", "state.journal.tmp"), ("rename", "state.journal")),
-    "retention": (("remove", ".log"),),
-    "index": (("create", ".index"), ("write", ".timeindex")),
-    "repair": (("create", ".log.tmp"), ("create", ".fill.tmp")),
-}
-"""Operations of several changes to the disk, and the changes that belong to them alone."""
 OUT_OF_TOUCH_MS = 13_500.0
 """Ten seconds until a broker calls itself isolated, and some for asking and handing over."""
-LONGEST = 8
-"""A safety phase goes on for so many times its length at most, where too little happened in it."""
-
-
-ENDS = ("crash", "crash-leader", "crash-controller", "kill")
-CRASHES_MIN = 4
-"""A run with fewer says little; so many come early, where the odds know of any."""
-
-
-def draw_faults(world: ClusterWorld) -> list[Fault]:
-    """What is to strike in this run, and when."""
-    options = world.options
-    random = Random(f"cluster nemesis {world.seed}")
-    low, high = options.fault_every_ms
-    names = [name for name, _ in options.weights]
-    weights = [weight for _, weight in options.weights]
-    crashes = [name for name, weight in options.weights if weight > 0 and name in ENDS]
-    faults: list[Fault] = []
-    at_ms = 300.0
-    while any(weights):
-        at_ms += random.uniform(low, high)
-        if at_ms >= LONGEST * options.safety_ms:
-            break
-        is_due = len(faults) % 4 == 1 and sum(f.name in ENDS for f in faults) < CRASHES_MIN
-        name = random.choices(names, weights)[0]
-        if is_due and crashes:
-            name = random.choice(crashes)
-        faults.append(Fault(at_ms, name, random.getrandbits(48)))
-    return faults
 
 
 class Nemesis:
@@ -108,6 +68,7 @@ class Nemesis:
             "rot": self._rot,
             "rot-everywhere": self._rot_everywhere,
             "rot-index": self._rot_index,
+            "rot-journal": self._rot_journal,
             "clock-jump": self._clock_jump,
             "clock-strobe": self._clock_strobe,
             "delete-records": self._delete_records,
@@ -333,16 +294,9 @@ class Nemesis:
     def _crash_in(self) -> None:
         """Lose power in the middle of an operation of several steps, the next time it comes."""
         node, draw = self._up_node(), Random(self._random.getrandbits(32))
-        name = draw.choice(list(STEPS))
         disk, life = node.disk, node.life
-
-        def trap(verb: str, path: str) -> int | None:
-            if not any(verb == v and path.endswith(tail) for v, tail in STEPS[name]):
-                return None
-            self._world.note("in the middle of", name, node.node_id, verb, path)
-            return draw.randint(0, 4)
-
-        disk.crash_when(trap)
+        odds = [3 if name in SELDOM else 1 for name in STEPS]
+        self._set_trap(node, draw.choices(list(STEPS), odds)[0], draw)
 
         def certainly() -> None:
             if node.life == life:
@@ -350,6 +304,25 @@ class Nemesis:
             self._later(self._world.restart(node))
 
         self._world.schedule(3 * self._lasts_ms(), certainly)
+
+    def _set_trap(self, node: ClusterNode, name: str, draw: Random) -> None:
+        """Power goes in the middle of the next operation of that name; nobody comes then."""
+
+        def trap(verb: str, path: str) -> int | None:
+            if not any(verb == v and path.endswith(tail) for v, tail in STEPS[name]):
+                return None
+            self._world.note("in the middle of", name, node.node_id, verb, path)
+            self._world.had_effect(f"in the middle of: {name}")
+            return draw.randint(0, 4)
+
+        node.disk.crash_when(trap)
+
+    def _crash_in_repair(self, node: ClusterNode, draw: Random) -> None:
+        """What the next repair of this node comes to, half the time; somebody comes soon."""
+        if draw.random() < 0.5:
+            self._set_trap(node, "repair", draw)
+            for after_ms in (1_000.0, 2_000.0):
+                self._world.schedule(after_ms, self._world.restart(node))
 
     def _crash_in_change(self) -> None:
         """Give some log a reason to be cut back or begun anew, and lose power in the middle of the
@@ -368,6 +341,7 @@ class Nemesis:
             if local is None or local.pending is Pending.NOTHING:
                 return None
             world.note("in the middle of", local.pending.name, node.node_id, path)
+            world.had_effect("in the middle of: change")
             disarm()
             world.schedule(draw.uniform(*world.options.fault_lasts_ms), world.restart(node))
             return draw.randint(1, 9)
@@ -405,8 +379,12 @@ class Nemesis:
         disk = node.disk
         disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, 600)
 
+        refused = disk.counters.refused
+
         def free() -> None:
             disk.capacity_bytes = None
+            if disk.counters.refused > refused:
+                self._world.had_effect("no space")
 
         self._later(free)
         if self._random.random() < 0.3:
@@ -422,6 +400,7 @@ class Nemesis:
             if what != "fdatasync" or draw.random() < 0.7:
                 return False
             self._world.note("sync failed", node.node_id, path)
+            self._world.had_effect("sync failed")
             disk.fail_when(None)
             return True
 
@@ -440,9 +419,9 @@ class Nemesis:
     def _replace(self) -> None:
         """A node is given up for good, or taken out of service, and a spare one takes its place."""
         world = self._world
-        spares = [n for n in world.nodes if n.node_id > world.options.nodes and not n.is_wanted]
+        spares = [node for node in world.nodes if node.life == 0]
         if not spares:
-            return
+            return  # a storage that was given up is never taken in again
         old, new = self._random.choice(world.present), spares[0]
         is_dead = self._random.random() < 0.6
 
@@ -479,6 +458,7 @@ class Nemesis:
             node.crash()
             node.must_start.append(lambda: self._damage.rot(node, draw))
             node.must_start.append(lambda: self._operator.visit(node, Random(f"operator {seen}")))
+            node.must_start.append(lambda: self._crash_in_repair(node, Random(f"repair {seen}")))
             self._later(self._world.restart(node))
 
         self._when_whole(rot)
@@ -503,6 +483,22 @@ class Nemesis:
         if draw.random() < 0.5:
             node.must_start.append(lambda: self._damage.rot_one_copy(node, draw))
         self._later(self._world.restart(node))
+
+    def _rot_journal(self) -> None:
+        """What a node has promised in all of its groups goes bad. Sometimes another, which it may
+        have voted for, loses power with it: then who knows less might be voted for as well."""
+        node, draw = self._any_node(), Random(self._random.getrandbits(32))
+
+        def rot() -> None:
+            watch = self._world.watch
+            leaders = [n for g in watch.groups() for n in watch.leaders(g)[:1] if n is not node]
+            if leaders and draw.random() < 0.7:
+                self._crash(draw.choice(leaders))
+            node.crash()
+            node.must_start.append(lambda: self._damage.rot_journal(node, draw))
+            self._world.schedule(draw.uniform(10.0, 200.0), self._world.restart(node))
+
+        self._when_whole(rot)
 
     # ---- clocks ----
 
@@ -554,4 +550,5 @@ class Nemesis:
 def _hand_over(node: ClusterNode, group: RaftGroupId, to: NodeId) -> None:
     assert node.core is not None
     with suppress(KafkaError):  # that one cannot lead now
-        node.core.plane.multiraft.replicas[group].transfer_leadership(to)
+        if node.core.plane.multiraft.replicas[group].transfer_leadership(to):
+            node.world.had_effect("handed over")

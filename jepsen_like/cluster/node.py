@@ -88,6 +88,7 @@ class SimFlusher:
         delay_ms = random.uniform(low, high)
         if node.is_slow:
             delay_ms += random.uniform(0.0, node.world.options.slow_fsync_ms)
+            node.world.had_effect("flushed slowly")
         # A flush takes what is written when it begins, at least; where in its time the device
         # really does it is not known.
         begin_ms = delay_ms * random.choice((0.0, 0.5, 1.0))
@@ -470,6 +471,7 @@ class ClusterNode:
 
             def end() -> None:
                 if self.life == life:
+                    self.world.had_effect("shut down")
                     self.kill("asked to")
                     self.restart_later()
 
@@ -500,6 +502,7 @@ class ClusterNode:
         try:
             action()
         except SimCrash:
+            self.world.had_effect("power lost in the middle")
             self.crash()
         except DiskError as error:
             # Nothing in the product caught it: it ends the process (`node/process.py`).
@@ -519,6 +522,7 @@ class ClusterNode:
             return
         now_ms = self.world.now_ms
         if now_ms < self.paused_until_ms:
+            self.world.had_effect("done late")
             self.world.schedule(self.paused_until_ms - now_ms, partial(self._turn, life, action))
             return
         self.run(action)

@@ -41,6 +41,7 @@ FAULTS = (
     "rot",
     "rot-everywhere",
     "rot-index",
+    "rot-journal",
     "clock-jump",
     "clock-strobe",
     "delete-records",
@@ -182,6 +183,8 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         if random.random() < 0.25:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
+    if Random(f"journals {seed}").random() < 0.25:
+        weights["rot-journal"] = 0.5  # by a draw of its own: most seeds stay what they were
     expires = random.random() < 0.1
     if expires:
         # Else what is the time would decide whether somebody's offsets are old.

@@ -16,7 +16,7 @@ from jepsen_like.cluster import stress
 from jepsen_like.cluster.options import ClusterOptions
 from raftmq import records
 from raftmq.adapters.data_folder import DataFolder
-from raftmq.cluster import partition
+from raftmq.cluster import partition, recovery
 from raftmq.cluster.broker_lifecycle import BrokerLifecycle
 from raftmq.cluster.isolation import Isolation
 from raftmq.cluster.readmission import Readmission
@@ -25,11 +25,12 @@ from raftmq.cluster.replica import Replica
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
 from raftmq.log import batch_reader
 from raftmq.log.bare_entries import BareEntries
+from raftmq.log.hard_state import GroupState
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.raft import leader
+from raftmq.raft import leader, quorum
 from raftmq.raft.messages import Heartbeat
 from raftmq.server.dispatch import Dispatcher
 from raftmq.types import NodeId, RaftIndex
@@ -109,6 +110,21 @@ def _parsed_batches(data: Any) -> list[Any]:
     return [header for header, _ in records.split_batches(data)]
 
 
+def _lost_with_its_folder(_journal: object, state: GroupState | None, *, is_empty: bool) -> bool:
+    """What a lost journal held is not missed."""
+    return state is not None and state.bootstrapped is not None and is_empty
+
+
+def _half(voters: int) -> int:
+    """Of an even number half is taken for a majority."""
+    return (voters + 1) // 2
+
+
+def _end_of_half(ends: Iterable[RaftIndex]) -> RaftIndex:
+    ascending = sorted(ends)
+    return ascending[len(ascending) // 2]
+
+
 def _end_of_all(ends: Iterable[RaftIndex]) -> RaftIndex:
     """The slowest voter decides."""
     return min(ends)
@@ -128,6 +144,24 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         10,
         (6,),
         ("Liveness",),
+    ),
+    "half-is-a-majority": Bug(
+        patching(
+            (quorum, "majority", _half),
+            (leader, "majority", _half),
+            (leader, "quorum_end", _end_of_half),
+        ),
+        stress.replacements,
+        5,
+        (12,),
+        ("CommittedIsDurableAtMajority", "LeaderCompleteness", "LogMatching"),
+    ),
+    "lost-journal-not-missed": Bug(
+        patching((recovery, "is_forgotten", _lost_with_its_folder)),
+        stress.journals,
+        4,
+        (6, 10),
+        ("SingleLeaderPerTerm", "LogMatching", "LeaderCompleteness"),
     ),
     "damage-served": Bug(
         patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),

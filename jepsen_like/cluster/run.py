@@ -21,9 +21,10 @@ from attrs import define, field
 from jepsen_like.checkers import Validity, check_events
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.consumers import Member, Reader
+from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
 from jepsen_like.cluster.majority import Majority
-from jepsen_like.cluster.nemesis import LONGEST, Nemesis, draw_faults
+from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
@@ -33,7 +34,7 @@ from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
-from jepsen_like.invariants import InvariantViolation
+from jepsen_like.invariants import InvariantViolation, name_of_finding
 from jepsen_like.sim import Verdict
 from raftmq.promise import Promise
 
@@ -116,9 +117,9 @@ def _run_quietly(
         verdict, name, detail = Verdict.ANOMALY, violation.name, violation.detail
     except _UnsureError as unsure:
         verdict, name, detail = Verdict.UNKNOWN, "Checkers", str(unsure)
-    except Exception as error:  # noqa: BLE001  # whatever the product raises is the finding
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
         detail = "".join(traceback.format_exception(error)[-8:])
-        verdict, name = Verdict.ANOMALY, type(error).__name__
+        verdict, name = Verdict.ANOMALY, name_of_finding(error)
     finally:
         world.close()
     return ClusterResult(

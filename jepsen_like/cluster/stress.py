@@ -90,6 +90,28 @@ def wipes_of_the_newest(seed: int) -> ClusterOptions:
     ).with_weights(wipe=5, isolate=4, crash_leader=3, isolate_leader=2, slow_disk=2)
 
 
+def replacements(seed: int) -> ClusterOptions:
+    """Nodes are replaced while the cluster falls into halves: for a while an even number votes."""
+    return drawn(
+        seed,
+        has_floors=False,
+        spares=2,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(100.0, 600.0),
+    ).with_weights(replace=5, halves=4, isolate_leader=3, one_way=1)
+
+
+def journals(seed: int) -> ClusterOptions:
+    """Votes are forgotten while others are out of touch, in terms that are still asked for."""
+    return drawn(
+        seed,
+        has_floors=False,
+        partitions=8,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(400.0, 1_000.0),
+    ).with_weights(rot_journal=4, halves=3, isolate_leader=3)
+
+
 def rot(seed: int) -> ClusterOptions:
     """Flushed bytes go bad."""
     return drawn(

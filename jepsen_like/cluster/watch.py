@@ -138,8 +138,10 @@ class Watch:
     # ---- what the nemesis and the judge want to know ----
 
     def groups(self) -> list[RaftGroupId]:
-        """Every group of which a replica runs anywhere, the metadata group first."""
-        found = dict.fromkeys(group for _, group in self.machines)
+        """Every group of which a replica runs, the metadata group first. What only a node that was
+        given up still has is no group any more: its topic may have been deleted without it."""
+        nodes = self._world.nodes
+        found = dict.fromkeys(g for (n, g) in self.machines if nodes[n - 1].is_wanted)
         return sorted(found, key=lambda group: (group != METADATA_GROUP, str(group)))
 
     def leaders(self, group: RaftGroupId) -> list[ClusterNode]:
@@ -218,7 +220,7 @@ class Watch:
             configuration = replica.configuration
             if replica.failure is not None or self._joins(group, configuration):
                 return False
-            if replica.log.damaged or replica.core.claimed_end_floor or replica.core.on_probation:
+            if replica.log.damaged or replica.core.claimed_end_floor:
                 return False
             for voter in configuration.voters:
                 other = self.machines.get((voter.node_id, group))

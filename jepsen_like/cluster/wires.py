@@ -97,7 +97,10 @@ class Wires:
         if not self.is_faulty:
             return False
         odds = 0.2 if self.is_stormy else self._world.options.drop
-        return self._random.random() < odds
+        is_lost = self._random.random() < odds
+        if is_lost and self.is_stormy:
+            self._world.had_effect("lost in a storm")
+        return is_lost
 
     def copies(self) -> int:
         """How often the next frame arrives."""
@@ -121,6 +124,7 @@ class Wires:
             self._world.frame_arrives(sender, to, kind, data)
             return
         self.dropped += 1
+        self._world.had_effect("lost in a cut")
         if kind in RELIABLE:
             self._tear(sender, to, life)
 

@@ -39,12 +39,16 @@ class Counts:
     wipes: int = 0
     rots: int = 0
     stale_sectors: int = 0
+    journals: int = 0
     replacements: int = 0
     malformed: int = 0
     look_ups: int = 0
     scrapes: int = 0
     events: int = 0
     faults: dict[str, int] = field(factory=dict)
+    """How often each struck."""
+    effects: dict[str, int] = field(factory=dict)
+    """How often something came of it, see `had_effect`."""
 
 
 FLOORS: Final = {"acked": 1_000, "leader_changes": 5, "crashes": 3, "rebalances": 2}
@@ -104,6 +108,11 @@ class ClusterWorld(VirtualTime):
     def buggify(self, site: str) -> bool:
         """Rarely taken branches, made frequent in the runs in which their site is armed."""
         return not self.is_healed and self.takes_rare_branch(site)
+
+    def had_effect(self, what: str) -> None:
+        """A fault met what it was meant for."""
+        effects = self.counts.effects
+        effects[what] = effects.get(what, 0) + 1
 
     @property
     def slowdown(self) -> float:

@@ -31,7 +31,7 @@ from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
 VERSION: Final = 1
 RECORD_SIZE: Final = 128
-_HEADER_SIZE: Final = 512
+HEADER_SIZE: Final = 512
 _MAGIC: Final = b"RMQJ"
 # File header, twice, 256 bytes each: magic 4s, version uint16, is_damaged uint8, spare byte, first
 # sequence uint64, count of records that were written with the header uint32, crc uint32.
@@ -164,13 +164,14 @@ def _decode(data: bytes) -> _Record | None:
 
 def _encode_header(first_sequence: int, count: int, *, is_damaged: bool) -> bytes:
     data = _HEADER.pack(_MAGIC, VERSION, is_damaged, first_sequence, count)
-    half = (data + _CRC.pack(crc32c(data))).ljust(_HEADER_SIZE // 2, b"\0")
+    half = (data + _CRC.pack(crc32c(data))).ljust(HEADER_SIZE // 2, b"\0")
     return half + half
 
 
-def _decode_header(data: bytes) -> tuple[int, int, bool] | None:
-    """First sequence, count of records, whether damage was found before."""
-    for at in (0, _HEADER_SIZE // 2):
+def decode_header(data: bytes) -> tuple[int, int, bool] | None:
+    """First sequence, count of records that were written with it, whether damage was found before;
+    None where neither copy is sound."""
+    for at in (0, HEADER_SIZE // 2):
         if len(data) < at + _HEADER.size + _CRC.size:
             return None
         part = data[at : at + _HEADER.size]
@@ -251,7 +252,7 @@ class HardStateJournal:
             self._finish(self._begin_rewrite())
             return
         data = file.pread(file.size(), 0)
-        is_sound = self._replay(data, _decode_header(data))
+        is_sound = self._replay(data, decode_header(data))
         if not is_sound:
             self.damaged = True
             self._states.clear()
@@ -267,7 +268,7 @@ class HardStateJournal:
 
     def _wiped(self, file: File, data: bytes) -> bytes:
         """Durably drop all records of a damaged file that cannot be replaced."""
-        empty = data[:_HEADER_SIZE] + bytes(max(0, len(data) - _HEADER_SIZE))
+        empty = data[:HEADER_SIZE] + bytes(max(0, len(data) - HEADER_SIZE))
         file.pwrite(empty, 0)
         file.fdatasync()
         return empty
@@ -278,8 +279,8 @@ class HardStateJournal:
         The header says from which sequence on records must be there: unflushed ones may be gone.
         """
         used = len(data.rstrip(b"\0"))
-        records = max(0, used - _HEADER_SIZE + RECORD_SIZE - 1) // RECORD_SIZE
-        self._position = _HEADER_SIZE + RECORD_SIZE * records
+        records = max(0, used - HEADER_SIZE + RECORD_SIZE - 1) // RECORD_SIZE
+        self._position = HEADER_SIZE + RECORD_SIZE * records
         self._file = file
         file.pwrite(_encode_header(self._sequence + 1, 0, is_damaged=self.damaged), 0)
         file.fdatasync()
@@ -289,7 +290,7 @@ class HardStateJournal:
         """Take over the states; False when something that was durable is not there."""
         found: dict[int, _Record] = {}
         states: dict[RaftGroupId, GroupState] = self._states
-        for position in range(_HEADER_SIZE, len(data) - RECORD_SIZE + 1, RECORD_SIZE):
+        for position in range(HEADER_SIZE, len(data) - RECORD_SIZE + 1, RECORD_SIZE):
             piece = data[position : position + RECORD_SIZE]
             if piece == _EMPTY:
                 continue
@@ -423,7 +424,7 @@ class HardStateJournal:
         self._file = None
 
     def accept_damage(self) -> None:
-        """The groups of this node have been put on probation: `damaged` need not be kept.
+        """All replicas of this node have fresh identities: `damaged` need not be kept.
 
         The next flush job makes it so.
         """
@@ -449,7 +450,7 @@ class HardStateJournal:
             _encode(group, state, first + number, self.flushed_sequence)
             for number, (group, state) in enumerate(self._states.items())
         ]
-        size = _HEADER_SIZE + RECORD_SIZE * len(records)
+        size = HEADER_SIZE + RECORD_SIZE * len(records)
         limit = max(self._config.size_max, 4 * size)
         temporary = f"{self._path}.tmp"
         file = self._disk.open(temporary, create=True)

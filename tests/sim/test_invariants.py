@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from uuid import UUID
 
 import pytest
 
-from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
+from jepsen_like.disk import SimDisk
+from jepsen_like.invariants import (
+    GENESIS,
+    OWN_MISTAKE,
+    DurableView,
+    Invariants,
+    InvariantViolation,
+    chain,
+    name_of_finding,
+)
+from raftmq.raft.quorum import quorum_end
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
 GROUP = RaftGroupId(TopicId(UUID(int=9)), 0, 1)
@@ -142,3 +153,12 @@ def test_what_is_right_is_accepted() -> None:
     invariants.opened(GROUP, A, 9, [4], known=[(4, 6)])
     invariants.opened(GROUP, A, 5, [5, 9])
     invariants.opened(GROUP, A, 5, [])
+
+
+def test_a_mistake_of_the_simulation_is_not_taken_for_one_of_the_product() -> None:
+    with pytest.raises(AssertionError) as product:
+        quorum_end([])
+    assert name_of_finding(product.value) == "AssertionError"
+    with pytest.raises(KeyError) as own:
+        SimDisk(Random(1)).content("nothing")
+    assert name_of_finding(own.value) == OWN_MISTAKE

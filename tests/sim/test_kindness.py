@@ -7,8 +7,10 @@ from random import Random
 import pytest
 
 from jepsen_like.cluster.admins import create_topics
+from jepsen_like.cluster.damage import Damage
+from jepsen_like.cluster.faults import CRASHES_MIN, ENDS, draw_faults
 from jepsen_like.cluster.fetch_session import NO_SESSION
-from jepsen_like.cluster.nemesis import CRASHES_MIN, ENDS, Nemesis, draw_faults
+from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import IN_FLIGHT_MAX, Batch, Pipe
 from jepsen_like.cluster.run import quiet_logs
@@ -16,6 +18,7 @@ from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
+from raftmq.log.hard_state import HardStateJournal
 
 DAY_MS = 86_400_000.0
 
@@ -135,4 +138,79 @@ def test_no_storage_goes_while_a_node_that_is_given_up_still_votes() -> None:
         assert world.watch.may_lose_a_storage()
         world.node(2).is_wanted = False
         assert not world.watch.may_lose_a_storage()
+        world.close()
+
+
+def test_a_node_that_was_given_up_is_no_spare_again() -> None:
+    """A spare had taken a place and been replaced itself; it was to take one again, started while
+    it ran, or with a storage that the cluster had given up."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=(), spares=1))
+        world.start()
+        world.run_until(2_000.0)
+        spare = world.node(4)
+        spare.start()
+        spare.crash()
+        Nemesis(world, [])._strike(Fault(0.0, "replace", 1))
+        world.run_until(world.now_ms + 4_000.0)
+        assert (world.counts.replacements, spare.is_up) == (0, False)
+        world.close()
+
+
+def test_a_group_of_which_only_who_was_given_up_knows_is_none() -> None:
+    """Its topic was deleted after that node had left, so nobody could lead it any more."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=(), spares=1))
+        world.start()
+        made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
+        world.run_until(3_000.0)
+        assert made.is_done
+        (group,) = world.watch.groups()[1:]
+        for node in world.nodes[1:3]:
+            world.watch.machines.pop((node.node_id, group))
+        world.node(1).is_wanted = False
+        assert group not in world.watch.groups()
+        world.close()
+
+
+def journal_as_found(draw: int) -> tuple[ClusterWorld, HardStateJournal]:
+    """A node's journal after a strike on it, as the node that comes up finds it."""
+    world = ClusterWorld(1, ClusterOptions(weights=()))
+    world.start()
+    world.run_until(2_000.0)
+    node = world.node(2)
+    node.crash()
+    Damage(world).rot_journal(node, Random(draw))
+    return world, node.open_journal()
+
+
+def test_every_strike_on_a_journal_is_noticed() -> None:
+    """One that could pass for a write cut short would be more than anybody can survive."""
+    for draw in range(24):
+        with quiet_logs():
+            world, journal = journal_as_found(draw)
+            assert journal.damaged
+            assert list(journal.groups()) == []
+            world.close()
+
+
+def test_who_forgot_its_votes_is_admitted_as_somebody_else() -> None:
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 2))
+        world.run_until(3_000.0)
+        assert made.is_done
+        node, watch = world.node(2), world.watch
+        machines = watch.machines
+        before = {g: machines[node.node_id, g].replica.self_id for g in watch.groups()}
+        node.crash()
+        node.must_start.append(lambda: Damage(world).rot_journal(node, Random(1)))
+        node.start()
+        world.run_until(world.now_ms + 5_000.0)
+        assert watch.is_whole()
+        for group, replica_id in before.items():
+            now = machines[node.node_id, group].replica
+            assert now.self_id != replica_id
+            assert now.self_id in now.voters
         world.close()

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from jepsen_like.__main__ import UNKNOWN_SHARE_MAX
+from jepsen_like.cluster.faults import EFFECTS
+from jepsen_like.cluster.options import DEFAULT_WEIGHTS
 from jepsen_like.cluster.run import ClusterResult
 from jepsen_like.pool import run_chosen
 from jepsen_like.sim import Verdict
@@ -32,11 +34,15 @@ WANTED = {
     "wipes": 20,
     "rots": 20,
     "stale_sectors": 3,
+    "journals": 8,
+    "replacements": 8,
     "log_starts": 20,
     "truncations": 20,
     "malformed": 20,
 }
 """So often at least, in all seeds together."""
+EFFECTS_MIN = 2
+"""So often each fault strikes at least, and each effect of faults is there."""
 
 
 def common_folder(factory: pytest.TempPathFactory) -> Path:
@@ -51,6 +57,10 @@ def leave(folder: Path, seeds: range, results: list[ClusterResult]) -> None:
     """Write what came of a part, at once or not at all."""
     told = {name: sum(getattr(r.counts, name) for r in results) for name in WANTED}
     told["unknown"] = sum(r.verdict is Verdict.UNKNOWN for r in results)
+    for name in (*DEFAULT_WEIGHTS, "rot-journal"):
+        told[f"fault {name}"] = sum(r.counts.faults.get(name, 0) for r in results)
+    for name in EFFECTS:
+        told[f"effect {name}"] = sum(r.counts.effects.get(name, 0) for r in results)
     unfinished = folder / f"{seeds.start}.unfinished"
     unfinished.write_text(json.dumps(told))
     unfinished.rename(folder / f"{seeds.start}.json")
@@ -62,9 +72,12 @@ def judge_all(folder: Path) -> None:
     if len(files) < len(PARTS):
         return
     parts = [json.loads(file.read_text()) for file in files]
-    whole = {name: sum(part[name] for part in parts) for name in (*WANTED, "unknown")}
+    whole = {name: sum(part[name] for part in parts) for name in parts[0]}
     assert whole["unknown"] <= UNKNOWN_SHARE_MAX * SEEDS, f"too idle: {whole}"
     assert all(whole[name] >= least for name, least in WANTED.items()), whole
+    strikes = {name: count for name, count in whole.items() if name.startswith(("fault", "effect"))}
+    rare = {name: count for name, count in strikes.items() if count < EFFECTS_MIN}
+    assert not rare, f"too rare in {SEEDS} seeds: {rare}"
 
 
 @pytest.mark.slow
