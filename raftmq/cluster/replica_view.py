@@ -189,7 +189,7 @@ class ReplicaView:
         core = self.core
         return (
             core.log_end == core.commit_end == core.flushed_end == self._commit_end
-            and not (core.suspended or core.on_probation or core.claimed_end_floor)
+            and not (core.suspended or core.claimed_end_floor)
             and not (len(self._outbox) or len(self._barriers) or len(self._moves))
             and self.place.is_durable
         )

@@ -84,7 +84,7 @@ METADATA_LOG: Final = LogConfig(
 
 def _may_vote(replica: Replica) -> bool:
     """False after its journal was lost, which makes it another replica that nobody has named."""
-    return replica.self_id in replica.voters and not replica.core.on_probation
+    return replica.self_id in replica.voters
 
 
 class _Reminder:

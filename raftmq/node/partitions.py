@@ -186,8 +186,8 @@ class Partitions:
         await self._perform_all(actions)
         wanted = (action.group for action in actions if isinstance(action, StartReplica))
         if self._plane.journal.damaged and all(group in self._replicas for group in wanted):
-            # Every group that this node may have promised something is on probation now; those
-            # that are created later are new to it.
+            # Every group that this node may have promised something has a fresh identity here
+            # now, without a vote; those that are created later are new to it.
             logger.warning("the journal of hard states was damaged: replicas are admitted anew")
             self._plane.journal.accept_damage()
 

@@ -36,9 +36,7 @@ def _of_replica(node: Node, replica: Replica) -> Iterator[str]:
     own, core = node.node_id, replica.core
     for start, end in replica.damaged():
         yield f"offsets [{start}, {end}) are damaged on node {own}: waits for repair from peers"
-    if core.on_probation:
-        yield f"node {own} is on probation after losing its journal: waits to be admitted anew"
-    elif replica.self_id not in replica.configuration.members:
+    if replica.self_id not in replica.configuration.members:
         yield f"node {own} is no member under its present storage: waits to be admitted"
     elif replica.self_id not in replica.voters:
         yield f"node {own} is a learner: it votes once it has caught up"

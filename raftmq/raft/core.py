@@ -63,7 +63,6 @@ class RaftConfig:
     check_quorum: bool = True
     priority: int = 0  # higher campaigns earlier
     announce_commit: bool = False  # tell followers at once that the commit moved
-    may_vote: bool = True  # False: on probation, see RaftCore.on_probation
 
     def __attrs_post_init__(self) -> None:
         assert self.heartbeat_ticks < self.election_ticks, "heartbeats keep elections away"
@@ -156,10 +155,6 @@ class RaftCore:
         self.suspended = False
         self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
         self.patience_floor = 0  # set by the engine while its loop is late, see `election.py`
-        # A replica whose past is lost: no vote, no campaign, no promise until a committed
-        # configuration at or above claimed_end_floor names it. It needs a ReplicaId of its own
-        # unless its votes and claimed end survived.
-        self.on_probation = not config.may_vote
 
         self.election: Final = Election(self, random)
         self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
@@ -207,18 +202,13 @@ class RaftCore:
         return self.configurations.current.voters == (self.self_id,)
 
     @property
-    def is_mute(self) -> bool:
-        """True when replies promise nothing: damaged, or on probation."""
-        return self.suspended or self.on_probation
-
-    @property
     def can_campaign(self) -> bool:
         """True when this replica may ask for votes.
 
         One whose removal is not committed yet may, too: it might hold the only log that can win,
         and commit its removal (Raft thesis §4.2.2).
         """
-        if self.is_mute or self.log_end < self.claimed_end_floor:
+        if self.suspended or self.log_end < self.claimed_end_floor:
             return False
         return (
             self.is_voter
@@ -265,8 +255,6 @@ class RaftCore:
     def tick(self) -> None:
         """Let one unit of time pass."""
         self.now += 1
-        if self.on_probation:
-            self._end_probation_if_named()
         if self.leadership is not None:
             self.leadership.tick()
         else:
@@ -495,11 +483,6 @@ class RaftCore:
         if self.leadership is None:
             raise NotLeaderError
         return self.leadership
-
-    def _end_probation_if_named(self) -> None:
-        start, configuration = self.configurations.committed(self.commit_end)
-        if start >= self.claimed_end_floor and self.self_id in configuration.members:
-            self.on_probation = False
 
     def _refuse_stale(self, message: Message) -> None:
         """Answer a sender of an earlier term, so that it learns of ours (§5.1).

@@ -223,8 +223,6 @@ class Election:
 
     def _may_grant(self, last_term: Term, log_end: RaftIndex) -> bool:
         core = self._core
-        if core.on_probation:
-            return False
         floor = core.claimed_end_floor
         if core.log_end < floor and not is_up_to_date(
             last_term, log_end, core.claimed_term_floor, floor

@@ -134,7 +134,7 @@ def _accept(core: RaftCore, leader: ReplicaId) -> None:
         leader,
         True,
         core.matched_end,
-        is_promise=not core.is_mute,
+        is_promise=not core.suspended,
         clock_ms=core.clock_ms,
     )
     waiting = core.effects.send_after_flush
@@ -158,7 +158,7 @@ def _refuse(core: RaftCore, request: AppendRequest) -> None:
             request.prev_end,
             hint_end,
             hint_term,
-            not core.is_mute,
+            not core.suspended,
             core.clock_ms,
         )
     )

@@ -126,7 +126,7 @@ class AppendReply:
     Accepted: all below `flushed_end` agrees with the leader's log *and* is flushed here.
     Refused: `hint_end`, `hint_term` name the follower's greatest end of a term not above the
     request's `prev_term`; `refused_prev_end` tells which request it was.
-    `is_promise` is False from a replica that is damaged or on probation: the position then only
+    `is_promise` is False from a damaged replica: the position then only
     steers the flow of entries and counts towards no quorum.
     `clock_ms` is the follower's wall clock, for retention alone: no clock decides about safety.
     """

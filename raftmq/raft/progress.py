@@ -73,7 +73,7 @@ class Progress:
         self.is_awaiting = False  # PROBE, CATCH_UP: one request is out, wait for its answer
         self.must_ask = False  # REPLICATE: send an empty request, the last answer seems lost
         self.is_far_behind = False  # REPLICATE: served from the disk, in chunks
-        self.is_promising = True  # False: damaged or on probation, as its last reply said
+        self.is_promising = True  # False: damaged, as its last reply said
         self.last_heard_tick = now
         self.last_ack_tick = now  # of the last append reply, or of the request it owes one for
         self.acked_round = 0

@@ -38,7 +38,7 @@ def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
 
 
 def replica(**changes: Any) -> Any:
-    core = SimpleNamespace(on_probation=False, claimed_end_floor=0)
+    core = SimpleNamespace(claimed_end_floor=0)
     fields = {
         "failure": None,
         "self_id": NODES[0],
@@ -73,10 +73,6 @@ def test_a_healthy_partition_has_none() -> None:
         ({"failure": "fsync failed"}, "replica on node 1 stopped: fsync failed"),
         ({"damaged": lambda: [(3, 9)]}, "offsets [3, 9) are damaged on node 1"),
         (
-            {"core": SimpleNamespace(on_probation=True, claimed_end_floor=0)},
-            "node 1 is on probation after losing its journal",
-        ),
-        (
             {
                 "configuration": SimpleNamespace(members=NODES[1:]),
                 "is_leader": False,
@@ -86,7 +82,7 @@ def test_a_healthy_partition_has_none() -> None:
         ),
         ({"voters": NODES[1:]}, "node 1 is a learner: it votes once it has caught up"),
         (
-            {"core": SimpleNamespace(on_probation=False, claimed_end_floor=7)},
+            {"core": SimpleNamespace(claimed_end_floor=7)},
             "node 1 lost or damaged bytes that it had promised",
         ),
         ({"is_writable": False}, "leader 1 waits for a majority to flush"),

@@ -50,18 +50,15 @@ async def test_it_is_told_after_a_while_and_then_seldom(autojump_clock: MockCloc
     assert len(await _wait(_node(None), NO_MAJORITY_S + NO_MAJORITY_AGAIN_S + 1)) == 2
 
 
-@pytest.mark.parametrize(
-    ("storage", "on_probation", "has_vote"), [(1, False, True), (1, True, False), (9, False, False)]
-)
+@pytest.mark.parametrize(("storage", "has_vote"), [(1, True), (9, False)])
 async def test_a_node_that_lost_its_journal_says_that_it_has_no_vote(
-    storage: int, on_probation: bool, has_vote: bool, autojump_clock: MockClock
+    storage: int, has_vote: bool, autojump_clock: MockClock
 ) -> None:
     """As the only voter it would else name itself as connected, and nothing as missing."""
     node = _node(None)
     node.metadata_replica = SimpleNamespace(
         self_id=ReplicaId(NodeId(1), StorageId(storage)),
         voters=node.engine.configuration.voters,
-        core=SimpleNamespace(on_probation=on_probation),
     )
     [told] = await _wait(node, NO_MAJORITY_S + 1)
     assert ("state.journal" not in told["hint"]) is has_vote

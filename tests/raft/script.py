@@ -22,7 +22,7 @@ Nodes are numbers. The commands:
     flush 1                    with flush=manual: all that 1 wrote is durable
     crash 1 [survives=1]       of what is not flushed, so many entries survive
     restart 1 [keep=2] [floor=5]  keep: the first entries alone are left; floor: claimed_end_floor
-    wipe 1 storage=11 [probation=yes] [floor=5]   an empty disk, under another storage id
+    wipe 1 storage=11 [floor=5]   an empty disk, under another storage id
     join 4                     a node with an empty log that knows of no configuration
     suspend 1 [floor=5]; resume 1
     transfer 1->2; abort 1
@@ -369,7 +369,6 @@ class Story:
             int(number),
             Disk(base=node.disk.base),
             self_id=replica(int(number), int(options["storage"])),
-            may_vote=options.get("probation") != "yes",
         )
         wiped.core.claimed_end_floor = RaftIndex(int(options.get("floor", 0)))
 
@@ -424,10 +423,9 @@ class Story:
             log = f"log=[{core.log_start},{core.log_end})@{core.epochs.last_term}"
             ends = f"flushed={core.flushed_end} commit={core.commit_end}"
             claim = "" if core.is_claim_restored else " claim not restored"
-            probation = " on probation" if core.on_probation else ""
             role = core.role.value
             line = f"{number}: {role} term={core.term} {log} {ends} members={members}"
-            self.lines.append(line + claim + probation)
+            self.lines.append(line + claim)
             for who, progress in core.progress.items():
                 self.lines.append(f"   {short(who)}: {progress}")
 

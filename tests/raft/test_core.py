@@ -18,8 +18,6 @@ from raftmq.raft.messages import (
     PreVoteReply,
     PreVoteRequest,
     TimeoutNow,
-    VoteReply,
-    VoteRequest,
 )
 from raftmq.raft.ready import Effects, HardState, Ready, Role, SoftState
 from raftmq.types import RaftIndex, Term
@@ -240,24 +238,6 @@ def test_its_own_name_in_an_answer() -> None:
     assert core.commit_end == 1
     assert not core.read_confirmed(9)
     network.settle()
-
-
-def test_no_vote_on_probation() -> None:
-    """Neither a pre-vote nor a vote, until a committed configuration names it again."""
-    network = group([1, 2, 3], may_vote=False)
-    core = network.core(1)
-    core.claimed_end_floor = RaftIndex(1)
-    core.step(PreVoteRequest(Term(1), replica(2), replica(1), Term(9), RaftIndex(9)))
-    core.step(VoteRequest(Term(1), replica(2), replica(1), Term(9), RaftIndex(9)))
-    for _ in range(50):
-        core.tick()
-    ready = core.ready()
-    assert ready is not None
-    assert ready.send_now == (
-        PreVoteReply(Term(0), replica(1), replica(2), False),
-        VoteReply(Term(1), replica(1), replica(2), False),
-    )
-    assert (ready.send_after_flush, core.role) == ((), Role.FOLLOWER)
 
 
 def test_clocks_are_passed_on() -> None:

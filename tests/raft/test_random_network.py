@@ -307,7 +307,6 @@ class World:
                 node_id,
                 Disk(base=self.base),
                 self_id=replica(node_id, self.storages),
-                may_vote=False,
             )
             return
         claimed = node.disk.log_end
@@ -330,7 +329,7 @@ class World:
             if core.is_claim_restored:
                 core.claimed_end_floor = RaftIndex(0)
                 self.weak = None
-        elif core.is_voter and not core.on_probation:
+        elif core.is_voter:
             everywhere = [each.core.configuration for each in self.network.nodes.values()]
             if all(each == everywhere[0] for each in everywhere):
                 self.weak = None
@@ -338,11 +337,9 @@ class World:
     def restart_all(self) -> None:
         for node in self.network.nodes.values():
             if not node.is_up:
-                floor, mute = node.core.claimed_end_floor, node.core.on_probation
-                is_weak = self.weak == node.self_id.node_id
+                floor = node.core.claimed_end_floor
                 node.restart()
                 node.core.claimed_end_floor = floor
-                node.core.on_probation = mute and is_weak
 
     # The end: everything works again, so there must be progress.
 
@@ -404,7 +401,6 @@ def describe(node: Node) -> tuple[object, ...]:
         core.log_end,
         core.commit_end,
         core.claimed_end_floor,
-        core.on_probation,
         core.configuration,
         dict(core.progress),
     )
