@@ -284,6 +284,7 @@ def test_a_group_commits_what_was_handed_out_and_resumes(broker: FakeBroker, run
             on_revoked=lambda partitions: told.append(("lost", partitions)),
         ) as consumer:
             async for message in consumer:
+                assert consumer.generation == 1
                 if message.offset == 3:
                     break  # what an iteration took and did not hand out is nobody's yet
         assert broker.groups["g"] == {("t", 0): 4}

@@ -220,7 +220,9 @@ def test_a_group_commits_what_was_handed_out_and_resumes(broker: FakeBroker) -> 
         on_assigned=gained.append,
         on_revoked=lost.append,
     ) as consumer:
+        assert consumer.generation == -1
         assert len(consumer.poll(5, 4)) == 4
+        assert consumer.generation == 1
     assert broker.groups["g"] == {("t", 0): 4}
     assert gained == lost == [(KEY, TopicPartition("t", 1))]
     assert broker.count(ApiKey.LEAVE_GROUP) == 1

@@ -132,6 +132,11 @@ class Consumer:
         """The partitions read now."""
         return self._core.assignment
 
+    @property
+    def generation(self) -> int:
+        """The group's generation that this member is in; -1 while it is in none."""
+        return self._core.generation
+
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
         """Go on at another offset; None starts over by the reset policy."""
         self._engine.check()

@@ -120,6 +120,12 @@ class Consumer:
         with self._engine.lock:
             return self._core.assignment
 
+    @property
+    def generation(self) -> int:
+        """The group's generation that this member is in; -1 while it is in none."""
+        with self._engine.lock:
+            return self._core.generation
+
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
         """Go on at another offset; None starts over by the reset policy."""
         with self._engine.lock:

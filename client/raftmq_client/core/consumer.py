@@ -19,7 +19,7 @@ from raftmq_client.core.all_partitions import AllPartitions
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
-from raftmq_client.core.group import GroupCore
+from raftmq_client.core.group import NO_GENERATION, GroupCore
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_state import Assigned, GaveUp, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.messages import ConsumerRecord, decoded
@@ -117,6 +117,11 @@ class ConsumerCore:
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions read now."""
         return tuple(sorted(self.fetcher.readers))
+
+    @property
+    def generation(self) -> int:
+        """Of the group, as this member knows it; `NO_GENERATION` while it is in none."""
+        return NO_GENERATION if self.group is None else self.group.generation
 
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
         """Go on at another offset; None starts over by the reset policy."""
