@@ -8,61 +8,31 @@ to two members, and that nobody of an older generation commits.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import struct
 import time
-from typing import Any, Final
+from typing import Final
 
-import confluent_kafka
 from attrs import define, field
 
-from jepsen_like.history_events import OFFSET_UNKNOWN
-from jepsen_like.live.workloads.base import Around, Crowd, key_of, parts_of
-from jepsen_like.live.workloads.poll import POLL_RECORDS_MAX, POLL_S, new_consumer, records_of
+from jepsen_like.live.workloads.base import Around, Crowd
+from jepsen_like.live.workloads.members import GroupConsumer, UnansweredError, group_consumer
 
 GROUP: Final = "subscribed"
 MEMBERS: Final = 3
 LIFE_S: Final = (10.0, 40.0)
 COMMIT_EVERY_S: Final = (0.2, 1.5)
-ANSWER_S: Final = 5.0
-_METADATA: Final = struct.Struct("=7si")
-_MAGIC: Final = b"CGMDv2:"
-
-
-def generation_of(consumer: confluent_kafka.Consumer) -> int:
-    """The generation that a consumer believes to be in, -1 when in none."""
-    data: Any = consumer.consumer_group_metadata()
-    if not isinstance(data, bytes) or len(data) < _METADATA.size:
-        return -1
-    magic, generation = _METADATA.unpack_from(data)
-    if magic != _MAGIC:
-        raise ValueError(f"librdkafka tells of its groups in a new way: {data!r}")
-    return int(generation)
-
-
-def partitions_of(keys: list[str]) -> list[confluent_kafka.TopicPartition]:
-    """As the client wants them."""
-    return [confluent_kafka.TopicPartition(*parts_of(key)) for key in keys]
 
 
 def committed(
-    around: Around, process: int, consumer: confluent_kafka.Consumer, group: str, keys: list[str]
+    around: Around, process: int, consumer: GroupConsumer, group: str, keys: list[str]
 ) -> dict[str, int] | None:
     """Ask what a group committed; None when there was no answer."""
     invoked = around.recorder.invoke(process, "committed", group=group, partitions=keys)
     try:
-        told = consumer.committed(partitions_of(keys), timeout=ANSWER_S)
-    except confluent_kafka.KafkaException as error:
+        offsets = consumer.committed(keys)
+    except UnansweredError as error:
         around.recorder.info(invoked, group=group, error=str(error))
         return None
-    errors = {str(partition.error) for partition in told if partition.error is not None}
-    if errors:
-        around.recorder.info(invoked, group=group, error="; ".join(sorted(errors)))
-        return None
-    offsets = {
-        key_of(p.topic, p.partition): p.offset if p.offset >= 0 else OFFSET_UNKNOWN for p in told
-    }
     around.recorder.ok(invoked, group=group, offsets=offsets)
     return offsets
 
@@ -70,7 +40,7 @@ def committed(
 def commit(
     around: Around,
     process: int,
-    consumer: confluent_kafka.Consumer,
+    consumer: GroupConsumer,
     group: str,
     offsets: dict[str, int],
     generation: int,
@@ -84,19 +54,14 @@ def commit(
     invoked = recorder.invoke(
         process, "commit", group=group, offsets=offsets, generation=generation
     )
-    wanted = [confluent_kafka.TopicPartition(*parts_of(key), offsets[key]) for key in offsets]
     try:
-        told = consumer.commit(offsets=wanted, asynchronous=False)
-    except confluent_kafka.KafkaException as error:
+        consumer.commit(offsets)
+    except UnansweredError as error:
         # Even a refusal may be that of a second try, after a first one that was answered into
         # the void: nobody knows.
         recorder.info(invoked, group=group, error=str(error))
         return False
-    errors = {str(partition.error) for partition in told or () if partition.error is not None}
-    if errors:
-        recorder.info(invoked, group=group, error="; ".join(sorted(errors)))
-        return False
-    if generation >= 0 and (now := generation_of(consumer)) != generation:
+    if generation >= 0 and (now := consumer.generation()) != generation:
         recorder.info(
             invoked, group=group, error=f"from generation {generation} to {now} meanwhile"
         )
@@ -111,28 +76,24 @@ class _Membership:
 
     around: Around
     process: int
+    consumer: GroupConsumer
     owned: set[str] = field(factory=set)
     positions: dict[str, int] = field(factory=dict)
     moved: set[str] = field(factory=set)
     """Partitions that came or went during this poll."""
 
-    def assigned(
-        self, consumer: confluent_kafka.Consumer, parts: list[confluent_kafka.TopicPartition]
-    ) -> None:
+    def given(self, keys: list[str]) -> None:
         """The coordinator handed partitions out."""
-        keys = sorted(key_of(part.topic, part.partition) for part in parts)
         self.owned = set(keys)
         self.moved |= self.owned
-        generation = generation_of(consumer)
+        consumer = self.consumer
+        generation = consumer.generation()
         offsets = committed(self.around, self.process, consumer, GROUP, keys) if keys else {}
-        if offsets is None:
-            consumer.assign(partitions_of(keys))  # the client asks again by itself
-            self.positions = {}
-        else:
-            self.positions = {key: max(0, offset) for key, offset in offsets.items()}
-            consumer.assign(
-                [confluent_kafka.TopicPartition(*parts_of(k), self.positions[k]) for k in keys]
-            )
+        positions = None
+        if offsets is not None:
+            positions = {key: max(0, offset) for key, offset in offsets.items()}
+        consumer.start(positions, keys)
+        self.positions = positions or {}
         self.around.recorder.note(
             self.process,
             "assigned",
@@ -142,17 +103,12 @@ class _Membership:
             offsets=self.positions,
         )
 
-    def revoked(
-        self, consumer: confluent_kafka.Consumer, parts: list[confluent_kafka.TopicPartition]
-    ) -> None:
+    def taken(self, keys: list[str]) -> None:
         """The group takes everything back, or gave it to others already."""
-        keys = sorted(key_of(part.topic, part.partition) for part in parts)
         self.moved |= set(keys)
         self.owned.clear()
         self.positions = {}
         self.around.recorder.note(self.process, "revoked", group=GROUP, partitions=keys)
-        with contextlib.suppress(confluent_kafka.KafkaException):  # it may be lost already
-            consumer.unassign()
 
 
 class GroupMembers(Crowd):
@@ -166,26 +122,18 @@ class GroupMembers(Crowd):
         rng = random.Random(around.plan.seed * 99 + number)
         # The first member stays, so that the group has somebody to take partitions from.
         while not around.stop.is_set():
-            self._live(rng, float("inf") if number == 0 else rng.uniform(*LIFE_S))
+            self._live(number, rng, float("inf") if number == 0 else rng.uniform(*LIFE_S))
             around.stop.wait(rng.uniform(0.1, 3))
 
-    def _live(self, rng: random.Random, seconds: float) -> None:
+    def _live(self, number: int, rng: random.Random, seconds: float) -> None:
         around = self._around
         process = around.process()
-        consumer = new_consumer(
-            around.plan.bootstrap,
-            GROUP,
-            **{
-                "session.timeout.ms": 6_000,
-                "heartbeat.interval.ms": 500,
-                "client.id": f"member-{process}",
-            },
-        )
-        membership = _Membership(around, process)
+        consumer = group_consumer(around, number, GROUP, f"member-{process}")
+        membership = _Membership(around, process, consumer)
         topics = sorted(around.plan.topics)
         try:
             invoked = around.recorder.invoke(process, "subscribe", group=GROUP, topics=topics)
-            consumer.subscribe(topics, on_assign=membership.assigned, on_revoke=membership.revoked)
+            consumer.subscribe(topics, membership.given, membership.taken)
             around.recorder.ok(invoked, group=GROUP, topics=topics)
             ends_at = time.monotonic() + seconds
             next_commit = time.monotonic()
@@ -198,13 +146,11 @@ class GroupMembers(Crowd):
             consumer.close()
         around.recorder.note(process, "crash", group=GROUP)
 
-    def _poll(
-        self, process: int, consumer: confluent_kafka.Consumer, membership: _Membership
-    ) -> None:
+    def _poll(self, process: int, consumer: GroupConsumer, membership: _Membership) -> None:
         around = self._around
         membership.moved.clear()
         invoked = around.recorder.invoke(process, "poll")
-        found, errors = records_of(consumer.consume(POLL_RECORDS_MAX, POLL_S))
+        found, errors = consumer.take()
         around.polled_records += sum(map(len, found.values()))
         around.recorder.ok(
             invoked,
@@ -217,10 +163,8 @@ class GroupMembers(Crowd):
             if key in membership.owned and key not in membership.moved:
                 membership.positions[key] = records[-1][0] + 1
 
-    def _commit(
-        self, process: int, consumer: confluent_kafka.Consumer, membership: _Membership
-    ) -> None:
-        generation = generation_of(consumer)
+    def _commit(self, process: int, consumer: GroupConsumer, membership: _Membership) -> None:
+        generation = consumer.generation()
         if generation >= 0:
             offsets = dict(sorted(membership.positions.items()))
             commit(self._around, process, consumer, GROUP, offsets, generation)

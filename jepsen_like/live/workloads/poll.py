@@ -7,6 +7,7 @@ others. `read_to_end` is the last word of a run: everything that every partition
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -67,6 +68,20 @@ def records_of(messages: list[confluent_kafka.Message]) -> tuple[Records, set[st
     return found, errors
 
 
+def poll_own(consumer: Consumer, stop: threading.Event) -> tuple[Records, set[str]]:
+    """The same of our own client."""
+    found: Records = {}
+    try:
+        messages = consumer.poll(POLL_S, POLL_RECORDS_MAX)
+    except ClientError as error:
+        stop.wait(POLL_S)
+        return found, {str(error)}
+    for message in messages:
+        key = key_of(message.topic, message.partition)
+        found.setdefault(key, []).append((message.offset, number_in(message.value)))
+    return found, set()
+
+
 def _assign(consumer: confluent_kafka.Consumer, starts: dict[str, int]) -> None:
     consumer.assign(
         [confluent_kafka.TopicPartition(*parts_of(key), starts[key]) for key in sorted(starts)]
@@ -124,16 +139,7 @@ class OwnClient:
 
     def take(self) -> tuple[Records, set[str]]:
         """What there is."""
-        found: Records = {}
-        try:
-            messages = self._consumer.poll(POLL_S, POLL_RECORDS_MAX)
-        except ClientError as error:
-            self._stop.wait(POLL_S)
-            return found, {str(error)}
-        for message in messages:
-            key = key_of(message.topic, message.partition)
-            found.setdefault(key, []).append((message.offset, number_in(message.value)))
-        return found, set()
+        return poll_own(self._consumer, self._stop)
 
     def close(self) -> None:
         """End it."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from jepsen_like.live.workloads.base import Around, Crowd
 from jepsen_like.live.workloads.group import commit, committed
-from jepsen_like.live.workloads.poll import new_consumer
+from jepsen_like.live.workloads.members import group_consumer
 
 GROUP: Final = "registers"
 CLIENTS: Final = 3
@@ -33,7 +33,7 @@ class Registers(Crowd):
         rng = random.Random(around.plan.seed * 55 + number)
         keys = around.plan.keys[:REGISTERS]
         process = around.process()
-        consumer = new_consumer(around.plan.bootstrap, GROUP, **{"client.id": f"register-{number}"})
+        consumer = group_consumer(around, number, GROUP, f"register-{number}")
         try:
             while not around.stop.wait(rng.uniform(*PAUSE_S)):
                 key = rng.choice(keys)

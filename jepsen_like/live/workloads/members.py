@@ -1,0 +1,224 @@
+"""Consumers with a group, of both client libraries: what the workloads on groups ask of them.
+
+Partitions are keyed as in histories. What a client cannot tell for certain is an `UnansweredError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import confluent_kafka
+
+from jepsen_like.history_events import OFFSET_UNKNOWN
+from jepsen_like.live.workloads.base import Around, key_of, parts_of
+from jepsen_like.live.workloads.poll import (
+    POLL_RECORDS_MAX,
+    POLL_S,
+    Records,
+    new_consumer,
+    poll_own,
+    records_of,
+)
+from raftmq.types import TopicPartition
+from raftmq_client.blocking import Consumer
+from raftmq_client.errors import ClientError
+
+ANSWER_S: Final = 5.0
+SESSION_MS: Final = 6_000
+HEARTBEAT_MS: Final = 500
+_METADATA: Final = struct.Struct("=7si")
+_MAGIC: Final = b"CGMDv2:"
+
+Handed = Callable[[list[str]], None]
+"""Told of keys that were handed out or taken back."""
+
+
+class UnansweredError(Exception):
+    """Nobody knows what became of a request."""
+
+
+class GroupConsumer(Protocol):
+    """A consumer of one group; a member once it subscribes."""
+
+    def generation(self) -> int:
+        """The generation that it believes to be in, -1 when in none."""
+
+    def committed(self, keys: list[str]) -> dict[str, int]:
+        """What the group committed, `OFFSET_UNKNOWN` where nothing."""
+
+    def commit(self, offsets: dict[str, int]) -> None:
+        """Commit these."""
+
+    def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
+        """Be a member; `given` and `taken` are called within `take`."""
+
+    def start(self, positions: dict[str, int] | None, keys: list[str]) -> None:
+        """Within `given`: read these, from these positions or, without any, from the commits."""
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is, and what went wrong."""
+
+    def close(self) -> None:
+        """Leave, and end it."""
+
+
+def group_consumer(around: Around, number: int, group: str, client_id: str) -> GroupConsumer:
+    """Every third one is of our own client library."""
+    kind = OwnClient if number % 3 == 2 else Librdkafka
+    return kind(around, group, client_id)
+
+
+def _partitions(keys: list[str]) -> list[confluent_kafka.TopicPartition]:
+    return [confluent_kafka.TopicPartition(*parts_of(key)) for key in keys]
+
+
+def _check(told: list[confluent_kafka.TopicPartition] | None) -> None:
+    errors = {str(partition.error) for partition in told or () if partition.error is not None}
+    if errors:
+        raise UnansweredError("; ".join(sorted(errors)))
+
+
+class Librdkafka:
+    """One of confluent-kafka."""
+
+    def __init__(self, around: Around, group: str, client_id: str) -> None:
+        self._consumer = new_consumer(
+            around.plan.bootstrap,
+            group,
+            **{
+                "session.timeout.ms": SESSION_MS,
+                "heartbeat.interval.ms": HEARTBEAT_MS,
+                "client.id": client_id,
+            },
+        )
+
+    def generation(self) -> int:
+        """As its opaque metadata has it."""
+        data: Any = self._consumer.consumer_group_metadata()
+        if not isinstance(data, bytes) or len(data) < _METADATA.size:
+            return -1
+        magic, generation = _METADATA.unpack_from(data)
+        if magic != _MAGIC:
+            raise ValueError(f"librdkafka tells of its groups in a new way: {data!r}")
+        return int(generation)
+
+    def committed(self, keys: list[str]) -> dict[str, int]:
+        """What the group committed."""
+        try:
+            told = self._consumer.committed(_partitions(keys), timeout=ANSWER_S)
+        except confluent_kafka.KafkaException as error:
+            raise UnansweredError(str(error)) from error
+        _check(told)
+        return {
+            key_of(p.topic, p.partition): p.offset if p.offset >= 0 else OFFSET_UNKNOWN
+            for p in told
+        }
+
+    def commit(self, offsets: dict[str, int]) -> None:
+        """Commit these."""
+        wanted = [confluent_kafka.TopicPartition(*parts_of(key), offsets[key]) for key in offsets]
+        try:
+            told = self._consumer.commit(offsets=wanted, asynchronous=False)
+        except confluent_kafka.KafkaException as error:
+            raise UnansweredError(str(error)) from error
+        _check(told)
+
+    def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
+        """Be a member."""
+
+        def assigned(_: object, parts: list[confluent_kafka.TopicPartition]) -> None:
+            given(sorted(key_of(part.topic, part.partition) for part in parts))
+
+        def revoked(_: object, parts: list[confluent_kafka.TopicPartition]) -> None:
+            taken(sorted(key_of(part.topic, part.partition) for part in parts))
+            with contextlib.suppress(confluent_kafka.KafkaException):  # it may be lost already
+                self._consumer.unassign()
+
+        self._consumer.subscribe(topics, on_assign=assigned, on_revoke=revoked)
+
+    def start(self, positions: dict[str, int] | None, keys: list[str]) -> None:
+        """Without positions it asks again by itself."""
+        parts = _partitions(keys)
+        for part in parts if positions is not None else ():
+            part.offset = (positions or {})[key_of(part.topic, part.partition)]
+        self._consumer.assign(parts)
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is."""
+        return records_of(self._consumer.consume(POLL_RECORDS_MAX, POLL_S))
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+class OwnClient:
+    """One of `raftmq_client`."""
+
+    def __init__(self, around: Around, group: str, client_id: str) -> None:
+        self._stop = around.stop
+        self._given: Handed = _nobody
+        self._taken: Handed = _nobody
+        self._consumer = Consumer(
+            around.plan.bootstrap,
+            group=group,
+            client_id=client_id,
+            reset="earliest",
+            auto_commit_ms=None,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            max_wait_ms=200,
+            metadata_max_age_ms=5_000,
+            on_assigned=lambda parts: self._given(_keys(parts)),
+            on_revoked=lambda parts: self._taken(_keys(parts)),
+        )
+
+    def generation(self) -> int:
+        """As the member knows it."""
+        return self._consumer.generation
+
+    def committed(self, keys: list[str]) -> dict[str, int]:
+        """What the group committed."""
+        parts = [TopicPartition(*parts_of(key)) for key in keys]
+        try:
+            told = self._consumer.committed(parts, timeout=ANSWER_S)
+        except ClientError as error:
+            raise UnansweredError(str(error)) from error
+        return {key: told.get(TopicPartition(*parts_of(key)), OFFSET_UNKNOWN) for key in keys}
+
+    def commit(self, offsets: dict[str, int]) -> None:
+        """Commit these."""
+        wanted = {TopicPartition(*parts_of(key)): offset for key, offset in offsets.items()}
+        try:
+            self._consumer.commit(wanted, timeout=ANSWER_S)
+        except ClientError as error:
+            raise UnansweredError(str(error)) from error
+
+    def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
+        """Be a member."""
+        self._given, self._taken = given, taken
+        self._consumer.subscribe(topics)
+
+    def start(self, positions: dict[str, int] | None, keys: list[str]) -> None:
+        """Without positions it begins where it asked itself."""
+        for key in keys if positions is not None else ():
+            self._consumer.seek(TopicPartition(*parts_of(key)), (positions or {})[key])
+
+    def take(self) -> tuple[Records, set[str]]:
+        """What there is."""
+        return poll_own(self._consumer, self._stop)
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+def _keys(parts: tuple[TopicPartition, ...]) -> list[str]:
+    return sorted(key_of(part.topic, part.partition) for part in parts)
+
+
+def _nobody(_keys: list[str]) -> None:
+    """Told of nothing before it subscribes."""
