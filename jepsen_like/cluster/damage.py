@@ -62,6 +62,8 @@ class Damage:
         # Damage in closed segments is found late, so a second one might meet the only sound copy:
         # more than the design promises to survive. One per group and run.
         self._rotten: dict[RaftGroupId, bool] = {}
+        # The other copy might be next, before anybody has come to mend the first.
+        self._halved: dict[tuple[int, str], bool] = {}
 
     def lose_folder(self, node: ClusterNode, random: Random) -> None:
         """Lose one group's files, and nothing else."""
@@ -220,11 +222,14 @@ class Damage:
         paths = [
             path
             for path in disk.files(ROOT)
-            if path.endswith(names) and path.rpartition("/")[0] not in rotten
+            if path.endswith(names)
+            and path.rpartition("/")[0] not in rotten
+            and (node.node_id, path) not in self._halved
         ]
         for path in random.sample(paths, min(len(paths), random.choice((1, 2, 4)))):
             size = len(disk.content(path).rstrip(b"\0"))
             if size:
+                self._halved[node.node_id, path] = True
                 self._world.note("rot one copy", node.node_id, path)
                 self._world.had_effect("one copy spoilt")
                 disk.flip(path, random.randrange(size), random.randrange(8))

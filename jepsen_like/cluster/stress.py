@@ -112,6 +112,21 @@ def journals(seed: int) -> ClusterOptions:
     ).with_weights(rot_journal=4, halves=3, isolate_leader=3)
 
 
+def indexes(seed: int) -> ClusterOptions:
+    """Indexes go bad, and many clients ask for what lies in the middle of closed segments."""
+    return drawn(
+        seed,
+        has_floors=False,
+        segment_bytes=16_384,
+        consumers=4,
+        tourists=6,
+        records_max=8,
+        safety_ms=10_000,
+        fault_every_ms=(80.0, 250.0),
+        fault_lasts_ms=(20.0, 120.0),
+    ).with_weights(rot_index=2, transfer=8)
+
+
 def rot(seed: int) -> ClusterOptions:
     """Flushed bytes go bad."""
     return drawn(

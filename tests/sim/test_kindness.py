@@ -214,3 +214,21 @@ def test_who_forgot_its_votes_is_admitted_as_somebody_else() -> None:
             assert now.self_id != replica_id
             assert now.self_id in now.voters
         world.close()
+
+
+def test_of_what_is_written_twice_one_copy_stays() -> None:
+    """Nobody had come to mend the first copy of a log start when the second one went bad, too: a
+    fresh identity was right, and taken for a mistake (a run with many spoilt indexes)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        node, damage = world.node(1), Damage(world)
+        node.crash()
+        for draw in range(30):
+            damage.rot_one_copy(node, Random(draw))
+        node.start()
+        world.run_until(world.now_ms + 2_000.0)
+        assert world.counts.effects["one copy spoilt"] >= 1
+        assert world.watch.is_whole()
+        world.close()
