@@ -10,7 +10,6 @@ answer and our own bugs both end the connection, and are logged.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
@@ -75,6 +74,7 @@ class Dispatcher:
 
     def __init__(self, broker: Broker, handlers: Mapping[ApiKey, Handler]) -> None:
         self._broker = broker
+        self.now_ms = broker.clock.monotonic_ms
         self._handlers = dict(handlers)
         self._elements_max = broker.config.request_elements_max
         names = {key: key.name.lower() for key in ANNOUNCED}
@@ -88,7 +88,7 @@ class Dispatcher:
         Raises:
             RemoteProtocolError: the connection is to be closed.
         """
-        started = time.perf_counter()
+        started_ms = self.now_ms()
         api_key, version, correlation_id = _KEY_VERSION_CORRELATION.unpack_from(frame)
         span = ANNOUNCED.get(api_key)
         if span is None:
@@ -104,18 +104,18 @@ class Dispatcher:
         if api_key == ApiKey.FETCH:
             memo = connection.fetch_memo
             if memo is not None and memo.is_of(version, frame):
-                self._begin_again(memo, correlation_id, slot, connection, started)
+                self._begin_again(memo, correlation_id, slot, connection, started_ms)
                 return
         header, position = decode_request_header(frame)
         body_view = frame[position:]
         self._broker.elections.asker = connection.hold
         try:
             if api_key == ApiKey.PRODUCE:
-                self._begin_produce(header, body_view, slot, started)
+                self._begin_produce(header, body_view, slot, started_ms)
             elif api_key == ApiKey.FETCH:
-                self._begin_fetch(header, body_view, slot, connection, started, frame)
+                self._begin_fetch(header, body_view, slot, connection, started_ms, frame)
             else:
-                self._begin_other(header, body_view, slot, connection, started, metrics)
+                self._begin_other(header, body_view, slot, connection, started_ms, metrics)
         except RemoteProtocolError:
             metrics.failures += 1
             raise
@@ -128,13 +128,13 @@ class Dispatcher:
         header: RequestHeader,
         body: memoryview,
         slot: Slot,
-        started: float,
+        started_ms: float,
     ) -> None:
         version = header.api_version
         request = decode_produce_request(version, body, elements_max=self._elements_max)
         result = produce.handle(self._broker, header, request)
         encode = _encode_produce if request.acks else _encode_unanswered
-        _InHand(self, header, header.correlation_id, encode, slot, started).settle(result)
+        _InHand(self, header, header.correlation_id, encode, slot, started_ms).settle(result)
 
     def _begin_fetch(
         self,
@@ -142,7 +142,7 @@ class Dispatcher:
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        started: float,
+        started_ms: float,
         frame: memoryview,
     ) -> None:
         version = header.api_version
@@ -152,7 +152,7 @@ class Dispatcher:
             connection.fetch_memo = memo
         result = fetch.handle(self._broker, header, request, memo)
         encode = _encode_fetch if memo is None else memo.encode
-        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started)
+        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
         in_hand.settle(result, connection)
 
     def _begin_again(
@@ -161,14 +161,14 @@ class Dispatcher:
         correlation_id: int,
         slot: Slot,
         connection: Connection,
-        started: float,
+        started_ms: float,
     ) -> None:
         """A fetch in the words of the last one."""
         header = memo.header
         self._broker.elections.asker = connection.hold
         try:
             result = fetch.handle(self._broker, header, memo.request, memo)
-            in_hand = _InHand(self, header, correlation_id, memo.encode, slot, started)
+            in_hand = _InHand(self, header, correlation_id, memo.encode, slot, started_ms)
             in_hand.settle(result, connection)
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
             self.failed(header, error)
@@ -180,7 +180,7 @@ class Dispatcher:
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        started: float,
+        started_ms: float,
         metrics: ApiMetrics,
     ) -> None:
         api_key, version = header.api_key, header.api_version
@@ -197,7 +197,7 @@ class Dispatcher:
             self._broker.client_host = connection.peer.rpartition(":")[0]
             result = handler(self._broker, header, request)
         encode = self._encode_other
-        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started)
+        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
         in_hand.settle(result, connection)
 
     def _encode_other(self, header: RequestHeader, correlation_id: int, response: Answer) -> Pieces:
@@ -257,7 +257,7 @@ class _InHand:
         "_encode",
         "_header",
         "_slot",
-        "_started",
+        "_started_ms",
     )
 
     def __init__(
@@ -267,7 +267,7 @@ class _InHand:
         correlation_id: int,
         encode: Encode,
         slot: Slot,
-        started: float,
+        started_ms: float,
     ) -> None:
         """`header` may be that of an earlier request, which had another correlation id."""
         self._dispatcher = dispatcher
@@ -275,7 +275,7 @@ class _InHand:
         self._correlation_id = correlation_id
         self._encode = encode
         self._slot = slot
-        self._started = started
+        self._started_ms = started_ms
         self._connection: Connection | None = None
 
     def settle(self, result: Any, connection: Connection | None = None) -> None:
@@ -318,7 +318,7 @@ class _InHand:
         return self._dispatcher.metrics_of(self._header.api_key)
 
     def _observe(self) -> None:
-        self._metrics.observe(time.perf_counter() - self._started)
+        self._metrics.observe((self._dispatcher.now_ms() - self._started_ms) / 1e3)
 
     def _hang_up(self) -> None:
         self._metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)

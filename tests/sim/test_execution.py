@@ -1,4 +1,4 @@
-"""What the simulation executes of the product: all of it but its edges, in whole nodes."""
+"""What the simulation executes of the product: all of it but its edges, and no machine's clock."""
 
 from __future__ import annotations
 
@@ -75,21 +75,24 @@ def has_functions(path: Path) -> bool:
     return len(functions) > declared
 
 
-def called_files() -> set[str]:
-    """Files of which a function is called, in a process of its own: here earlier tests may have
-    filled caches, such as that of compiled codecs."""
+@pytest.fixture(scope="module")
+def seen() -> dict[str, list[str]]:
+    """What `main` saw, in a process of its own: here earlier tests may have filled caches, such as
+    that of compiled codecs."""
     done = subprocess.run(
         [sys.executable, __file__], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return set(json.loads(done.stdout))
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_that_decides_is_executed() -> None:
+@pytest.mark.xdist_group("execution")
+def test_all_that_decides_is_executed(seen: dict[str, list[str]]) -> None:
     """What is left out are adapters, the listener, the admin port and the command line."""
-    called = called_files()
+    called = {*seen["called"]}
     product = ROOT / "raftmq"
     inside = [
         path.relative_to(product)
@@ -99,19 +102,32 @@ def test_all_that_decides_is_executed() -> None:
     assert {str(path) for path in inside if path.parts[0] not in EDGES} == {*LEFT_OUT}
 
 
-def main() -> None:
-    """Run the seeds and print the files."""
-    called: dict[str, bool] = {}
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("execution")
+def test_nothing_reads_the_clocks_of_the_machine(seen: dict[str, list[str]]) -> None:
+    """Time is an argument. How often a log line is written decides nothing else."""
+    readers = [Path(file) for file in seen["readers"]]
+    inside = {str(file.relative_to(ROOT)) for file in readers if file.is_relative_to(ROOT)}
+    assert inside == {"raftmq/server/log_rate.py"}
 
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
+
+def main() -> None:
+    """Run the seeds; print the files whose functions are called, and those that read clocks."""
+    called: dict[str, bool] = {}
+    readers: dict[str, bool] = {}
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             called[frame.f_code.co_filename] = True
+        elif event == "c_call" and argument.__module__ == "time":
+            readers[frame.f_code.co_filename] = True
 
     sys.setprofile(note)
     for seed, draw in RUNS:
         run_cluster_seed(seed, attrs.evolve(draw(seed), tourists=6))
     sys.setprofile(None)
-    sys.stdout.write(json.dumps([*called]))
+    sys.stdout.write(json.dumps({"called": [*called], "readers": [*readers]}))
 
 
 if __name__ == "__main__":
