@@ -48,8 +48,10 @@ def test_a_bug_planted_above_the_groups_is_caught(name: str) -> None:
     [
         "acked-before-commit",
         "deletion-not-done",
+        "half-is-a-majority",
         "heartbeats-behind-the-disk",
         "last-wish-counts",
+        "lost-journal-not-missed",
         "read-above-watermark",
         "rubbish-ends-the-node",
         "sequence-unchecked",
