@@ -101,10 +101,15 @@ class _Listener:
     def __init__(self, watch: CommandsWatch, machine: MetadataMachine) -> None:
         self._watch = watch
         self._machine = machine
+        self._groups = machine.image.groups
+        """After the last command, which is not always when an image is published."""
 
     def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
         """Judge one command."""
         watch, image, command = self._watch, self._machine.image, envelope.command
+        before, self._groups = self._groups, image.groups
+        if before is not image.groups:
+            watch.groups_changed(before, image.groups)
         watch.applied(envelope, result, offset)
         if isinstance(result, CommitsDone) and isinstance(command, CommitMany):
             for commit, code in zip(command.commits, result.codes, strict=True):
@@ -118,12 +123,11 @@ class _Listener:
             watch.forgot_group(command.group, offset)
 
     def state_restored(self, image: MetadataImage) -> None:
-        """A snapshot: nothing is applied twice by it."""
+        """A snapshot: nothing is applied twice by it, and what groups went through is not seen."""
+        self._groups = image.groups
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """What a command made of the groups."""
-        if after.groups is not before.groups:
-            self._watch.groups_changed(before.groups, after.groups)
+        """Seen command by command."""
 
     def advanced(self, applied_end: RaftIndex) -> None:
         """Seen command by command."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
 from attrs import define
 
-from jepsen_like.cluster.commands_watch import CommandsWatch
+from jepsen_like.cluster.commands_watch import CommandsWatch, _Listener
 from jepsen_like.cluster.planted import CLUSTER_BUGS, hunt_in_cluster
 from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolation
 from jepsen_like.planted import BUGS, hunt, hunt_with
@@ -165,3 +167,20 @@ def test_a_group_is_forgotten_once_and_only_when_it_is_empty() -> None:
     watch.groups_changed(_groups("a", members=1), _groups("a"))
     with pytest.raises(InvariantViolation, match="GroupsEndEmpty: a had 1 members"):
         watch.groups_changed(_groups("a", members=1), _groups())
+
+
+def test_groups_are_judged_command_by_command() -> None:
+    """The last member left and the group was forgotten before an image was published, so the one
+    before had members, and the one after not the group (seed 9100023)."""
+    machine: Any = SimpleNamespace(image=SimpleNamespace(groups=_groups("a", members=1)))
+    listener = _Listener(CommandsWatch(Invariants()), machine)
+    before = machine.image
+    for sequence, groups in enumerate((_groups("a"), _groups())):
+        machine.image = SimpleNamespace(groups=groups)
+        listener.command_applied(_envelope(sequence), GroupDone(), Offset(sequence))
+    listener.image_changed(before, machine.image)
+    machine.image = before
+    listener.state_restored(before)
+    machine.image = SimpleNamespace(groups=_groups())
+    with pytest.raises(InvariantViolation, match="GroupsEndEmpty: a had 1 members"):
+        listener.command_applied(_envelope(3), GroupDone(), Offset(3))
