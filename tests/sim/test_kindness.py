@@ -39,7 +39,8 @@ def test_a_producer_never_runs_ahead_of_what_a_broker_remembers() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_most_clocks_are_about_right(nodes: int) -> None:
-    """Two of three clocks were a fortnight ahead: then that is the agreed time (500235)."""
+    """Two of three clocks were a fortnight ahead: then that is the agreed time (500235). So it is
+    for a partition whose replicas are on two such nodes out of five (9100364)."""
     options = ClusterOptions(nodes=nodes, clock_skew_ms=15 * DAY_MS)
     for seed in range(30):
         world = ClusterWorld(seed, options)
@@ -48,7 +49,7 @@ def test_most_clocks_are_about_right(nodes: int) -> None:
         for _ in range(10):
             nemesis._strike(Fault(0.0, "clock-jump", random.getrandbits(48)))
         far = [node for node in world.nodes if abs(node.clock.skew_ms) > DAY_MS]
-        assert 2 * len(far) < nodes
+        assert len(far) <= 1
         world.close()
 
 
