@@ -98,6 +98,21 @@ class Majority:
                 world.wires.cut(other.node_id, me)
         world.cut_off[me] = True
 
+    def _is_in_doubt(self) -> bool:
+        """True when power loss tore a tail that may have been promised, and of those who could tell
+        the one left out is the only one: nobody else may lead, for safety goes before progress."""
+        watch = self._world.watch
+        for group in watch.groups():
+            replicas = [
+                watch.machines[node.node_id, group].replica
+                for node in self._others
+                if (node.node_id, group) in watch.machines
+            ]
+            promised = max((r.core.claimed_end_floor for r in replicas), default=0)
+            if promised and all(r.log.end_index < promised for r in replicas):
+                return True
+        return False
+
     def _why_not_led(self, group: RaftGroupId) -> str:
         watch = self._world.watch
         if not any((node.node_id, group) in watch.machines for node in self._others):
@@ -142,4 +157,6 @@ class Majority:
 
     def _told(self, check: Callable[[], str]) -> str:
         why = check()
+        if why and self.left_out and self._is_in_doubt():
+            self.end()
         return f"without node {self.left_out.node_id}: {why}" if why and self.left_out else why

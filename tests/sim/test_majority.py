@@ -9,7 +9,9 @@ import pytest
 from jepsen_like.cluster.majority import Majority
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.world import ClusterWorld, Fault
+from raftmq.types import METADATA_GROUP, RaftIndex
 
 
 @pytest.fixture
@@ -67,3 +69,28 @@ def test_what_a_nemesis_has_under_way_does_not_let_it_in(world: ClusterWorld, fa
         world.run_until(at_ms)
         assert {(a, b): world.wires.is_cut(a, b) for a in ids for b in ids} == before
         assert list(world.cut_off) == [majority.left_out.node_id]
+
+
+def test_one_who_alone_can_tell_what_a_torn_tail_held_is_let_in() -> None:
+    """The others could not lead without it, and need not: safety goes before progress (9100828)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        majority = Majority(world)
+        assert majority.left_out is not None
+        out = majority.left_out
+        doubting, knowing = (
+            world.watch.machines[node.node_id, METADATA_GROUP].replica
+            for node in world.nodes
+            if node is not out
+        )
+        end = max(doubting.log.end_index, knowing.log.end_index)
+        doubting.core.claimed_end_floor = RaftIndex(end)
+        assert majority._told(lambda: "no leader") == f"without node {out.node_id}: no leader"
+        assert majority.left_out is out
+        doubting.core.claimed_end_floor = RaftIndex(end + 1)
+        assert majority._told(lambda: "no leader") == "no leader"
+        assert majority.left_out is None
+        assert not world.cut_off
+        world.close()
