@@ -362,8 +362,11 @@ class PeerLinks:
     async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
         address = self._addresses[stream.node_id]
         with trio.fail_after(HELLO_TIMEOUT_S):
-            with trio.fail_after(DIAL_TIMEOUT_S):
-                connected = await trio.open_tcp_stream(address.host, address.port)
+            try:
+                with trio.fail_after(DIAL_TIMEOUT_S) as stream.dialling:
+                    connected = await trio.open_tcp_stream(address.host, address.port)
+            finally:
+                stream.dialling = None
             sock = socket.socket(fileno=connected.socket.detach())
             try:
                 sock.setblocking(False)
@@ -381,6 +384,13 @@ class PeerLinks:
                 sock.close()
                 raise
         return sock, _identity(theirs)
+
+    def _dial_now(self, node_id: NodeId) -> None:
+        """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
+        if (redial := self._redial.get(node_id)) is not None:
+            redial.set()
+            for name in STREAMS:
+                self._streams[node_id, name].hurry()
 
     async def _drain(self, stream: PeerStream) -> None:
         """Write what did not fit at once; return when the connection ends."""
@@ -412,8 +422,7 @@ class PeerLinks:
             if theirs.address:
                 # It may be a node that no config here names: it is answered where it says it is.
                 self.set_addresses({identity.node_id: Address.parse(theirs.address)})
-            if (redial := self._redial.get(identity.node_id)) is not None:
-                redial.set()  # it is up: no need to wait out our back-off
+            self._dial_now(identity.node_id)
             self._on_identity(identity)
             await self._read_frames(sock, identity)
         except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError, ConfigError):

@@ -31,6 +31,8 @@ again, and a slow line does nothing else then; a fast one needs no more to be al
 UNSENT_CHUNK_BYTES_MAX: Final = 1 << 20
 """And so much more in the kernel, for the same reason."""
 READ_PIECE_BYTES: Final = 64 << 10
+CONNECTED_S: Final = 0.25
+"""A peer that can be reached is connected in less."""
 
 
 class StreamCounts(Protocol):
@@ -55,6 +57,15 @@ class PeerStream:
     dropped_frames: int = 0
     wake: trio.Event = field(factory=trio.Event)
     is_torn: bool = False
+    dialling: trio.CancelScope | None = None
+    """While a connection is being asked for."""
+
+    def hurry(self) -> None:
+        """The peer can be reached: a connection comes soon, or what asked for it was lost when it
+        could not, and the system would ask again after a second or more."""
+        if self.dialling is not None:
+            soon = trio.current_time() + CONNECTED_S
+            self.dialling.deadline = min(self.dialling.deadline, soon)
 
     def send(self, pieces: Sequence[Buffer]) -> bool:
         """Send what the socket takes and queue the rest; False when the frame was dropped."""

@@ -191,6 +191,33 @@ async def test_a_lost_peer_is_reported_and_dialled_again() -> None:
             await a.until(lambda: a.links.is_connected(NodeId(2)))
 
 
+async def test_who_comes_by_itself_is_asked_for_a_connection_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What asked for one while the link was cut is lost, and the system would ask again a second
+    or more after that; a leader that is heard and hears nobody gives up meanwhile."""
+    monkeypatch.setattr(peer_links, "DIAL_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(peer_links, "HELLO_TIMEOUT_S", 60.0)
+    a, b = Node(1), Node(2)
+    open_tcp_stream, asked = trio.open_tcp_stream, 0
+
+    async def lose(host: str, port: int) -> trio.SocketStream:
+        nonlocal asked
+        if port == b.address.port and asked < len(peer_links.STREAMS):
+            asked += 1
+            await trio.sleep_forever()
+        return await open_tcp_stream(host, port)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", lose)
+    a.links.set_addresses({NodeId(2): b.address})
+    async with running(a, b):
+        await a.until(lambda: asked == len(peer_links.STREAMS))
+        assert not a.links.is_connected(NodeId(2))
+        b.links.set_addresses({NodeId(1): a.address})
+        await b.until(lambda: b.links.is_connected(NodeId(1)))
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+
+
 WHOLE: frozenset[NodeId] = frozenset()
 ONE, TWO = NodeId(1), NodeId(2)
 
