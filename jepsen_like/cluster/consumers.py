@@ -38,8 +38,6 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 SILENCE_MAX: Final = 2.5
 """Members fall silent for so many sessions at most."""
-REBALANCE_MS: Final = 2_000
-"""For so long a rebalance waits for a member."""
 
 Where = tuple[str, int]
 
@@ -252,6 +250,8 @@ class Member(Fetcher):
         self._round = 0
         is_static = self.kafka.random.random() < world.options.static_share
         self._instance_id = f"static-{process}" if is_static else None
+        # A join is answered once a rebalance is over.
+        self._patience_ms = world.options.rebalance_ms + world.options.request_timeout_ms + 500
 
     @property
     def generation(self) -> int:
@@ -355,10 +355,10 @@ class Member(Fetcher):
         subscription = encode_subscription(Subscription(tuple(self._topics)))
         answer = await self._ask(
             ApiKey.JOIN_GROUP,
-            timeout_ms=4_000.0,
+            timeout_ms=self._patience_ms,
             group_id=self._group,
             session_timeout=options.session_ms,
-            rebalance_timeout=REBALANCE_MS,
+            rebalance_timeout=options.rebalance_ms,
             member_id=self._member_id,
             group_instance_id=self._instance_id,
             protocol_type="consumer",
@@ -377,7 +377,7 @@ class Member(Fetcher):
             plan = await self._plan(answer.members)
         synced = await self._ask(
             ApiKey.SYNC_GROUP,
-            timeout_ms=4_000.0,
+            timeout_ms=self._patience_ms,
             group_id=self._group,
             generation_id=self._generation,
             member_id=self._member_id,

@@ -115,15 +115,13 @@ class Damage:
 
     def rot(self, node: ClusterNode, random: Random) -> None:
         """Flip a bit in a batch that the journal knows to be flushed, preferably a late one."""
-        groups = self._groups()
-        if not groups:
-            return
-        group = random.choice(groups)
-        if group in self._rotten:
-            return
-        is_lost = random.random() < 0.25 and self._lose_segment(node, group, random)
-        if is_lost or self._rot_group(node, group, random, part=(0.0, 1.0)):
-            self._rotten[group] = True
+        groups = [group for group in self._groups() if group not in self._rotten]
+        random.shuffle(groups)
+        for group in groups:
+            is_lost = random.random() < 0.25 and self._lose_segment(node, group, random)
+            if is_lost or self._rot_group(node, group, random, part=(0.0, 1.0)):
+                self._rotten[group] = True
+                return
 
     def _lose_segment(self, node: ClusterNode, group: RaftGroupId, random: Random) -> bool:
         """Lose the file of a closed segment, all of which others have."""

@@ -560,6 +560,7 @@ class ClusterNode:
             assert self.core is not None
             assert self.links is not None
             self.links.set_addresses({identity.node_id: Address(f"node{identity.node_id}", 9192)})
+            self.links.dialled_by(identity.node_id)
             self.core.plane.peer_introduced(identity)
 
         self.later(0.0, take)

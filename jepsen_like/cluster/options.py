@@ -104,7 +104,9 @@ class ClusterOptions:
     retention_bytes: int = -1
     open_files_max: int = 1_024
     snapshot_bytes: int = 1 << 20
-    session_ms: int = 1_500
+    session_ms: int = 500
+    rebalance_ms: int = 500
+    """For so long a rebalance waits for a member."""
     static_share: float = 0.0
     """How many of the group's members have a group.instance.id."""
     session_share: float = 0.5
@@ -112,7 +114,7 @@ class ClusterOptions:
     offsets_retention_ms: int = 7 * 86_400_000
     topic_configs: tuple[tuple[str, str], ...] = ()
     """Of the first topic."""
-    request_timeout_ms: float = 1_500
+    request_timeout_ms: float = 500
     fault_every_ms: tuple[float, float] = (150.0, 900.0)
     fault_lasts_ms: tuple[float, float] = (100.0, 1_200.0)
     weights: tuple[tuple[str, float], ...] = ()
@@ -134,6 +136,10 @@ class ClusterOptions:
         chosen = tuple((name.replace("_", "-"), weight) for name, weight in weights.items())
         assert all(name in FAULTS for name, _ in chosen), "no such fault"
         return attrs.evolve(self, weights=chosen)
+
+    def with_patience(self) -> ClusterOptions:
+        """Clients wait for longer than it takes to elect: sessions and requests outlive leaders."""
+        return attrs.evolve(self, session_ms=1_500, rebalance_ms=2_000, request_timeout_ms=1_500)
 
 
 DEFAULT_WEIGHTS: dict[str, float] = {
@@ -183,13 +189,15 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         if random.random() < 0.25:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
+    # By draws of their own: most seeds stay what they were.
     if Random(f"journals {seed}").random() < 0.25:
-        weights["rot-journal"] = 0.5  # by a draw of its own: most seeds stay what they were
+        weights["rot-journal"] = 0.5
+    is_patient = Random(f"patience {seed}").random() < 0.25
     expires = random.random() < 0.1
     if expires:
         # Else what is the time would decide whether somebody's offsets are old.
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
-    return ClusterOptions(
+    options = ClusterOptions(
         nodes=5 if random.random() < 0.1 else 3,
         spares=random.choices((0, 1, 2), (15, 4, 1))[0],
         partitions=random.choice((1, 2, 4)),
@@ -216,3 +224,4 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         open_files_max=random.choice((1_024, 1_024, 12)),
         slowdown=8.0,
     )
+    return options.with_patience() if is_patient else options

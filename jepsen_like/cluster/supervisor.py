@@ -6,7 +6,7 @@ by `/status` as not running. Never looks at what only a simulation can see.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.node.composition import NodeCore
@@ -25,6 +25,8 @@ class Supervisor:
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
         self._missing_in: tuple[int, float] | None = None
+        self.missing: list[dict[str, Any]] = []
+        """What a failing disk kept from beginning, at the last look."""
 
     def look(self) -> None:
         """Restart the node where that is what helps."""
@@ -47,7 +49,7 @@ class Supervisor:
     def _missing_for_long(self, core: NodeCore) -> list[str]:
         """What could not begin, once this process has lacked it for seconds."""
         topics = core.machine.image.topics_by_id()
-        missing = [row for topic in topics for row in not_running(core, topic)]
+        self.missing = missing = [row for topic in topics for row in not_running(core, topic)]
         life, now_ms = self._node.life, self._node.world.now_ms
         if not missing:
             self._missing_in = None

@@ -262,12 +262,13 @@ class SimLinks:
     def peer_up(self, node_id: NodeId) -> None:
         """A new process is there: it resets what is left of streams to its forerunner."""
         stream = self._streams.get(node_id)
-        if stream is None:
-            return
-        if stream.is_connected:
+        if stream is not None and stream.is_connected:
             self._ends_later(node_id, self._world.wires.delay_ms())
-        else:
-            stream.backoff_ms = BACKOFF_MS[0]
+
+    def dialled_by(self, node_id: NodeId) -> None:
+        """A peer came by itself: nobody waits any longer before it is dialled."""
+        stream = self._streams[node_id]
+        if not stream.is_connected:
             self._dial_later(node_id, self._world.wires.delay_ms())
 
     def _ends_later(self, node_id: NodeId, delay_ms: float) -> None:

@@ -19,6 +19,7 @@ from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.types import NodeId
 
 DAY_MS = 86_400_000.0
 
@@ -232,4 +233,29 @@ def test_of_what_is_written_twice_one_copy_stays() -> None:
         world.run_until(world.now_ms + 2_000.0)
         assert world.counts.effects["one copy spoilt"] >= 1
         assert world.watch.is_whole()
+        world.close()
+
+
+def test_who_comes_by_itself_is_dialled_at_once() -> None:
+    """As nodes do. Links were dialled after their back-offs alone, up to one and a half seconds: a
+    leader was heard that long, heard nobody, and nobody stood for election meanwhile (9200240)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        one, two = world.node(1), world.node(2)
+        assert one.links is not None
+        assert two.links is not None
+        world.wires.cut(1, 2)
+        world.wires.cut(2, 1)
+        for links, peer in ((one.links, NodeId(2)), (two.links, NodeId(1))):
+            links.torn(peer)
+            links._ends_later(peer, 0.0)
+        world.run_until(world.now_ms + 4_000.0)
+        assert not one.links.is_connected(NodeId(2))
+        world.wires.mend_all()
+        two.links._dial_later(NodeId(1), 0.0)
+        world.run_until(world.now_ms + 2 * world.options.latency_ms[1])
+        assert two.links.is_connected(NodeId(1))
+        assert one.links.is_connected(NodeId(2))
         world.close()
