@@ -35,13 +35,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Live tests have more time, end by an exception that lets them clean up, and come one after
-    the other however many processes test."""
+    the other however many processes test. They begin first and wait most of the time; simulations,
+    which take all the cores that are left and give way to them, run beside them."""
     limit = pytest.mark.timeout(LIVE_TIMEOUT_S, method="signal")
     for item in items:
         if item.get_closest_marker("live"):
             item.add_marker(pytest.mark.xdist_group("live"))
             if not item.get_closest_marker("timeout"):
                 item.add_marker(limit)
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("live"):
+        return 0
+    return 1 if item.path.parent.name == "sim" else 2
 
 
 @pytest.fixture(scope="session")

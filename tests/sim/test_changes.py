@@ -24,11 +24,12 @@ def test_truncations_and_resets_are_finished(monkeypatch: pytest.MonkeyPatch) ->
         clear(recovery, what)
 
     monkeypatch.setattr(_Recovery, "_clear_pending", noted)
-    for seed in (1, 2):
+    for seed in range(1, 9):
         result = run_cluster_seed(seed, changes(seed))
         assert result.name == "", result.detail
-    assert finished["truncation"]
-    assert finished["reset"]
+        if finished["truncation"] and finished["reset"]:
+            return
+    pytest.fail(f"nothing else was finished than {finished}")
 
 
 def test_after_a_power_loss_nothing_is_in_memory() -> None:

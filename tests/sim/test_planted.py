@@ -61,8 +61,8 @@ def test_a_bug_planted_above_the_groups_is_caught(name: str) -> None:
     ],
 )
 def test_a_bug_planted_above_the_groups_is_caught_soon(name: str) -> None:
-    """Those that a seed or two find; all of them are for the soak."""
-    catch = hunt_in_cluster(name, seeds=5)
+    """Those that a few seeds find; all of them are for the soak."""
+    catch = hunt_in_cluster(name, seeds=10)
     assert catch.is_caught, str(catch)
 
 
