@@ -380,7 +380,7 @@ class ClusterNode:
             tick_ms=options.tick_ms,
             election_ticks=options.election_ticks,
             heartbeat_ticks=options.heartbeat_ticks,
-            broker_session_ms=1_500,
+            broker_session_ms=options.broker_session_ms,
             replica_lag_time_max_ms=1_000,
             retention_check_ms=500,
             scrub_bytes_per_s=1 << 20,

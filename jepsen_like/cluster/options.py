@@ -104,6 +104,7 @@ class ClusterOptions:
     retention_bytes: int = -1
     open_files_max: int = 1_024
     snapshot_bytes: int = 1 << 20
+    broker_session_ms: int = 750
     session_ms: int = 500
     rebalance_ms: int = 500
     """For so long a rebalance waits for a member."""
@@ -138,8 +139,14 @@ class ClusterOptions:
         return attrs.evolve(self, weights=chosen)
 
     def with_patience(self) -> ClusterOptions:
-        """Clients wait for longer than it takes to elect: sessions and requests outlive leaders."""
-        return attrs.evolve(self, session_ms=1_500, rebalance_ms=2_000, request_timeout_ms=1_500)
+        """Clients, and the controller with brokers, wait for longer than it takes to elect."""
+        return attrs.evolve(
+            self,
+            broker_session_ms=1_500,
+            session_ms=1_500,
+            rebalance_ms=2_000,
+            request_timeout_ms=1_500,
+        )
 
 
 DEFAULT_WEIGHTS: dict[str, float] = {

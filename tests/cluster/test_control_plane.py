@@ -261,3 +261,32 @@ def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
     assert asked == [(2, True), (4, True)]
     assert lifecycle.is_replaced
     assert lifecycle.refusal == "replaced by 4"
+
+
+def test_a_member_whom_nobody_knows_joins_anew() -> None:
+    """What made it one was lost with the leader that proposed it, before it was committed."""
+    world = MetadataCluster(3)
+    asked: list[tuple[NodeId, bool]] = []
+
+    class Controller:
+        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+            request = decode_request(payload)
+            assert isinstance(request, JoinRequest)
+            asked.append((node_id, request.is_member))
+            code = ErrorCode.INELIGIBLE_REPLICA if request.is_member else ErrorCode.NONE
+            return Promise.resolved(encode(Reply(code, NodeId(2), message="no member")))
+
+    lifecycle = BrokerLifecycle(
+        BrokerInfo(ReplicaId(NodeId(4), StorageId(104)), "test", None, ()),
+        world.nodes[1].engine,
+        Controller(),
+        clock=world.clock,
+        heartbeat_ms=250,
+        bootstrap=(NodeId(2),),
+        is_member=lambda: True,
+    )
+    lifecycle.tick()
+    world.clock.now_ms += UNLED_MS
+    lifecycle.tick()
+    assert asked == [(2, True), (2, False)]
+    assert (lifecycle.is_replaced, lifecycle.refusal) == (False, "no member")

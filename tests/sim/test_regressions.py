@@ -222,6 +222,13 @@ def append_all_the_time(world: ClusterWorld, node: ClusterNode, group: RaftGroup
     write()
 
 
+def run_until(world: ClusterWorld, condition: Callable[[], bool]) -> None:
+    limit_ms = world.now_ms + 5_000.0
+    while not condition():
+        assert world.now_ms < limit_ms
+        world.run_until(world.now_ms + 0.1)
+
+
 def looks(world: ClusterWorld, look: Callable[[], str]) -> list[str]:
     """What is told within two seconds, some at which replicas are not equally far."""
     told = []
@@ -355,3 +362,34 @@ def wait_until_whole(world: ClusterWorld) -> None:
     while not world.watch.is_whole():
         assert world.now_ms < end_ms, Settling(world).why_not_whole()
         world.run_until(world.now_ms + 100.0)
+
+
+def test_a_joiner_whose_membership_was_never_committed_joins_anew() -> None:
+    """It had the entry that names it from a leader that was lost with it. To the next one it was
+    nobody; it was told so, and waited for ever, to be replicated to (seed 15)."""
+    with quiet_logs():
+        world = ClusterWorld(1, attrs.evolve(CALM, spares=1))
+        world.start()
+        world.run_until(2_000.0)
+        leader = world.watch.leaders(METADATA_GROUP)[0]
+        others = [n for n in (1, 2, 3) if n != leader.node_id]
+        joiner = world.node(4)
+        joiner.is_wanted = True
+        joiner.start()
+        replica = world.watch.machines[leader.node_id, METADATA_GROUP].replica
+        run_until(world, lambda: any(m.node_id == 4 for m in replica.configuration.members))
+        for other in others:  # before what was sent to them arrives
+            world.wires.cut(leader.node_id, other)
+            world.wires.cut(other, 4)
+
+        def is_named() -> bool:
+            return joiner.core is not None and joiner.core.engine.is_member
+
+        run_until(world, is_named)
+        leader.crash()
+        world.wires.mend_all()
+        leader.is_wanted = False
+        assert is_named()
+        world.run_until(world.now_ms + 8_000.0)
+        assert joiner.is_serving
+        world.close()
