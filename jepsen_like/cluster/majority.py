@@ -4,7 +4,8 @@ Faults end everywhere. One node, though, that the others can do without, reaches
 longer. As soon as the others serve, ten election timeouts must do: every partition and the metadata
 group have a leader among them that takes writes, every partition acknowledges a record, and all
 members of the consumer group are in one generation. Where members are patient, as in a quarter of
-the seeds, so that their own timeouts are longer than that, these come on top.
+the seeds, so that their own timeouts are longer than that, these come on top; so does the patience
+with a silent leader of a node whose own loop came late a moment ago.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Majority:
         check names what is missing, "" when nothing is."""
         options = self._world.options
         # A timeout is drawn anew each time, from one to two times the configured one.
-        elections_ms = ELECTIONS * 2.0 * options.tick_ms * options.election_ticks
+        timeout_ms = 2.0 * options.tick_ms * options.election_ticks
+        # Whose loop came late a moment ago doubles the one after which it gives up a silent leader.
+        late = max((n.core.plane.multiraft.patience for n in self._others if n.core), default=0)
+        elections_ms = ELECTIONS * timeout_ms + (timeout_ms * (1 << late) - timeout_ms)
         # The last word of a silent member, requests to the one left out (a fetch, then who
         # coordinates), a rebalance that waits for all.
         members_ms = (

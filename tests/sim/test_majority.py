@@ -45,6 +45,21 @@ def test_members_that_are_patient_may_take_longer() -> None:
     world.close()
 
 
+def test_who_came_late_itself_is_patient_with_a_silent_leader() -> None:
+    """Its timeout was eight times as long, and the one left out had led (seed 9401930)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        majority = Majority(world)
+        node = next(node for node in world.nodes if node is not majority.left_out)
+        assert node.core is not None
+        node.core.plane.multiraft.tick(late_ticks=4.0)
+        assert node.core.plane.multiraft.patience == 2
+        assert majority.phases()[1][0] == (10 + 3) * 2 * 25 * 6
+        world.close()
+
+
 def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first() -> None:
     """Of three replicas one was left out and one had not begun, and would only once its node was
     restarted, after seconds: the third could not lead alone (9200815, 9201195)."""
