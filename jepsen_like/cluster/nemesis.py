@@ -357,7 +357,7 @@ class Nemesis:
 
     def _pause(self) -> None:
         node = self._leader() if self._random.random() < 0.6 else self._any_node()
-        node.paused_until_ms = self._world.now_ms + self._lasts_ms()
+        node.pauses.begin(self._lasts_ms())
 
     # ---- disks ----
 

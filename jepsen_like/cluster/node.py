@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from jepsen_like.cluster.options import ClusterOptions
+from jepsen_like.cluster.pauses import Pauses
 from jepsen_like.cluster.port import SimPort
 from jepsen_like.cluster.tasks import SimTasks
 from jepsen_like.cluster.wires import SimLinks
@@ -235,7 +236,7 @@ class ClusterNode:
         self.is_wanted = node_id <= world.options.nodes
         """False before a spare node is taken, and after a node was given up."""
         self.is_inside = False
-        self.paused_until_ms = 0.0
+        self.pauses = Pauses(world)
         self.is_slow = False
         self.must_start: list[Callable[[], object]] = []
         """Done to the disk before the next start."""
@@ -261,7 +262,7 @@ class ClusterNode:
     @property
     def is_paused(self) -> bool:
         """True while the process is stopped."""
-        return self.world.now_ms < self.paused_until_ms
+        return self.pauses.is_paused
 
     @property
     def is_serving(self) -> bool:
@@ -273,7 +274,7 @@ class ClusterNode:
         assert not self.is_up
         self.life += 1
         self.is_up = True
-        self.paused_until_ms = 0.0
+        self.pauses.end()
         self.world.note("start", self.node_id, self.life)
         self.run(self._boot)
 
@@ -484,7 +485,7 @@ class ClusterNode:
         if self._leaving_life == self.life:
             self.kill("asked to")
         self.is_slow = False
-        self.paused_until_ms = 0.0
+        self.pauses.end()
         self.disk.end_faults()
         self.clock.strobe_ms = 0.0
         if not self.is_up:
@@ -520,12 +521,10 @@ class ClusterNode:
     def _turn(self, life: int, action: Callable[[], None]) -> None:
         if self.life != life:
             return
-        now_ms = self.world.now_ms
-        if now_ms < self.paused_until_ms:
-            self.world.had_effect("done late")
-            self.world.schedule(self.paused_until_ms - now_ms, partial(self._turn, life, action))
-            return
-        self.run(action)
+        if self.pauses.is_paused:
+            self.pauses.defer(partial(self._turn, life, action))
+        else:
+            self.run(action)
 
     def in_thread(self, delay_ms: float, action: Callable[[], None]) -> None:
         """As `later`, but a thread's system call goes on while the process is paused."""

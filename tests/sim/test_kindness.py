@@ -19,7 +19,7 @@ from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
 from raftmq.log.hard_state import HardStateJournal
-from raftmq.types import NodeId
+from raftmq.types import METADATA_GROUP, NodeId
 
 DAY_MS = 86_400_000.0
 
@@ -258,4 +258,25 @@ def test_who_comes_by_itself_is_dialled_at_once() -> None:
         world.run_until(world.now_ms + 2 * world.options.latency_ms[1])
         assert two.links.is_connected(NodeId(1))
         assert one.links.is_connected(NodeId(2))
+        world.close()
+
+
+def test_a_paused_node_goes_on_when_faults_end() -> None:
+    """It heard frames, and its own timers stood still until the pause would have been over (seed 2
+    of `stress.secluded`)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        node = world.node(1)
+        assert node.core is not None
+        replica = node.core.plane.multiraft.replicas[METADATA_GROUP]
+        node.pauses.begin(10_000.0)
+        world.run_until(world.now_ms + 500.0)
+        ticks = replica.core.now
+        world.run_until(world.now_ms + 500.0)
+        assert replica.core.now == ticks
+        world.heal()
+        world.run_until(world.now_ms + 10 * world.options.tick_ms)
+        assert replica.core.now >= ticks + 5
         world.close()
