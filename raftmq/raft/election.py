@@ -176,21 +176,13 @@ class Election:
     def on_pre_vote_request(self, request: PreVoteRequest) -> None:
         """Say whether we would vote for the sender; changes nothing here."""
         core = self._core
-        may_win = self._may_grant(request.last_term, request.log_end)
-        granted = may_win and request.term > core.term and not self.is_in_lease
+        granted = (
+            request.term > core.term
+            and not self.is_in_lease
+            and self._may_grant(request.last_term, request.log_end)
+        )
         term = request.term if granted else core.term
         core.effects.send_now.append(PreVoteReply(term, core.self_id, request.sender, granted))
-        if not may_win:
-            self._stand_soon()
-
-    def _stand_soon(self) -> None:
-        """Somebody asks who cannot win against this log: where nobody leads, do not wait out a
-        timeout that patience made long, nor one begun before the others could be reached."""
-        core = self._core
-        is_waiting = core.leader is None and core.role in (Role.FOLLOWER, Role.PRE_CANDIDATE)
-        if is_waiting and core.can_campaign:
-            spread = max(1, core.config.election_ticks // 2)
-            self._deadline = min(self._deadline, core.now + 1 + self._random.randrange(0, spread))
 
     def on_pre_vote_reply(self, reply: PreVoteReply) -> None:
         """Count a pre-vote; with a majority of them, stand in earnest."""
