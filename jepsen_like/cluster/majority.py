@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FIRST_PROBE = 700
 ELECTIONS = 10
 BOOT_MS = 5_000.0
-"""A node that has its storage opens all of it in less; what its disk kept from that is waited for,
-for so long, and then it is restarted."""
+"""A node that has its storage opens all of it in less. What a failing disk kept from that is waited
+for besides, and then the node is restarted."""
 
 
 class Majority:
@@ -62,7 +62,8 @@ class Majority:
             SILENCE_MAX * options.session_ms + 2 * options.request_timeout_ms + options.rebalance_ms
         )
         # Who lost its storage, or found it damaged, does not serve before others have helped it.
-        boot_ms = options.liveness_ms if self.left_out is None else BOOT_MS + MISSING_MS
+        fails = "failed-sync" in self._world.counts.faults
+        boot_ms = BOOT_MS + MISSING_MS * fails if self.left_out else options.liveness_ms
         checks = [(boot_ms, self._why_not_running)]
         if members_ms <= elections_ms:
             checks += [(elections_ms, lambda: self._why_not_moving() or self._why_not_together())]

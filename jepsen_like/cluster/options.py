@@ -196,7 +196,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         if random.random() < 0.25:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
-    # By draws of their own: most seeds stay what they were.
+    # By draws of their own, so that what is drawn below does not move.
     if Random(f"journals {seed}").random() < 0.25:
         weights["rot-journal"] = 0.5
     is_patient = Random(f"patience {seed}").random() < 0.25

@@ -152,7 +152,6 @@ class PeerLinks:
         self._random = random
         self._addresses: dict[NodeId, Address] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
-        self._redial: dict[NodeId, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
         self.block_to: frozenset[NodeId] = frozenset()
         self.block_from: frozenset[NodeId] = frozenset()
@@ -174,8 +173,8 @@ class PeerLinks:
                 stream.end()
         self._block_changed.set()
         self._block_changed = trio.Event()
-        for redial in self._redial.values():
-            redial.set()
+        for stream in self._streams.values():
+            stream.redial.set()
 
     async def _until_whole(self, node_id: NodeId) -> None:
         while node_id in self.block_to or node_id in self.block_from:
@@ -293,7 +292,6 @@ class PeerLinks:
             is_new = node_id not in self._addresses
             self._addresses[node_id] = address
             if is_new:
-                self._redial[node_id] = trio.Event()
                 for name in STREAMS:
                     kind = ChunkStream if name == CATCH_UP else PeerStream
                     stream = kind(node_id, name, self._queue_bytes_max)
@@ -351,11 +349,10 @@ class PeerLinks:
                 if stream.name == "bulk":
                     logger.info("peer lost", peer=stream.node_id)
                     self._on_lost(stream.node_id)
-            redial = self._redial[stream.node_id]
             with trio.move_on_after(backoff_ms * (0.5 + self._random.random()) / 1e3):
-                await redial.wait()
-            if redial.is_set():
-                self._redial[stream.node_id] = trio.Event()
+                await stream.redial.wait()
+            if stream.redial.is_set():
+                stream.redial = trio.Event()
                 backoff_ms = BACKOFF_MS[0]
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
 
@@ -387,10 +384,9 @@ class PeerLinks:
 
     def _dial_now(self, node_id: NodeId) -> None:
         """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
-        if (redial := self._redial.get(node_id)) is not None:
-            redial.set()
-            for name in STREAMS:
-                self._streams[node_id, name].hurry()
+        for name in STREAMS:
+            if (stream := self._streams.get((node_id, name))) is not None:
+                stream.hurry()
 
     async def _drain(self, stream: PeerStream) -> None:
         """Write what did not fit at once; return when the connection ends."""

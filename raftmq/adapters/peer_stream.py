@@ -59,10 +59,13 @@ class PeerStream:
     is_torn: bool = False
     dialling: trio.CancelScope | None = None
     """While a connection is being asked for."""
+    redial: trio.Event = field(factory=trio.Event)
+    """Set: do not wait before the next one is asked for."""
 
     def hurry(self) -> None:
         """The peer can be reached: a connection comes soon, or what asked for it was lost when it
         could not, and the system would ask again after a second or more."""
+        self.redial.set()
         if self.dialling is not None:
             soon = trio.current_time() + CONNECTED_S
             self.dialling.deadline = min(self.dialling.deadline, soon)

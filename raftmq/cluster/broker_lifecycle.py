@@ -249,11 +249,12 @@ class BrokerLifecycle:
     def _told_standing(self, reply: Reply) -> None:
         if self.broker_epoch >= 0 or reply.code is ErrorCode.NONE:
             return
-        self.is_replaced = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
-        self.refusal = reply.message
         if reply.code is ErrorCode.INELIGIBLE_REPLICA:
             # What made it a member was not committed before its leader was lost: it joins anew.
             self._ask_to_join(reply.controller_id)
+            return
+        self.is_replaced = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+        self.refusal = reply.message
 
     def _register(self, now_ms: float) -> None:
         if self._is_registering or now_ms < self._register_at_ms or self.is_draining:

@@ -289,4 +289,4 @@ def test_a_member_whom_nobody_knows_joins_anew() -> None:
     world.clock.now_ms += UNLED_MS
     lifecycle.tick()
     assert asked == [(2, True), (2, False)]
-    assert (lifecycle.is_replaced, lifecycle.refusal) == (False, "no member")
+    assert (lifecycle.is_replaced, lifecycle.refusal) == (False, None), "it is refused nothing"
