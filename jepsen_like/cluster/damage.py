@@ -7,6 +7,7 @@ asks for wholeness first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -114,14 +115,19 @@ class Damage:
         return self._world.watch.folder_of(node.node_id, group)
 
     def rot(self, node: ClusterNode, random: Random) -> None:
-        """Flip a bit in a batch that the journal knows to be flushed, preferably a late one."""
+        """Spoil a batch that the journal knows to be flushed, preferably a late one, or lose a
+        segment; of a group that has any."""
         groups = [group for group in self._groups() if group not in self._rotten]
         random.shuffle(groups)
-        for group in groups:
-            is_lost = random.random() < 0.25 and self._lose_segment(node, group, random)
-            if is_lost or self._rot_group(node, group, random, part=(0.0, 1.0)):
-                self._rotten[group] = True
-                return
+        spoil = partial(self._rot_group, part=(0.0, 1.0))
+        ways: tuple[Callable[[ClusterNode, RaftGroupId, Random], bool], ...] = (spoil,)
+        if random.random() < 0.25:
+            ways = (self._lose_segment, spoil)
+        for way in ways:
+            for group in groups:
+                if way(node, group, random):
+                    self._rotten[group] = True
+                    return
 
     def _lose_segment(self, node: ClusterNode, group: RaftGroupId, random: Random) -> bool:
         """Lose the file of a closed segment, all of which others have."""
