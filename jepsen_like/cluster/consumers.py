@@ -83,7 +83,8 @@ class Fetcher:
             self.process, "poll", offsets={name_of(w): o for w, o in asked.items()}, node=node_id
         )
         session = self._sessions.pop(node_id, NO_SESSION)
-        request = session.request(asked)
+        epochs = {where: self.kafka.epochs.get(where, -1) for where in asked}
+        request = session.request(asked, epochs)
         if not self._uses_sessions:
             request.session_epoch = -1
         body = encode_fetch_request(VERSIONS[ApiKey.FETCH], request)
@@ -101,7 +102,7 @@ class Fetcher:
             world.recorder.fail(operation, code=response.error_code)
             return []
         if self._uses_sessions and response.session_id:
-            self._sessions[node_id] = session.after(asked, response.session_id)
+            self._sessions[node_id] = session.after(asked, response.session_id, epochs)
         found: dict[str, list[tuple[int, int | str]]] = {}
         gone: list[Where] = []
         for told in response.topics:
@@ -240,6 +241,7 @@ class Member(Fetcher):
 
     def __init__(self, world: ClusterWorld, process: int, group: str, topics: list[str]) -> None:
         super().__init__(world, process)
+        self.kafka.keeps_epochs = True
         self._group = group
         self._topics = topics
         self._member_id = ""

@@ -15,6 +15,7 @@ from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, Forg
 
 Where = tuple[str, int]
 
+NO_EPOCHS: Final[Mapping[Where, int]] = {}
 FETCH_BYTES: Final = 4_096
 WAIT_MS: Final = 100
 SESSION_LOST: Final = (
@@ -29,16 +30,25 @@ class Session:
 
     session_id: int = 0
     epoch: int = 0
-    known: Mapping[Where, int] = Factory(dict)
+    known: Mapping[Where, tuple[int, int]] = Factory(dict)
+    """Positions, and the leader epochs that they were asked with."""
 
-    def request(self, asked: Mapping[Where, int]) -> FetchRequest:
-        """A request for these positions."""
+    def request(
+        self, asked: Mapping[Where, int], epochs: Mapping[Where, int] = NO_EPOCHS
+    ) -> FetchRequest:
+        """A request for these positions, with the leader epochs that the asker knows (KIP-320)."""
         topics: dict[str, FetchTopic] = {}
         for (topic, index), offset in asked.items():
-            if self.known.get((topic, index)) != offset:
+            epoch = epochs.get((topic, index), -1)
+            if self.known.get((topic, index)) != (offset, epoch):
                 wanted = topics.setdefault(topic, FetchTopic(topic, None, []))
                 wanted.partitions.append(
-                    FetchPartition(index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)
+                    FetchPartition(
+                        index,
+                        current_leader_epoch=epoch,
+                        fetch_offset=offset,
+                        partition_max_bytes=FETCH_BYTES,
+                    )
                 )
         forgotten: dict[str, ForgottenTopic] = {}
         for topic, index in self.known:
@@ -53,9 +63,12 @@ class Session:
             forgotten=list(forgotten.values()),
         )
 
-    def after(self, asked: Mapping[Where, int], session_id: int) -> Session:
+    def after(
+        self, asked: Mapping[Where, int], session_id: int, epochs: Mapping[Where, int] = NO_EPOCHS
+    ) -> Session:
         """The session once that was answered."""
-        return Session(session_id, self.epoch + 1, dict(asked))
+        known = {where: (offset, epochs.get(where, -1)) for where, offset in asked.items()}
+        return Session(session_id, self.epoch + 1, known)
 
 
 NO_SESSION: Final = Session()

@@ -189,6 +189,10 @@ class Kafka:
         self.process = process
         self.random = Random(f"cluster client {world.seed} {process}")
         self.leaders: dict[tuple[str, int], int] = {}
+        self.epochs: dict[tuple[str, int], int] = {}
+        """The newest leader epochs heard of; who names an older one is behind (KIP-320)."""
+        self.keeps_epochs = False
+        """As clients of today do, and those of long ago did not."""
         self.partition_counts: dict[str, int] = {}
         self.controller = -1
         self._ends: dict[int, ClientEnd] = {}
@@ -319,10 +323,15 @@ class Kafka:
                 continue
             self.partition_counts[topic.name] = len(topic.partitions)
             for row in topic.partitions:
-                if row.leader_id >= 0:
-                    self.leaders[topic.name, row.partition_index] = row.leader_id
-                else:
-                    self.leaders.pop((topic.name, row.partition_index), None)
+                where = (topic.name, row.partition_index)
+                is_behind = row.leader_epoch < self.epochs.get(where, -1)
+                if row.leader_id < 0 or is_behind:
+                    self.leaders.pop(where, None)
+                    continue
+                self.leaders[where] = row.leader_id
+                # Other topics are made anew, and begin at 0 again.
+                if self.keeps_epochs and where in self.world.partitions:
+                    self.epochs[where] = row.leader_epoch
 
     async def leader(self, topic: str, partition: int) -> int:
         """Who leads, asking until somebody is known to.

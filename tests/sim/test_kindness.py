@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from jepsen_like.cluster.admins import create_topics
 from jepsen_like.cluster.damage import Damage
 from jepsen_like.cluster.faults import CRASHES_MIN, ENDS, draw_faults
 from jepsen_like.cluster.fetch_session import NO_SESSION
+from jepsen_like.cluster.kafka import Kafka
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import IN_FLIGHT_MAX, Batch, Pipe
@@ -98,6 +100,26 @@ def test_a_session_names_only_what_changed() -> None:
     assert (second.session_id, second.session_epoch) == (33, 1)
     assert second.topics[0].partitions[0].fetch_offset == 6
     assert [(t.name, t.partitions) for t in second.forgotten] == [("t", [1])]
+    third = NO_SESSION.after({("t", 0): 5}, 33, {("t", 0): 2}).request({("t", 0): 5}, {("t", 0): 3})
+    assert third.topics[0].partitions[0].current_leader_epoch == 3
+
+
+def test_a_client_does_not_go_back_to_an_older_leader() -> None:
+    """A leader that was replaced while it was paused was named by a node that was behind; it had
+    not the offset of who read on at its successor, and a member began again at 0 (seed 1 of
+    `stress.coordinators`). Stock clients send the epoch that they know, and take no older one."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.partitions = [("t", 0)]
+        kafka = Kafka(world, 91)
+        kafka.keeps_epochs = True
+        for epoch, leader, known in ((4, 2, 2), (3, 1, None), (5, 3, 3)):
+            row = SimpleNamespace(partition_index=0, leader_id=leader, leader_epoch=epoch)
+            topic = SimpleNamespace(name="t", error_code=0, partitions=[row])
+            kafka._learn(SimpleNamespace(controller_id=1, topics=[topic]))
+            assert kafka.leaders.get(("t", 0)) == known
+        assert kafka.epochs == {("t", 0): 5}
+        world.close()
 
 
 def test_somebody_restarts_a_node_for_a_partition_that_could_not_begin() -> None:
