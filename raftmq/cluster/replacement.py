@@ -2,10 +2,11 @@
 
 A replacement is one row of the metadata image (`ReplaceNode`). Two things follow from it. The
 metadata group's leader works towards `metadata_wish`: NEW becomes a learner, a voter once it has
-caught up, and only then OLD leaves. And the controller wishes OLD's partition replicas onto NEW
-(`next_move`), few at a time; each partition's own leader makes that so (`partition_wish`) and
-reports the fact. Nothing else is remembered: whoever is controller reads from image and
-configuration alone how far things are, so a crash at any point costs nothing but time.
+caught up, and only then OLD loses its vote; it follows until it holds nothing and is gone. And the
+controller wishes OLD's partition replicas onto NEW (`next_move`), few at a time; each partition's
+own leader makes that so (`partition_wish`) and reports the fact. Nothing else is remembered:
+whoever is controller reads from image and configuration alone how far things are, so a crash at any
+point costs nothing but time.
 
 Invariants: a partition never gets a broker twice; a move begins only where somebody leads; a
 replacement ends only when its node holds nothing and is gone.
@@ -67,9 +68,10 @@ def metadata_wish(
         for member in configuration.members
         if member.node_id in leaving and member.node_id not in wished
     ]
-    # While it lives it has to learn what it is to give away and to delete.
-    gone = tuple(node_id for node_id in parting if node_id not in present)
-    demoted = tuple(node_id for node_id in parting if node_id in present)
+    # While it lives it has to learn what it is to give away and to delete. It may live though it is
+    # fenced, and lead partitions that it would lead on, named to no client, if it never heard.
+    demoted = tuple(n for n in parting if n in present or _holds_any(image, n))
+    gone = tuple(n for n in parting if n not in demoted)
     wish = Wish(tuple(wished), present, gone, demoted)
     return None if wish.is_fulfilled(configuration) else wish
 
@@ -183,9 +185,13 @@ def next_end(image: MetadataImage, configuration: Configuration) -> EndReplaceme
     for old_id in image.leaving():
         if old_id in members or image.live_epoch(old_id) is not None:
             continue
-        if not any(_holds(partition, old_id) for _, partition in _partitions(image)):
+        if not _holds_any(image, old_id):
             return EndReplacement(old_id=old_id)
     return None
+
+
+def _holds_any(image: MetadataImage, node_id: NodeId) -> bool:
+    return any(_holds(partition, node_id) for _, partition in _partitions(image))
 
 
 def _holds(partition: PartitionImage, node_id: NodeId) -> bool:

@@ -64,6 +64,18 @@ def _fence(machine: Machine, number: int) -> None:
     machine.apply(FenceBroker(node_id=node(number), broker_epoch=epoch))
 
 
+def _move_all(machine: Machine) -> None:
+    """Node 4 took over what node 1 held."""
+    for index in range(6):
+        machine.apply(
+            ReassignPartition(
+                topic_id=topic_id(1), partition=index, replicas=(node(4), node(2), node(3))
+            )
+        )
+        report = VotersReport(topic_id(1), index, 5, (node(2), node(3), node(4)))
+        machine.apply(ReportVoters(reports=(report,)))
+
+
 def _led(image: MetadataImage, leader: int = 2) -> LeaderTable:
     table = LeaderTable()
     for topic in image.topics_by_id():
@@ -95,11 +107,7 @@ def test_a_replacement_is_state_and_ends_when_nothing_is_left(machine: Machine) 
     early = machine.apply(EndReplacement(old_id=node(1)))
     assert isinstance(early, Rejection)
     assert "holds replicas of a" in early.message
-    for index in range(6):
-        replicas = (node(4), node(2), node(3))
-        machine.apply(ReassignPartition(topic_id=topic_id(1), partition=index, replicas=replicas))
-        report = VotersReport(topic_id(1), index, 5, (node(2), node(3), node(4)))
-        machine.apply(ReportVoters(reports=(report,)))
+    _move_all(machine)
     assert machine.image.removals
     machine.apply(EndReplacement(old_id=node(1)))
     assert node(1) not in machine.image.brokers
@@ -154,15 +162,29 @@ def test_the_metadata_group_wishes_what_is_missing(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
     wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
     assert wish is not None
-    assert wish.voters == (4, 2, 3)
-    assert wish.leaving == (1,)
+    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
     assert metadata_wish(_group("234", "5"), machine.image, FIRST) is None
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
     _fence(machine, 4)
     wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
     assert wish is not None
     assert wish.voters == (5, 2, 3), "a successor that goes itself is passed over"
-    assert wish.leaving == (1, 4)
+    assert wish.leaving == (4,)
+    _move_all(machine)
+    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.leaving, wish.demoted) == ((1,), (4,)), "who holds nothing and is gone may go"
+
+
+def test_a_node_that_leaves_follows_while_it_holds_anything(machine: Machine) -> None:
+    """It may have been silent for a moment only, and lead what it has to hear that it must give."""
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    _fence(machine, 1)
+    assert metadata_wish(_group("234", "15"), machine.image, FIRST) is None
+    _move_all(machine)
+    wish = metadata_wish(_group("234", "15"), machine.image, FIRST)
+    assert wish is not None
+    assert wish.leaving == (1,)
 
 
 def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> None:
@@ -176,6 +198,7 @@ def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> Non
     assert metadata_wish(step, machine.image, FIRST) is None
     assert next_end(machine.image, step) is None
     _fence(machine, 1)
+    _move_all(machine)
     wish = metadata_wish(step, machine.image, FIRST)
     assert wish is not None
     assert next_configuration(step, {}, live, live, wish) == _group("234", "5")
@@ -277,7 +300,7 @@ def test_the_plan_shows_each_quorum(machine: Machine) -> None:
         "__cluster_metadata: now: voters 1,2,3, 2 of 3 live, quorum 2",
         "__cluster_metadata: let 4 vote once it has caught up: voters 1,2,3,4, 3 of 4 live, "
         "quorum 3",
-        "__cluster_metadata: remove 1: voters 2,3,4, 3 of 3 live, quorum 2",
+        "__cluster_metadata: make 1 a learner: voters 2,3,4, 3 of 3 live, quorum 2",
         "6 partition replicas go from node 1 to node 4",
     ]
     command, rows = _plan(machine, 1, 4)

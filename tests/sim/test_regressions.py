@@ -393,3 +393,40 @@ def test_a_joiner_whose_membership_was_never_committed_joins_anew() -> None:
         world.run_until(world.now_ms + 8_000.0)
         assert joiner.is_serving
         world.close()
+
+
+def test_who_leaves_and_was_silent_for_a_moment_hands_over_what_it_leads() -> None:
+    """It was out of the metadata group for good as soon as its heartbeats were late: it never heard
+    what it was to give away, and led it for ten seconds more, for nobody's clients (seed 15)."""
+    with quiet_logs():
+        world = ClusterWorld(1, attrs.evolve(CALM, spares=1))
+        world.start()
+        world.run_until(2_000.0)
+        world.clients.spawn(lambda: create_topics(world, 90, ["t"], 3))
+        world.run_until(world.now_ms + 2_000.0)
+        world.node(4).is_wanted = True
+        world.node(4).start()
+        wait_until_whole(world)
+        controller = world.watch.leaders(METADATA_GROUP)[0]
+        leaders = {group: world.watch.leaders(group)[0] for group in world.watch.groups()}
+        group = next(g for g, who in leaders.items() if who is not controller)
+        leader = leaders[group]
+        world.wires.cut(leader.node_id, controller.node_id)
+        world.wires.cut(controller.node_id, leader.node_id)
+
+        def is_fenced() -> bool:
+            assert controller.core is not None
+            return controller.core.engine.image.live_epoch(leader.node_id) is None
+
+        run_until(world, is_fenced)
+        leader.is_wanted = False
+        world.clients.spawn(NodeReplacer(world, leader.node_id, NodeId(4)).run)
+        metadata = world.watch.machines[controller.node_id, METADATA_GROUP].replica
+        run_until(world, lambda: len(metadata.configuration.voters) == 4)
+        run_until(world, lambda: len(metadata.configuration.voters) == 3)
+        assert world.watch.leaders(group) == [leader], "one of its followers hears it"
+        world.wires.mend_all()
+        world.run_until(world.now_ms + 3_000.0)
+        assert world.watch.is_whole(), Settling(world).why_not_whole()
+        assert leader not in world.watch.leaders(group)
+        world.close()
