@@ -7,9 +7,8 @@ A poll that names positions in its invocation is a direct fetch: nothing was buf
 - no record below the position, and none below a log start acknowledged before it began, may come;
   the latter may come from a replica that does not lead (`stale`), which learns of it later.
 
-A replica that does not lead may also lack the newest records, and refuse their offsets.
-
-Negative offsets are wrong anywhere.
+Nobody may refuse an offset that it merely does not have yet: neither a follower that is behind nor
+a leader that was replaced and does not know. Negative offsets are wrong anywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class RangeChecker(Checker):
     ) -> None:
         for name, position in invoked.offsets.items():
             end, deleted, end_op = known[name]
-            is_refused = event.code == OFFSET_OUT_OF_RANGE and not event.stale
+            is_refused = event.code == OFFSET_OUT_OF_RANGE
             if event.offsets and name not in event.offsets:
                 is_refused = False  # the answer says which partitions it refuses
             if is_refused and self._logs[name].log_start <= position <= end:

@@ -73,6 +73,9 @@ class Fetcher:
         node_id = kafka.random.choice(sorted(by_node))
         # A rebalance may have come in between.
         wanted = [where for where in by_node[node_id] if where in self.positions]
+        astray = self.world.options.astray
+        if astray and kafka.random.random() < astray:
+            node_id = kafka.any_node()
         return await self._fetch(node_id, wanted) if wanted else []
 
     async def _fetch(self, node_id: int, wanted: list[Where]) -> list[Where]:
@@ -241,7 +244,7 @@ class Member(Fetcher):
 
     def __init__(self, world: ClusterWorld, process: int, group: str, topics: list[str]) -> None:
         super().__init__(world, process)
-        self.kafka.keeps_epochs = True
+        self.kafka.keeps_epochs = process % 2 == 0
         self._group = group
         self._topics = topics
         self._member_id = ""

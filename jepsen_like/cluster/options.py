@@ -112,6 +112,8 @@ class ClusterOptions:
     """How many of the group's members have a group.instance.id."""
     session_share: float = 0.5
     """How many consumers use fetch sessions."""
+    astray: float = 0.0
+    """Share of the polls that go to any node, as of clients that were told long ago who leads."""
     offsets_retention_ms: int = 7 * 86_400_000
     topic_configs: tuple[tuple[str, str], ...] = ()
     """Of the first topic."""
@@ -200,6 +202,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     if Random(f"journals {seed}").random() < 0.25:
         weights["rot-journal"] = 0.5
     is_patient = Random(f"patience {seed}").random() < 0.25
+    is_astray = Random(f"astray {seed}").random() < 0.25
     expires = random.random() < 0.1
     if expires:
         # Else what is the time would decide whether somebody's offsets are old.
@@ -230,5 +233,6 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         tourists=random.choice((1, 1, 2)),
         open_files_max=random.choice((1_024, 1_024, 12)),
         slowdown=8.0,
+        astray=0.1 if is_astray else 0.0,
     )
     return options.with_patience() if is_patient else options

@@ -32,6 +32,7 @@ from raftmq.cluster.retention import Retention
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.promise import Promise
+from raftmq.server.handlers.fetch import ParkedFetch
 from raftmq.types import Offset, RaftIndex
 
 
@@ -52,6 +53,10 @@ def _duplicate_at_once(self: Partition, duplicate: Any, _acks: int, timeout_ms: 
 
 def _accept(_self: ProducerStateTable, _header: object) -> Any:
     return ACCEPT
+
+
+def _answer_unproved(self: ParkedFetch) -> None:
+    self.resolve(self._reading.respond())
 
 
 def _log_end(self: Partition) -> Offset:
@@ -240,6 +245,13 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
             "out-of-range",
             "lost-write",
         ),
+    ),
+    "out-of-range-unproved": Bug(
+        patching((ParkedFetch, "finish", _answer_unproved)),
+        stress.astray,
+        2,
+        (11,),
+        ("out-of-range",),
     ),
     "deleted-before-commit": Bug(
         patching((Partition, "delete_records", _deleted_at_once)),

@@ -47,6 +47,13 @@ def leaders_and_readers(seed: int) -> ClusterOptions:
     )
 
 
+def astray(seed: int) -> ClusterOptions:
+    """Leaders are cut off or paused, and readers go on asking them."""
+    return attrs.evolve(
+        leaders_and_readers(seed), astray=0.3, fault_lasts_ms=(300.0, 800.0)
+    ).with_weights(isolate_leader=3, halves=1, pause=3, isolate=1, transfer=1)
+
+
 def power(seed: int) -> ClusterOptions:
     """Power loss and failing syncs, short outages."""
     return drawn(

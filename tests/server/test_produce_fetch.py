@@ -14,7 +14,7 @@ import pytest
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_results import DeleteResult
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.errors import ErrorCode, NotLeaderError, RemoteProtocolError
 from raftmq.log.verify import VerifyJob
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
@@ -24,7 +24,14 @@ from raftmq.protocol.produce import ProducePartitionResponse
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.server.elections import WAIT_MS
 from raftmq.server.handlers.fetch import COLD_ROUNDS_MAX
-from raftmq.types import METADATA_GROUP, METADATA_TOPIC, METADATA_TOPIC_ID, Offset, TopicPartition
+from raftmq.types import (
+    METADATA_GROUP,
+    METADATA_TOPIC,
+    METADATA_TOPIC_ID,
+    Offset,
+    RaftIndex,
+    TopicPartition,
+)
 from tests.cluster.fake_replica import FakeReplica
 from tests.server.world import FakeSlot, World
 
@@ -357,6 +364,41 @@ def test_a_fetch_learns_who_leads_as_soon_as_that_is_known() -> None:
     assert row.current_leader is not None
     assert row.current_leader.leader_id == 3
     assert fetched(world, 10, late).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_an_offset_is_out_of_range_only_for_who_is_known_to_lead(is_leader: bool) -> None:
+    """A leader that was replaced and does not know lacks what its successor has."""
+    world, _ = filled()
+    barrier = world.replica("t").barrier = Promise()
+    slot = world.fetch(12, [("t", 0, 9)])
+    assert slot.pieces is None
+    if is_leader:
+        barrier.resolve(RaftIndex(1))
+        assert fetched(world, 12, slot).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    else:
+        barrier.fail(NotLeaderError())
+        row = fetched(world, 12, slot)
+        assert row.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert row.current_leader is not None
+
+
+def test_what_lies_before_the_log_is_out_of_range_at_once() -> None:
+    """The start of a log is committed: nobody has what came before it."""
+    world, _ = filled()
+    world.replica("t").barrier = Promise()
+    row = fetched(world, 12, world.fetch(12, [("t", 0, -3)]))
+    assert row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_client_may_leave_before_that_is_known() -> None:
+    world, _ = filled()
+    barrier = world.replica("t").barrier = Promise()
+    world.fetch(12, [("t", 0, 9)])
+    (abandon,) = world.connection.on_close.values()
+    abandon()
+    barrier.fail(NotLeaderError())
+    assert world.broker.metrics.parked_fetches == 0
 
 
 def test_a_client_that_hangs_up_waits_for_no_leader() -> None:

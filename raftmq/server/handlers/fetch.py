@@ -29,7 +29,7 @@ from raftmq.server.fetch_memo import FetchMemo
 from raftmq.server.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.parked import Abandonable
 from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
-from raftmq.types import Offset
+from raftmq.types import Offset, RaftIndex
 
 TOPIC_IDS_FROM: Final = 13
 FOLLOWERS_FROM: Final = 11
@@ -82,6 +82,10 @@ def handle(
         parked = ParkedFetch(reading, min_bytes)
         parked.await_leaders(waits)
         return parked
+    if reading.beyond:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.finish()
+        return parked
     if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
         return reading.respond()
     parked = ParkedFetch(reading, min_bytes, None if request.rack_id else memo)
@@ -107,6 +111,7 @@ class Reading:
         "_request",
         "_version",
         "answers",
+        "beyond",
         "broker",
         "is_urgent",
         "jobs",
@@ -131,6 +136,8 @@ class Reading:
         """An error or a hint that the client must learn at once."""
         self.jobs: list[tuple[Partition, Runnable]] = []
         """What a worker must read or check before it can be served."""
+        self.beyond: dict[int, Partition] = {}
+        """Leaders that were asked beyond their log's end, by the place of their answer."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
         self._answer: FetchResponse | None = None  # of a look that found nothing, to repeat it
 
@@ -150,6 +157,7 @@ class Reading:
         self.partitions = []
         self._ends = []
         self.jobs = []
+        self.beyond = {}
         self._found = []
         self._answer = None
         self.size = 0
@@ -164,6 +172,11 @@ class Reading:
                 for span in answer.records:
                     left -= span.size
                     self.size += span.size
+
+    def not_leading(self, place: int) -> None:
+        """Who was asked beyond its log's end turns out to have been replaced."""
+        wanted, _ = self.answers[place]
+        self.answers[place] = wanted, self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def respond(self) -> FetchResponse:
         """The answer to what was read last."""
@@ -277,6 +290,9 @@ class Reading:
         if result.job is not None:
             self.jobs.append((found, result.job))
         if result.code is not ErrorCode.NONE:
+            is_beyond = result.code is ErrorCode.OFFSET_OUT_OF_RANGE and found.is_leader
+            if is_beyond and request.fetch_offset > result.high_watermark:
+                self.beyond[len(self.answers)] = found
             answer = self._refuse(wanted, result.code)
             answer.high_watermark = result.high_watermark
             answer.log_start_offset = result.log_start_offset
@@ -457,14 +473,43 @@ class ParkedFetch(Abandonable[FetchResponse]):
         def known(_done: Promise[None]) -> None:
             if not self.is_done:
                 self._reading.read(may_wait=True)
-                self.resolve(self._reading.respond())
+                self.finish()
 
         waits.when_done(known)
+
+    def finish(self) -> None:
+        """Answer what was read last.
+
+        A leader that was replaced and does not know lacks what its successor has; a consumer that
+        it told "out of range" would begin elsewhere, at the risk of records read twice or never.
+        So that is said of what is beyond a log's end only when a read barrier proves that this
+        leader was one when it looked.
+        """
+        reading = self._reading
+        left = len(reading.beyond)
+        if not left:
+            self.resolve(reading.respond())
+            return
+
+        def settled_at(place: int) -> Callable[[Promise[RaftIndex]], None]:
+            def settled(barrier: Promise[RaftIndex]) -> None:
+                nonlocal left
+                left -= 1
+                if barrier.error is not None:
+                    reading.not_leading(place)
+                if left == 0 and not self.is_done:
+                    reading.beyond = {}
+                    self._answer()
+
+            return settled
+
+        for place, partition in reading.beyond.items():
+            partition.replica.read_barrier().when_done(settled_at(place))
 
     def _answer(self) -> None:
         waits = self._reading.next_leaders()
         if waits is None:
-            self.resolve(self._reading.respond())
+            self.finish()
         else:
             self.await_leaders(waits)
 
@@ -489,7 +534,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             reading.read(may_wait=True)
         else:
             reading.has_news(0)  # reads again where there is anything to read
-        self.resolve(reading.respond())
+        self.finish()
 
     def _unpark(self) -> None:
         if not self._is_parked:

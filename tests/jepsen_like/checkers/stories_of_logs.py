@@ -356,6 +356,13 @@ def refused_though_there(s: Scribe) -> None:
     s.fail(refused, code=1)
 
 
+@rejected("out-of-range")
+def refused_by_a_leader_of_before(s: Scribe) -> None:
+    four(s)
+    refused = s.invoke(2, "poll", offsets={KEY: 2})
+    s.fail(refused, code=1, stale=True)
+
+
 @accepted("out-of-range")
 def refused_because_deleted(s: Scribe) -> None:
     four(s)
