@@ -8,14 +8,16 @@ from random import Random
 import pytest
 
 from jepsen_like.cluster.node import ClusterNode
-from jepsen_like.cluster.operator import Operator
+from jepsen_like.cluster.operator import Operator, compare
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
 from raftmq.cluster import giving_up
+from raftmq.cluster.giving_up import Account, Verdict
 from raftmq.log import inspect
 from raftmq.ports import Disk
+from raftmq.types import METADATA_GROUP, NodeId, Offset, ReplicaId, StorageId
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
 
@@ -75,3 +77,39 @@ def test_words_that_do_nothing_are_noticed(
     monkeypatch.setattr(giving_up, "replace_configuration", lambda *_: None)
     with pytest.raises(InvariantViolation, match="GivingUpIsRepeatable"):
         rehearse(world, node)
+
+
+def account(*damaged: int, log_end: int = 86) -> Account:
+    """Of a group that lost nobody, with damage of a record each."""
+    return Account(
+        name="t0-0",
+        group=METADATA_GROUP,
+        folder="t0",
+        identity=ReplicaId(NodeId(1), StorageId(1)),
+        verdict=Verdict.STAYS,
+        log_end=Offset(log_end),
+        damaged=tuple((Offset(at), Offset(at + 1)) for at in damaged),
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "is_fine", "is_fine_without_power"),
+    [
+        (account(42, 50), True, True),
+        (account(42), False, True),
+        (account(42, 50, 60), False, False),
+        (account(42, 50, log_end=85), False, False),
+    ],
+    ids=["the same", "forgotten", "more", "shorter"],
+)
+def test_damage_may_be_forgotten_with_the_power_alone(
+    new: Account, is_fine: bool, is_fine_without_power: bool
+) -> None:
+    """It is noted in an index, which is not synced (seed 9700059)."""
+    for power_went, expected in ((False, is_fine), (True, is_fine_without_power)):
+        try:
+            compare(account(42, 50), new, power_went=power_went)
+        except InvariantViolation:
+            assert not expected
+        else:
+            assert expected
