@@ -329,8 +329,8 @@ class Partition:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
         if not start <= offset <= end:
             if offset < start or offset > replica.log_end_offset:
-                # A follower that is behind cannot tell whether the leader has this offset.
-                is_unknown = offset > end and not replica.is_leader
+                # Who is behind cannot tell: a follower, or who led until others elected anew.
+                is_unknown = offset > end and not self.is_leader
                 code = (
                     ErrorCode.OFFSET_NOT_AVAILABLE if is_unknown else ErrorCode.OFFSET_OUT_OF_RANGE
                 )

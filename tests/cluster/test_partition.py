@@ -508,6 +508,9 @@ def test_a_new_leader_does_not_know_its_end_yet(timestamp: int) -> None:
     assert partition.end_offset_for_epoch(5).code is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.end_offset_for_epoch(4).code is ErrorCode.NONE
     assert len(partition.read(Offset(0), 1).spans) == 1, "the old high watermark holds"
+    assert partition.read(Offset(4), 1).code is ErrorCode.NONE
+    beyond = partition.read(Offset(9), 1).code
+    assert beyond is ErrorCode.OFFSET_NOT_AVAILABLE, "it may have been replaced meanwhile"
 
 
 def test_a_new_leader_does_not_call_back_what_its_predecessor_committed() -> None:
