@@ -13,12 +13,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 from jepsen_like.cluster.consumers import SILENCE_MAX
 from jepsen_like.cluster.producers import Probe
 from jepsen_like.cluster.supervisor import MISSING_MS, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from jepsen_like.cluster.node import ClusterNode
     from jepsen_like.cluster.world import ClusterWorld
@@ -30,6 +32,39 @@ ELECTIONS = 10
 BOOT_MS = 5_000.0
 """A node that has its storage opens all of it in less. What a failing disk kept from that is waited
 for besides, and then the node is restarted."""
+
+
+@frozen
+class Held:
+    """What one replica has of a group's log.
+
+    Attributes:
+        end_index: Raft index behind its last entry.
+        end_offset: offset behind its last record.
+        damaged: ranges of offsets whose bytes are bad.
+    """
+
+    end_index: int
+    end_offset: int
+    damaged: Sequence[tuple[int, int]] = ()
+
+    def can_mend(self, start: int, end: int) -> bool:
+        """True when it has all records of a range, sound."""
+        return end <= self.end_offset and not any(
+            first < end and start < last for first, last in self.damaged
+        )
+
+
+def is_in_doubt(promised: int, replicas: Sequence[Held]) -> bool:
+    """True when none of these replicas has, or will get from the others, what may have been
+    promised up to that Raft index."""
+    return promised > 0 and not any(
+        held.end_index >= promised
+        and all(
+            any(other.can_mend(start, end) for other in replicas) for start, end in held.damaged
+        )
+        for held in replicas
+    )
 
 
 class Majority:
@@ -105,8 +140,8 @@ class Majority:
         world.cut_off[me] = True
 
     def _is_in_doubt(self) -> bool:
-        """True when power loss tore a tail that may have been promised, and of those who could tell
-        the one left out is the only one: nobody else may lead, for safety goes before progress."""
+        """True when power loss tore what may have been promised, and only the one left out can tell
+        what that was: nobody else may lead, for safety goes before progress."""
         watch = self._world.watch
         for group in watch.groups():
             replicas = [
@@ -115,7 +150,9 @@ class Majority:
                 if (node.node_id, group) in watch.machines
             ]
             promised = max((r.core.claimed_end_floor for r in replicas), default=0)
-            if promised and all(r.log.end_index < promised for r in replicas):
+            logs = [r.log for r in replicas]
+            held = [Held(log.end_index, log.log_end_offset, log.damaged) for log in logs]
+            if is_in_doubt(promised, held):
                 return True
         return False
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jepsen_like.cluster.admins import create_topics
-from jepsen_like.cluster.majority import Majority
+from jepsen_like.cluster.majority import Held, Majority, is_in_doubt
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
@@ -144,3 +144,23 @@ def test_one_who_alone_can_tell_what_a_torn_tail_held_is_let_in() -> None:
         assert majority.left_out is None
         assert not world.cut_off
         world.close()
+
+
+@pytest.mark.parametrize(
+    ("promised", "replicas", "expected"),
+    [
+        (0, [Held(9, 9)], False),
+        (9, [Held(9, 9), Held(5, 5)], False),
+        (10, [Held(9, 9), Held(5, 5)], True),
+        (9, [Held(9, 9, [(3, 5)]), Held(5, 5)], False),
+        (9, [Held(9, 9, [(3, 6)]), Held(5, 5)], True),
+        (9, [Held(9, 9, [(3, 5)]), Held(5, 5, [(4, 5)])], True),
+        (9, [Held(9, 9, [(3, 5)]), Held(9, 9, [(6, 7)])], False),
+    ],
+    ids=["nothing", "there", "torn off", "can be mended", "cannot be", "bad twice", "each other's"],
+)
+def test_in_doubt_is_what_nobody_has_nor_gets(
+    promised: int, replicas: list[Held], expected: bool
+) -> None:
+    """Damage in the middle of what was promised, beyond the end of all others (9700911)."""
+    assert is_in_doubt(promised, replicas) is expected
