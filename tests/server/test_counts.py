@@ -59,7 +59,6 @@ def test_messages_and_bytes_of_a_topic() -> None:
 def test_what_was_refused_is_an_error_and_no_message() -> None:
     world = World()
     world.add_topic("t")
-    world.replica("t").is_writable = False
     world.produce(9, [("nobody", 0, batch())])
     assert world.broker.metrics.api("produce").errors == {"UNKNOWN_TOPIC_OR_PARTITION": 1}
     assert world.partition("t").counts.messages_in == 0
@@ -68,6 +67,9 @@ def test_what_was_refused_is_an_error_and_no_message() -> None:
         "OFFSET_OUT_OF_RANGE": 1,
         "UNKNOWN_TOPIC_OR_PARTITION": 1,
     }
+    world.replica("t").is_writable = False
+    world.fetch(11, [("t", 0, 99)], max_wait_ms=0)
+    assert world.broker.metrics.api("fetch").errors["OFFSET_NOT_AVAILABLE"] == 1
     world.fetch(11, [("t", 0, 0)], session_id=77, session_epoch=3)
     assert world.broker.metrics.api("fetch").errors["FETCH_SESSION_ID_NOT_FOUND"] == 1
     assert world.partition("t").counts.messages_out == 0
