@@ -18,8 +18,8 @@ from attrs import define
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
-    KIND_STORED,
 )
+from raftmq.adapters.peer_reader import KIND_STORED
 from raftmq.config import Address
 from raftmq.ports import DiskError
 from raftmq.raft.messages import StoredChunk
@@ -222,6 +222,15 @@ class SimLinks:
             if node_id != self._node.node_id and node_id not in self._streams:
                 self._streams[node_id] = Stream()
                 self._dial_later(node_id, 0.0)
+
+    def listen_at_ticks(self) -> None:
+        """What is heard here is heard at once, whatever it is."""
+
+    def listen(self) -> None:
+        """As always."""
+
+    def look(self) -> None:
+        """Nothing waits to be heard."""
 
     def queued_bytes(self) -> dict[NodeId, int]:
         """Nothing waits here."""

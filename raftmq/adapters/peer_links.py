@@ -13,8 +13,8 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
-from time import perf_counter
 from typing import Final
 
 import msgspec
@@ -23,7 +23,17 @@ import trio
 from attrs import frozen
 from crc32c import crc32c
 
-from raftmq.adapters.peer_socket import read_exactly, recv_into, recv_rest, tune
+from raftmq.adapters.peer_reader import (
+    FRAME_HEADER,
+    KIND_PART,
+    KIND_STORED,
+    PART_HEADER,
+    STORED_HEADER,
+    WHOLE_BYTES_MAX,
+    FrameReader,
+    PeerRefusedError,
+)
+from raftmq.adapters.peer_socket import read_exactly, tune
 from raftmq.adapters.peer_stream import (
     UNSENT_CHUNK_BYTES_MAX,
     ChunkStream,
@@ -39,12 +49,7 @@ PEER_FORMAT_VERSION: Final = 3
 """Of everything that nodes say to each other: raised with every change that an older node would not
 understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
 3: groups at rest are compared in parts (`resting.py`)."""
-FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
-FRAME_BYTES_MAX: Final = 96 << 20
 HELLO_BYTES_MAX: Final = 4096
-READ_BUFFER_SIZE: Final = 64 << 10
-READ_TURN_BYTES: Final = 256 << 10
-READ_TURN_S: Final = 0.005
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
@@ -52,20 +57,16 @@ ACCEPT_RETRY_S: Final = 0.1
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 CATCH_UP: Final = "catch-up"
-STREAMS: Final = ("bulk", "heartbeat", CATCH_UP)
+HEARTBEAT: Final = "heartbeat"
+STREAMS: Final = ("bulk", HEARTBEAT, CATCH_UP)
 KIND_RAFT: Final = 1
 KIND_HEARTBEATS: Final = 2
 KIND_BROKER: Final = 3
 KIND_FORMATION: Final = 4
-KIND_STORED: Final = 5
-KIND_PART: Final = 6
-"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation; a
-Raft message whose batches were sent from a file; a part of a frame that is too large for one."""
-PART_HEADER: Final = struct.Struct(">B?")  # kind of the whole, whether this is its last part
+"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation.
+Two more are told apart by who reads (`peer_reader.py`)."""
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
-WHOLE_BYTES_MAX: Final = 1 << 30
-STORED_HEADER: Final = struct.Struct(">II")  # bytes of the message before the file's, crc of those
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
 
@@ -91,10 +92,6 @@ class PeerIdentity:
 
     node_id: NodeId
     storage_id: StorageId
-
-
-class PeerRefusedError(Exception):
-    """The two sides cannot talk; the message names what differs."""
 
 
 FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
@@ -153,6 +150,8 @@ class PeerLinks:
         self._addresses: dict[NodeId, Address] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
         self._nursery: trio.Nursery | None = None
+        self._readers: dict[FrameReader, None] = {}
+        self._listens_at_ticks = False
         self.block_to: frozenset[NodeId] = frozenset()
         self.block_from: frozenset[NodeId] = frozenset()
         self._block_changed = trio.Event()
@@ -188,7 +187,7 @@ class PeerLinks:
 
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
-        stream = self._streams.get((node_id, "heartbeat" if kind == KIND_HEARTBEATS else "bulk"))
+        stream = self._streams.get((node_id, HEARTBEAT if kind == KIND_HEARTBEATS else "bulk"))
         if stream is None:
             return False
         if stream.sock is None:
@@ -298,6 +297,25 @@ class PeerLinks:
                     self._streams[node_id, name] = stream
                     if self._nursery is not None:
                         self._nursery.start_soon(self._keep_connected, stream)
+
+    # ---- hearing ----
+
+    def listen_at_ticks(self) -> None:
+        """Nothing but beats of nodes at rest is expected on heartbeat streams: read them when
+        `look` is called, since every wake-up costs more than what it is for."""
+        self._listens_at_ticks = True
+
+    def listen(self) -> None:
+        """Read every stream as soon as something comes."""
+        if self._listens_at_ticks:
+            self._listens_at_ticks = False
+            for reader in self._readers:
+                reader.attend()
+
+    def look(self) -> None:
+        """Hand on what came on the streams that are read at ticks."""
+        for reader in list(self._readers):
+            reader.look()
 
     # ---- tasks ----
 
@@ -420,7 +438,7 @@ class PeerLinks:
                 self.set_addresses({identity.node_id: Address.parse(theirs.address)})
             self._dial_now(identity.node_id)
             self._on_identity(identity)
-            await self._read_frames(sock, identity)
+            await self._read(sock, identity, is_quiet=theirs.stream == HEARTBEAT)
         except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError, ConfigError):
             pass  # the peer went away or spoke nonsense: its connection is all it costs
         except (PeerRefusedError, RemoteProtocolError) as error:
@@ -428,102 +446,20 @@ class PeerLinks:
         finally:
             sock.close()
 
-    async def _read_frames(self, sock: socket.socket, sender: PeerIdentity) -> None:
-        """Hand each whole, checked frame to the node; small ones are copied out of one buffer."""
-        buffer = memoryview(bytearray(READ_BUFFER_SIZE))
-        filled = 0
-        turn_bytes = 0
-        parts: list[memoryview] = []
-        is_torn = False
-        while True:
-            count = await recv_into(sock, buffer[filled:])
-            began = perf_counter()
-            filled += count
-            turn_bytes += count
-            start = 0
-            if turn_bytes >= READ_TURN_BYTES:
-                # A stream that is never empty must not keep ticks and heartbeats waiting.
-                await trio.lowlevel.checkpoint()
-                turn_bytes = 0
-            while filled - start >= FRAME_HEADER.size:
-                size, checksum, kind = FRAME_HEADER.unpack_from(buffer, start)
-                if size > FRAME_BYTES_MAX:
-                    raise PeerRefusedError(f"a frame of {size} bytes from node {sender.node_id}")
-                body = start + FRAME_HEADER.size
-                if body + size > filled:
-                    if FRAME_HEADER.size + size <= READ_BUFFER_SIZE:
-                        break  # wait for the rest, in this buffer
-                    payload = memoryview(bytearray(size))
-                    have = filled - body
-                    payload[:have] = buffer[body:filled]
-                    await recv_rest(sock, payload[have:])
-                    turn_bytes += size
-                    start = filled
-                else:
-                    payload = memoryview(bytes(buffer[body : body + size]))
-                    start = body + size
-                if sender.node_id in self.block_from:
-                    is_torn = True
-                    continue
-                if is_torn:
-                    return  # frames are missing: the peer shall know, and begin anew
-                if kind == KIND_STORED:
-                    payload = _check_stored(payload, checksum, sender)
-                elif crc32c(payload) != checksum:
-                    raise PeerRefusedError(f"a damaged frame from node {sender.node_id}")
-                elif kind == KIND_PART:
-                    whole = _join_parts(parts, payload, sender)
-                    if whole is None:
-                        continue
-                    kind, payload = whole
-                self._on_frame(sender, kind, payload.toreadonly())
-                if perf_counter() - began > READ_TURN_S:
-                    # Thousands of small frames may wait: votes of all groups, after an outage.
-                    await trio.lowlevel.checkpoint()
-                    began = perf_counter()
-            if start:
-                buffer[: filled - start] = bytes(buffer[start:filled])
-                filled -= start
-
-
-def _join_parts(
-    parts: list[memoryview], payload: memoryview, sender: PeerIdentity
-) -> tuple[int, memoryview] | None:
-    """Kind and content of a frame that came in parts, once the last one is there.
-
-    Raises:
-        PeerRefusedError: it is too large, or no part.
-    """
-    if len(payload) < PART_HEADER.size:
-        raise PeerRefusedError(f"an empty part from node {sender.node_id}")
-    kind, is_last = PART_HEADER.unpack_from(payload)
-    parts.append(payload[PART_HEADER.size :])
-    if sum(map(len, parts)) > WHOLE_BYTES_MAX:
-        raise PeerRefusedError(f"parts of more than {WHOLE_BYTES_MAX} bytes")
-    if not is_last:
-        return None
-    whole = memoryview(b"".join(parts))
-    parts.clear()
-    return kind, whole
-
-
-def _check_stored(payload: memoryview, checksum: int, sender: PeerIdentity) -> memoryview:
-    """The message in a frame whose batches came from a file.
-
-    Raises:
-        PeerRefusedError: it was damaged on the way.
-    """
-    size, rest_checksum = 0, 0
-    if len(payload) >= STORED_HEADER.size:
-        size, rest_checksum = STORED_HEADER.unpack_from(payload)
-    summed_end = STORED_HEADER.size + size
-    if (
-        summed_end > len(payload)
-        or crc32c(payload[:summed_end]) != checksum
-        or crc32c(payload[summed_end:]) != rest_checksum
-    ):
-        raise PeerRefusedError(f"a damaged stored frame from node {sender.node_id}")
-    return payload[STORED_HEADER.size :]
+    async def _read(self, sock: socket.socket, sender: PeerIdentity, *, is_quiet: bool) -> None:
+        """Read one stream to its end; a quiet one at ticks only, while nothing urgent comes."""
+        reader = FrameReader(
+            sock,
+            sender.node_id,
+            partial(self._on_frame, sender),
+            is_blocked=lambda: sender.node_id in self.block_from,
+            may_rest=lambda: is_quiet and self._listens_at_ticks,
+        )
+        self._readers[reader] = None
+        try:
+            await reader.run()
+        finally:
+            del self._readers[reader]
 
 
 def _identity(hello: Hello) -> PeerIdentity:

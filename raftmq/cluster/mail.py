@@ -7,7 +7,8 @@ until the round of drains ends that caused it; a message that is alone then leav
 
 Invariants: messages of one stream to one node leave in the order they came, so a group's requests
 never overtake each other; what is urgent (heartbeats, votes, answers) has a stream of its own and
-never waits for bulk; a frame takes its receiver milliseconds, however many groups there are;
+never waits for bulk (a node whose groups all rest reads it at its ticks, so what wakes them comes
+the other way); a frame takes its receiver milliseconds, however many groups there are;
 nothing stays here when a drain is over.
 """
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from raftmq.cluster.lateness import Lateness
 from raftmq.cluster.mail import Mail, SendFrame
 from raftmq.cluster.peer_codec import decode, encode, encode_node_beat
-from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply
+from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.resting import Rests
 from raftmq.errors import RemoteProtocolError
@@ -63,7 +63,12 @@ of them in one turn of the loop would delay the heartbeats of all others, and lo
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 # Tuples, since a union would be built anew for every message.
 _BEATS: Final = (Heartbeat, HeartbeatReply)
-_BULK: Final = (AppendRequest, InstallLogStart, RepairReply)
+_BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Wake)
+"""What takes the stream that every node reads at once: a calm one reads the other at its ticks."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def _stands(replica: Replica) -> bool:
@@ -127,6 +132,8 @@ class MultiRaft:
         self.after_drain: list[Callable[[], None]] = []
         """Called after every round of drains: what state machines want of replicas, which must not
         be called from within their own callbacks."""
+        self.on_stir: Callable[[], None] = _nothing
+        """Called when a replica wakes, or comes, where all were at rest."""
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -145,7 +152,7 @@ class MultiRaft:
         """Take in an opened replica; it takes part from now on."""
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
-        self._awake[replica.group] = replica
+        self._rouse(replica)
         replica.on_touched = self.touch
         replica.on_journal_failed = self._journal_failed
         self._heartbeat_ticks = replica.config.heartbeat_ticks
@@ -184,6 +191,12 @@ class MultiRaft:
     def patience(self) -> int:
         """How often all timeouts are doubled now, since ticks come late."""
         return self._lateness.patience
+
+    @property
+    def is_calm(self) -> bool:
+        """True when every group rests: what peers have to say can wait for the next tick, but for
+        what wakes a group, which comes another way than their beats."""
+        return not self._awake
 
     @property
     def is_at_ease(self) -> bool:
@@ -297,13 +310,19 @@ class MultiRaft:
         was_filed = self._rests.remove(replica.group) is not None
         if not was_filed and not replica.resting.is_resting:  # told to rest in this very frame?
             return
-        self._awake[replica.group] = replica
+        self._rouse(replica)
         replica.resting.wake(silent)
         self._dirty[replica] = None
         if by is None or replica.core.is_leader or by.sender != replica.core.leader:
             replica.resting.announce()
         if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
             replica.peer_lost(silent)
+
+    def _rouse(self, replica: Replica) -> None:
+        was_calm = not self._awake
+        self._awake[replica.group] = replica
+        if was_calm:
+            self.on_stir()
 
     # ---- the way out ----
 

@@ -15,9 +15,9 @@ from raftmq.adapters.peer_links import (
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_RAFT,
-    KIND_STORED,
     PeerIdentity,
 )
+from raftmq.adapters.peer_reader import KIND_STORED
 from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.replica import ReplicaConfig
@@ -39,6 +39,10 @@ REST_AFTER_MS: Final = 1_000
 """A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
 
 FrameReceiver = Callable[[NodeId, memoryview], None]
+
+
+def _nobody_cares(_due_ms: float) -> None:
+    pass
 
 
 class DataPlane:
@@ -88,6 +92,7 @@ class DataPlane:
             on_journal_failed=self._on_journal_failed,
             send_stored=self.links.send_stored,
         )
+        self.multiraft.on_stir = self.links.listen
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         self.catch_up = around.make_catch_up(self.links, rate)
         self.failure: str | None = None
@@ -98,6 +103,8 @@ class DataPlane:
         self._on_broker = on_broker
         self._identity_told = on_identity
         self._lost_told = on_lost
+        self.on_ease: Callable[[float], None] = _nobody_cares
+        """Told the monotonic time of the next tick, in milliseconds, while the node is at ease."""
         self.on_tick: list[Callable[[float], None]] = []
         """Called after every tick of the replicas with the monotonic time in milliseconds."""
 
@@ -137,19 +144,25 @@ class DataPlane:
         due_ms = clock.monotonic_ms() + tick_ms
         while True:
             # A node at ease wakes once per heartbeat, and takes all ticks of that time at once.
-            ticks = self.config.heartbeat_ticks if self.multiraft.is_at_ease else 1
-            due_ms += (ticks - 1) * tick_ms
+            ticks = 1
+            if self.multiraft.is_at_ease:
+                ticks = self.config.heartbeat_ticks
+                due_ms += (ticks - 1) * tick_ms
+                self.on_ease(due_ms)
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
             late_ms = clock.monotonic_ms() - due_ms
             self.loop_watch.ticked(late_ms)
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
+            self.links.look()
             for number in range(ticks):
                 self.multiraft.tick(0.0 if number else late_ms / tick_ms)
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)
+            if self.multiraft.is_calm:
+                self.links.listen_at_ticks()
 
     # ---- peers ----
 

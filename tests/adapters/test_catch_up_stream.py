@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from raftmq.adapters import peer_links, peer_stream
+from raftmq.adapters import peer_links, peer_reader, peer_stream
 from raftmq.adapters.disk import RealDisk
-from raftmq.adapters.peer_links import CATCH_UP, KIND_RAFT, KIND_STORED
+from raftmq.adapters.peer_links import CATCH_UP, KIND_RAFT
+from raftmq.adapters.peer_reader import KIND_STORED
 from raftmq.log.model import FileSpan
 from raftmq.ports import File
 from raftmq.raft.messages import StoredChunk
@@ -199,6 +200,6 @@ async def test_parts_without_end_end_the_connection(monkeypatch: pytest.MonkeyPa
         await connected(a)
         first = a.socket
         assert a.links.send(TWO, KIND_RAFT, [b"x" * 3_000])
-        monkeypatch.setattr(peer_links, "WHOLE_BYTES_MAX", 2_000)
+        monkeypatch.setattr(peer_reader, "WHOLE_BYTES_MAX", 2_000)
         await a.until(lambda: a.socket is not first)
         assert b.frames == []

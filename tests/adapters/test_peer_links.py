@@ -13,11 +13,11 @@ from random import Random
 import msgspec
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from raftmq.adapters import peer_links
+from raftmq.adapters import peer_links, peer_reader
 from raftmq.adapters.peer_links import (
-    FRAME_HEADER,
     KIND_HEARTBEATS,
     KIND_RAFT,
     PEER_FORMAT_VERSION,
@@ -28,6 +28,7 @@ from raftmq.adapters.peer_links import (
     _write_hello,
     check_hello,
 )
+from raftmq.adapters.peer_reader import FRAME_HEADER
 from raftmq.config import Address
 from raftmq.types import NodeId, StorageId
 
@@ -420,9 +421,49 @@ async def test_a_stranger_is_answered_where_it_says_it_is() -> None:
         await b.until(lambda: b.frames)
 
 
+async def test_beats_of_nodes_at_rest_are_heard_at_looks() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        await b.until(lambda: a.links.send(NodeId(2), KIND_HEARTBEATS, [b"first"]))
+        await b.until(lambda: b.frames)
+        b.links.listen_at_ticks()
+        assert a.links.send(NodeId(2), KIND_HEARTBEATS, [b"second"])
+        await b.until(lambda: len(b.frames) == 2)  # it was listened to so far
+        assert a.links.send(NodeId(2), KIND_HEARTBEATS, [b"beat"])
+        b.frames.clear()
+        for count in (1, 2):
+            assert a.links.send(NodeId(2), KIND_RAFT, [b"bulk"])
+            await b.until(lambda count=count: len(b.frames) == count)
+            await trio.testing.wait_all_tasks_blocked()
+            assert b.frames == [(1, KIND_RAFT, b"bulk")] * count
+        b.links.look()
+        assert b.frames[2:] == [(1, KIND_HEARTBEATS, b"beat")]
+        b.links.listen()
+        b.frames.clear()
+        for count in (1, 2):
+            assert a.links.send(NodeId(2), KIND_HEARTBEATS, [b"late"])
+            await b.until(lambda count=count: len(b.frames) == count)
+
+
+async def test_a_stream_that_ends_at_rest_is_looked_at_no_more() -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(b):
+        b.links.listen_at_ticks()
+        async with running(a):
+            await a.until(lambda: a.links.send(NodeId(2), KIND_HEARTBEATS, [b"h"]))
+            await b.until(lambda: len(b.links._readers) == len(peer_links.STREAMS))
+        for _ in range(3):
+            b.links.look()  # at what was said last, and twice in vain
+        await b.until(lambda: not b.links._readers)
+        b.links.look()
+
+
 async def test_many_small_frames_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What arrived at once may take long to handle; ticks go on meanwhile."""
-    monkeypatch.setattr(peer_links, "READ_TURN_S", 0.0)
+    monkeypatch.setattr(peer_reader, "READ_TURN_S", 0.0)
     a, b = Node(1), Node(2)
     introduce(a, b)
     async with running(a, b) as nursery:

@@ -13,7 +13,7 @@ from jepsen_like.invariants import Invariants
 from jepsen_like.machine import SimMachine
 from raftmq.cluster.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft
 from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_several
-from raftmq.cluster.peer_messages import NodeBeat, PeerMessage
+from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import RemoteProtocolError
@@ -263,6 +263,34 @@ def test_what_is_said_outside_of_any_input_leaves_at_once() -> None:
     reply = VoteReply(Term(5), A, C, False)
     node.multiraft.send(group(0), reply)
     assert node.messages() == [(C.node_id, group(0), reply)]
+
+
+def test_what_wakes_a_group_takes_the_stream_that_is_read_at_once() -> None:
+    """A node whose groups all rest reads the urgent one at its ticks only."""
+    node = Node(1)
+    node.flush()
+    node.multiraft.send(group(0), Wake(Term(5), A, B))
+    node.multiraft.send(group(0), Rest(Term(5), A, B, RaftIndex(0), 1))
+    assert [type(message) for _, _, message in node.messages()] == [Wake, Rest]
+    assert [is_heartbeat for _, _, is_heartbeat in node.sent] == [False, True]
+
+
+def test_a_node_is_told_when_its_first_replica_comes() -> None:
+    node = Node(0)
+    stirred: list[int] = []
+    node.multiraft.on_stir = lambda: stirred.append(len(node.multiraft.replicas))
+    assert node.multiraft.is_calm
+    others = Node(2)
+    for number in range(2):
+        node.multiraft.register(others.replica(number))
+        assert not node.multiraft.is_calm
+    assert stirred == [1], "not for one that comes to others who are awake"
+    node.multiraft.unregister(group(0))
+    assert not node.multiraft.is_calm
+    node.multiraft.unregister(group(1))
+    assert node.multiraft.is_calm
+    node.multiraft.register(others.replica(1))
+    assert stirred == [1, 1]
 
 
 def test_a_vote_written_while_the_journal_is_flushed_waits_for_the_next_flush() -> None:

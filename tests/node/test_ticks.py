@@ -1,0 +1,177 @@
+"""When a node wakes, and in which order it looks, ticks and tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from jepsen_like.disk import SimDisk
+from raftmq.cluster.multiraft import MultiRaft
+from raftmq.config import NodeConfig
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.node.data_plane import DataPlane
+from raftmq.ports import never
+from raftmq.types import StorageId
+from tests.cluster.fake_replica import FakeClock
+
+TICK_MS, HEARTBEAT_TICKS = 25, 2
+
+
+def _nobody(*_args: object) -> None:
+    pass
+
+
+class EnoughError(Exception):
+    """The node woke as often as the test wants."""
+
+
+@define
+class FakeLinks:
+    """Notes how it is to listen."""
+
+    log: list[str]
+
+    def send_stored(self, *_args: object) -> bool:
+        return False
+
+    def listen_at_ticks(self) -> None:
+        self.log.append("listen at ticks")
+
+    def listen(self) -> None:
+        self.log.append("listen")
+
+    def look(self) -> None:
+        self.log.append("look")
+
+
+@define(eq=False)
+class Bench:
+    """A data plane on time that passes while it sleeps."""
+
+    late_ms: float = 0.0
+    log: list[str] = field(factory=list)
+    clock: FakeClock = field(factory=FakeClock)
+    wakes_ms: list[float] = field(factory=list)
+    wakes_max: int = 0
+    plane: DataPlane = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        disk = SimDisk(Random(1))
+        disk.make_directories("data")
+        around: Any = SimpleNamespace(
+            disk=disk,
+            folder=SimpleNamespace(storage_id=StorageId(1)),
+            clock=self.clock,
+            random=Random(1),
+            tasks=SimpleNamespace(sleep=self._sleep),
+            flusher=None,
+            connect=lambda _ears: FakeLinks(self.log),
+            make_catch_up=lambda _links, _rate: None,
+            disk_space=lambda: (0, 0),
+            make_lock=lambda: None,
+            buggify=never,
+            core_waited_ms=lambda: 0.0,
+        )
+        self.plane = DataPlane(
+            NodeConfig(
+                node_id=1, data=Path("/data"), tick_ms=TICK_MS, heartbeat_ticks=HEARTBEAT_TICKS
+            ),
+            around,
+            HardStateJournal.open(disk, "data/state.journal"),
+            on_formation=_nobody,
+            on_broker=_nobody,
+            on_identity=_nobody,
+            on_lost=_nobody,
+        )
+        self.plane.on_tick.append(lambda _now_ms: self.log.append("told"))
+
+    async def _sleep(self, seconds: float) -> None:
+        if len(self.wakes_ms) == self.wakes_max:
+            raise EnoughError
+        self.clock.now_ms += seconds * 1e3 + self.late_ms
+        self.wakes_ms.append(self.clock.now_ms)
+
+    async def wake(self, times: int) -> None:
+        """Let the node run until it woke so often."""
+        self.wakes_max = times
+        with pytest.raises(EnoughError):
+            await self.plane.tick_forever()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench()
+    monkeypatch.setattr(MultiRaft, "tick", lambda _self, _late: bench.log.append("tick"))
+    return bench
+
+
+def says(monkeypatch: pytest.MonkeyPatch, *, at_ease: bool, calm: bool) -> None:
+    monkeypatch.setattr(MultiRaft, "is_at_ease", at_ease)
+    monkeypatch.setattr(MultiRaft, "is_calm", calm)
+
+
+async def test_a_busy_node_looks_before_each_tick(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came since the last tick counts for this one: a leader's beat before the silence."""
+    says(monkeypatch, at_ease=False, calm=False)
+    start_ms = bench.clock.now_ms
+    await bench.wake(3)
+    assert bench.log == ["look", "tick", "told"] * 3
+    assert bench.wakes_ms == [start_ms + TICK_MS * n for n in (1, 2, 3)]
+
+
+async def test_a_node_at_ease_wakes_once_per_heartbeat(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(monkeypatch, at_ease=True, calm=False)
+    start_ms = bench.clock.now_ms
+    await bench.wake(2)
+    assert bench.log == ["look", "tick", "tick", "told"] * 2
+    assert bench.wakes_ms == [start_ms + HEARTBEAT_TICKS * TICK_MS * n for n in (1, 2)]
+
+
+async def test_only_a_calm_node_listens_at_ticks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(monkeypatch, at_ease=True, calm=True)
+    await bench.wake(2)
+    assert bench.log == ["look", "tick", "tick", "told", "listen at ticks"] * 2
+
+
+async def test_whether_it_is_calm_is_asked_after_the_tick(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may have let the last group rest."""
+    says(monkeypatch, at_ease=False, calm=False)
+    bench.plane.on_tick.append(lambda _now_ms: says(monkeypatch, at_ease=True, calm=True))
+    await bench.wake(1)
+    assert bench.log == ["look", "tick", "told", "listen at ticks"]
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 7.0])
+async def test_who_wants_to_wake_with_the_node_is_told_when_it_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, late_ms: float
+) -> None:
+    """Before it sleeps, so that they need not wake it in between."""
+    says(monkeypatch, at_ease=True, calm=True)
+    bench.late_ms = late_ms
+    told_ms: list[float] = []
+    bench.plane.on_ease = told_ms.append
+    await bench.wake(3)
+    assert [due_ms + late_ms for due_ms in told_ms[:3]] == bench.wakes_ms
+    says(monkeypatch, at_ease=False, calm=False)
+    told_ms.clear()
+    bench.wakes_ms.clear()
+    await bench.wake(3)
+    assert told_ms == []
+
+
+async def test_what_wakes_the_first_group_makes_the_links_listen(bench: Bench) -> None:
+    bench.plane.multiraft.on_stir()
+    assert bench.log == ["listen"]
