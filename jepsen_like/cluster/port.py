@@ -61,8 +61,15 @@ class SimConnection:
         self.peer = f"client{number}:1"
         self.client_software = ""
         self.fetch_memo: Any = None
+        self.is_quiet = False
         self.hold = Hold()
         self.on_close: dict[int, Callable[[], None]] = {}
+
+    def hush(self) -> None:
+        """What a client says is always heard at once here."""
+
+    def listen(self) -> None:
+        """As always."""
 
     def receive(self, data: bytes) -> None:
         """Begin the requests in `data`, which holds whole frames, or rubbish."""

@@ -15,6 +15,8 @@ from typing import Final, Protocol
 
 from raftmq.ports import Clock
 
+ALIGNED_MS: Final = 1.0
+"""Waits until one time on the grid share an entry, so the grid does not follow what is no shift."""
 _SWEEP_MIN: Final = 1024
 
 
@@ -95,6 +97,13 @@ class Deadlines:
             self._push(at_ms, group)
         group.waiters[id(waiter)] = waiter
         return at_ms
+
+    def align(self, at_ms: float, grid_ms: float) -> None:
+        """Let the grid go through this time from now on; waits that have begun end as they were to.
+        A node that does nothing else wakes for it at `at_ms` anyway."""
+        off_ms = (at_ms - self._origin_ms) % grid_ms
+        if min(off_ms, grid_ms - off_ms) > ALIGNED_MS:
+            self._origin_ms = at_ms
 
     def leave(self, at_ms: float, waiter: Waiter) -> None:
         """Wait no more until `at_ms`; harmless when that is over."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from raftmq.adapters.broker_calls import BrokerCalls
@@ -45,6 +46,7 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.server.broker import Broker
 from raftmq.server.dispatch import Dispatcher
+from raftmq.server.handlers.fetch import WAIT_GRID_MS
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.limits import RequestMemory
 from raftmq.types import (
@@ -168,6 +170,8 @@ class NodeCore:
         )
         folder = self.plane.folder
         self.deadlines = Deadlines(self.plane.clock)
+        if WAIT_GRID_MS % (self.config.heartbeat_ticks * self.config.tick_ms) == 0:
+            self.plane.on_ease = partial(self.deadlines.align, grid_ms=WAIT_GRID_MS)
         self.formation = Formation(
             self.node_id,
             folder.storage_id,

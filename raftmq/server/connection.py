@@ -31,7 +31,7 @@ from raftmq.server.elections import Hold
 from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
-from raftmq.server.readiness import Readiness
+from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.turns import (
     RECEIVE_COST,
@@ -88,6 +88,7 @@ class Shared:
         metrics: ServerMetrics,
         cork: Cork | None = None,
         memory: RequestMemory | None = None,
+        look_later: LookLater | None = None,
     ) -> None:
         self.begin = begin
         self.cork = cork or Cork()
@@ -95,7 +96,7 @@ class Shared:
         self.metrics = metrics
         self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
         self.turns = Turns()
-        self.readiness = Readiness(self.turns, self.cork.together)
+        self.readiness = Readiness(self.turns, self.cork.together, look_later)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.nursery: trio.Nursery | None = None
         """Of the tasks that connections need for a while; open for as long as there are any."""
@@ -127,6 +128,7 @@ class Connection:
         "fetch_memo",
         "hold",
         "is_closed",
+        "is_quiet",
         "last_active",
         "on_close",
         "peer",
@@ -150,6 +152,8 @@ class Connection:
         self._turn_bytes = 0
         self._turn_frames = 0
         self.is_closed = False
+        self.is_quiet = False
+        """Listened to at certain moments only."""
         self.peer = peer
         self.client_software = ""
         self.fetch_memo: FetchMemo | None = None
@@ -176,6 +180,7 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = self._is_ending = True
+        self.is_quiet = False
         descriptor = self._sock.fileno()
         self._shared.readiness.unwatch(descriptor)
         for scope in (self._reading, self._writing):
@@ -193,6 +198,7 @@ class Connection:
         """Hang up soon: who settles an answer may be the Raft engine."""
         if not self._is_ending:
             self._is_ending = True
+            self.is_quiet = False
             self._shared.readiness.unwatch(self._sock.fileno())
             self._shared.spawn(self._end)
 
@@ -238,6 +244,18 @@ class Connection:
         return is_over
 
     # ---- reading at rest ----
+
+    def hush(self) -> None:
+        """Nothing urgent is expected of this client: listen to it at certain moments only. Not
+        while it is busy, or on its way out."""
+        if not self.is_quiet and self._reading is None and not self._is_ending:
+            self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
+
+    def listen(self) -> None:
+        """Listen again whenever something comes."""
+        if self.is_quiet:
+            self.is_quiet = False
+            self._shared.readiness.rouse(self._sock.fileno())
 
     def receive(self) -> None:
         """Begin what came, as far as that needs no waiting."""
@@ -298,6 +316,7 @@ class Connection:
 
     def _to_task(self) -> None:
         self._shared.readiness.unwatch(self._sock.fileno())
+        self.is_quiet = False
         self._reading = trio.CancelScope()
         self._shared.spawn(self._read)
 

@@ -41,6 +41,7 @@ from raftmq.server.broker import Broker
 from raftmq.server.connection import Connection
 from raftmq.server.fetch_memo import FetchMemo
 from raftmq.server.handlers import fetch, offsets, produce
+from raftmq.server.idle_poll import IdlePoll
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ApiMetrics, EncodedAnswer
@@ -106,6 +107,8 @@ class Dispatcher:
             if memo is not None and memo.is_of(version, frame):
                 self._begin_again(memo, correlation_id, slot, connection, started_ms)
                 return
+        if connection.is_quiet:
+            connection.listen()  # this client does more than to wait
         header, position = decode_request_header(frame)
         body_view = frame[position:]
         self._broker.elections.asker = connection.hold
@@ -149,7 +152,9 @@ class Dispatcher:
         request = decode_fetch_request(version, body, elements_max=self._elements_max)
         memo = FetchMemo.of(header, frame, request)
         if memo is not None:
-            connection.fetch_memo = memo
+            before, connection.fetch_memo = connection.fetch_memo, memo
+            if before is not None and before.idle is not None:
+                before.idle.replaced()
         result = fetch.handle(self._broker, header, request, memo)
         encode = _encode_fetch if memo is None else memo.encode
         in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
@@ -167,6 +172,13 @@ class Dispatcher:
         header = memo.header
         self._broker.elections.asker = connection.hold
         try:
+            waits_long = memo.request.max_wait_ms >= fetch.LONG_WAIT_MS
+            if waits_long and memo.idle is None and memo.reading is not None:
+                reading, memo.reading = memo.reading, None
+                metrics = self._metrics[header.api_key]
+                memo.idle = IdlePoll(self, memo, reading, connection, metrics)
+            if memo.idle is not None and memo.idle.begin(correlation_id, slot, started_ms):
+                return
             result = fetch.handle(self._broker, header, memo.request, memo)
             in_hand = _InHand(self, header, correlation_id, memo.encode, slot, started_ms)
             in_hand.settle(result, connection)
@@ -226,6 +238,23 @@ class Dispatcher:
             metrics.count_errors(topic)
             yield None
         return (yield from encode_response_slowly(api_key, version, response))
+
+    def wait_for(
+        self,
+        parked: fetch.ParkedFetch,
+        memo: FetchMemo,
+        correlation_id: int,
+        slot: Slot,
+        connection: Connection,
+        started_ms: float,
+    ) -> None:
+        """Answer a fetch that was begun before when `parked` is settled."""
+        in_hand = _InHand(self, memo.header, correlation_id, memo.encode, slot, started_ms)
+        in_hand.settle(parked, connection)
+
+    def observe(self, metrics: ApiMetrics, started_ms: float) -> None:
+        """Count a request of that API that began then and was answered now."""
+        metrics.observe((self.now_ms() - started_ms) / 1e3)
 
     def metrics_of(self, api_key: int) -> ApiMetrics:
         """The counts of an API that is announced."""
@@ -318,7 +347,7 @@ class _InHand:
         return self._dispatcher.metrics_of(self._header.api_key)
 
     def _observe(self) -> None:
-        self._metrics.observe((self._dispatcher.now_ms() - self._started_ms) / 1e3)
+        self._dispatcher.observe(self._metrics, self._started_ms)
 
     def _hang_up(self) -> None:
         self._metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)

@@ -20,6 +20,7 @@ from raftmq.server.replies import Pieces
 
 if TYPE_CHECKING:
     from raftmq.server.handlers.fetch import Reading
+    from raftmq.server.idle_poll import IdlePoll
 
 BYTES_MAX: Final = 512
 """A poller without a session asks in the same words until it gets something."""
@@ -32,13 +33,15 @@ _pack_id = struct.Struct(">i").pack
 class FetchMemo:
     """One request and what is known of it."""
 
-    __slots__ = ("_encoded", "_response", "_words", "header", "reading", "request")
+    __slots__ = ("_encoded", "_response", "_words", "header", "idle", "reading", "request")
 
     def __init__(self, header: RequestHeader, words: bytes, request: FetchRequest) -> None:
         self.header = header
         self.request = request
         self.reading: Reading | None = None
-        """The last look at its partitions, while nobody uses it."""
+        """The last look at its partitions, if it found nothing and nobody uses it."""
+        self.idle: IdlePoll | None = None
+        """Waits with the next request of the same words."""
         self._words = words
         self._response: FetchResponse | None = None
         self._encoded = b""

@@ -21,6 +21,7 @@ from raftmq.server.cork import Cork, Drains
 from raftmq.server.limits import Limits, RequestMemory
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
+from raftmq.server.readiness import LookLater
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_PASS: Final = 16
@@ -70,10 +71,11 @@ class ClientPort:
         *,
         drains: Drains | None = None,
         memory: RequestMemory | None = None,
+        look_later: LookLater | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains), memory)
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later)
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
         self._accepting = trio.CancelScope()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import define, field
 
-from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.deadlines import ALIGNED_MS, Deadlines
 
 
 @define
@@ -71,6 +72,56 @@ def test_the_grid_begins_with_the_node() -> None:
     table.clock.now_ms = 5000.0
     at_ms, _ = table.wait("a", 5000, 200)
     assert at_ms == 10_007.5
+
+
+def test_the_grid_goes_through_the_time_it_is_told() -> None:
+    table = Table()
+    table.deadlines.align(9_030, 50)
+    at_ms, _ = table.wait("a", 500, 50)
+    assert at_ms == 1530
+    at_ms, _ = table.wait("b", 531, 50)
+    assert at_ms == 1580
+    at_ms, _ = table.wait("c", 1000, 200)
+    assert (at_ms - 9_030) % 200 == 0, "and so do wider ones"
+    table.deadlines.align(1007.5, 50)
+    at_ms, _ = table.wait("d", 500, 50)
+    assert at_ms == 1507.5, "each time anew, earlier or later"
+
+
+@pytest.mark.parametrize("off_ms", [0.0, 0.4, ALIGNED_MS, -0.4, -ALIGNED_MS])
+def test_the_grid_does_not_follow_what_is_no_shift(off_ms: float) -> None:
+    """Ticks come a little early or late; waits until the same time must find each other."""
+    table = Table()
+    at_ms, _ = table.wait("before", 500, 50)
+    for number in range(20):
+        table.deadlines.align(1000 + 50 * number + off_ms, 50)
+        assert table.wait(str(number), 500, 50)[0] == at_ms
+    assert len(table.deadlines) == 21
+    assert table.woken == 1, "one entry"
+
+
+@pytest.mark.parametrize("shift_ms", [1.5, 25, 48.5, -1.5])
+def test_the_grid_follows_a_shift(shift_ms: float) -> None:
+    table = Table()
+    table.deadlines.align(1000 + shift_ms, 50)
+    at_ms, _ = table.wait("a", 500, 50)
+    assert at_ms == 1500 + shift_ms % 50
+
+
+def test_waits_that_began_end_as_they_were_to() -> None:
+    table = Table()
+    at_ms, first = table.wait("first", 500, 50)
+    table.wait("second", 500, 50)
+    table.deadlines.align(1010, 50)
+    later_ms, _ = table.wait("third", 500, 50)
+    assert (at_ms, later_ms) == (1500, 1510)
+    assert table.deadlines.next_ms == 1500
+    table.deadlines.leave(at_ms, first)
+    assert len(table.deadlines) == 2
+    table.deadlines.expire(1505)
+    assert table.ended == ["second"]
+    table.deadlines.expire(1510)
+    assert table.ended == ["second", "third"]
 
 
 def test_who_leaves_does_not_expire() -> None:

@@ -17,7 +17,7 @@ from raftmq.server.connection import Connection
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
-from raftmq.server.readiness import Readiness
+from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import Slot
 from raftmq.server.turns import PASS_COST_MAX, RECEIVE_COST, Turns
 
@@ -88,9 +88,11 @@ class Callers:
 
 
 @asynccontextmanager
-async def callers(count: int, limits: Limits | None = None) -> AsyncIterator[Callers]:
+async def callers(
+    count: int, limits: Limits | None = None, look_later: LookLater | None = None
+) -> AsyncIterator[Callers]:
     handler = Handler()
-    port = ClientPort(handler.begin, limits or Limits(), ServerMetrics())
+    port = ClientPort(handler.begin, limits or Limits(), ServerMetrics(), look_later=look_later)
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(port.served())
         found = Callers(port, handler, nursery)

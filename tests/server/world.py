@@ -178,7 +178,13 @@ class World:
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.connection: Any = SimpleNamespace(
-            peer="10.0.0.9:5555", on_close={}, fetch_memo=None, hold=Hold()
+            peer="10.0.0.9:5555",
+            on_close={},
+            fetch_memo=None,
+            hold=Hold(),
+            is_quiet=False,
+            hush=lambda: setattr(self.connection, "is_quiet", True),
+            listen=lambda: setattr(self.connection, "is_quiet", False),
         )
         self._correlation_id = 0
 

@@ -39,9 +39,10 @@ MAX_WAIT_MS_MAX: Final = 300_000
 BYTES_MAX: Final = 64 << 20
 """More than this in one answer serves nobody: the client asks again at once."""
 LONG_WAIT_MS: Final = 400
-WAIT_GRID_MS: Final = 20
+WAIT_GRID_MS: Final = 50
 WAIT_GRID_MS_MAX: Final = 200
-"""A long wait ends up to so much later than it was asked to: a twenty-fifth of it, within these."""
+"""A long wait ends up to so much later than it was asked to: a tenth of it, within these. Those
+that end together are one wake-up of an idle node, which its ticks, 50 ms apart, share."""
 COLD_ROUNDS_MAX: Final = 4
 """Index, bytes, their check, and once more where memory is so short that they left it again."""
 
@@ -348,8 +349,9 @@ def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
     return (key, None) if isinstance(key, str) else (None, key)
 
 
-def _grid_ms(wait_ms: float) -> int:
-    steps = int(wait_ms / (25 * WAIT_GRID_MS))
+def grid_ms(wait_ms: float) -> int:
+    """How far apart the ends of long waits of about this length are, in milliseconds."""
+    steps = int(wait_ms / (10 * WAIT_GRID_MS))
     return min(max(steps * WAIT_GRID_MS, WAIT_GRID_MS), WAIT_GRID_MS_MAX)
 
 
@@ -433,7 +435,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         if reading.jobs:
             self.check(wait_ms)
         elif reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
-            self._answer()
+            self.answer()
         else:
             self.park(wait_ms)
 
@@ -449,7 +451,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             partition.fetches.park(self)
         if wait_ms >= LONG_WAIT_MS:
             # Those that end at about the same time are answered, and ask again, in one pass.
-            self._wait = broker.deadlines.together(wait_ms, _grid_ms(wait_ms), self)
+            self._wait = broker.deadlines.together(wait_ms, grid_ms(wait_ms), self)
         else:
             self._wait = broker.deadlines.after(wait_ms, self.expire)
         broker.metrics.parked_fetches += 1
@@ -465,7 +467,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
                 self.look(0.0 if is_over else self._until_ms)
         elif not self.is_done and self._reading.has_news(self._min_bytes):
             self._unpark()
-            self._answer()
+            self.answer()
 
     def await_leaders(self, waits: Promise[None]) -> None:
         """Answer when it is known who leads what this node does not lead any more."""
@@ -499,14 +501,15 @@ class ParkedFetch(Abandonable[FetchResponse]):
                     reading.not_leading(place)
                 if left == 0 and not self.is_done:
                     reading.beyond = {}
-                    self._answer()
+                    self.answer()
 
             return settled
 
         for place, partition in reading.beyond.items():
             partition.replica.read_barrier().when_done(settled_at(place))
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
+        """Answer what was read last, once clients can be told where to go with what is not here."""
         waits = self._reading.next_leaders()
         if waits is None:
             self.finish()
@@ -524,7 +527,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         reading = self._reading
         self._unpark()
         if reading.is_large:
-            self._answer()
+            self.answer()
             return
         if self._memo is not None and reading.finds_nothing():
             self._memo.reading = reading
