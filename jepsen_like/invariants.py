@@ -10,6 +10,7 @@
     FlushedSurvives               after a crash a log reaches at least as far as it was flushed
     CrashKeepsIdentity            a crash alone never makes a replica a stranger to its group
     AckedRecordsSurvive           what a client was promised stays where it was
+    OneChangeAtATime              a leader changes one voter, on top of what is committed
     LinearizableBarrier           a read barrier covers all that was acknowledged before it
 
 Logs are compared by a chain of digests, one per entry, so that one comparison covers a whole
@@ -194,6 +195,22 @@ class Invariants:
                 "LeaderCommitsOwnTerm",
                 f"{group}: {replica} commits {end}, its term begins at {term_start}",
             )
+
+    def changes_voters(
+        self,
+        group: RaftGroupId,
+        replica: ReplicaId,
+        before: Sequence[ReplicaId],
+        after: Sequence[ReplicaId],
+        *,
+        is_settled: bool,
+    ) -> None:
+        """A leader proposed other voters. `is_settled`: the ones before it and something of its own
+        term are committed (Raft thesis §4.1, and the fix that followed it)."""
+        if not is_settled or len({*before} ^ {*after}) > 1:
+            why = "more than one at a time" if is_settled else "before the last change is committed"
+            detail = f"{group}: {replica} changes {list(before)} to {list(after)}, {why}"
+            self.breach("OneChangeAtATime", detail)
 
     def booted(
         self,

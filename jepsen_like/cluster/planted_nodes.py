@@ -31,6 +31,7 @@ from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft import leader, quorum
+from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
 from raftmq.server.dispatch import Dispatcher
 from raftmq.types import NodeId, RaftIndex
@@ -115,6 +116,11 @@ def _lost_with_its_folder(_journal: object, state: GroupState | None, *, is_empt
     return state is not None and state.bootstrapped is not None and is_empty
 
 
+def _check_the_step_alone(self: leader.Leadership, configuration: Configuration) -> None:
+    """A change need not wait for the one before it."""
+    check_change(self._core.configuration, configuration)
+
+
 def _half(voters: int) -> int:
     """Of an even number half is taken for a majority."""
     return (voters + 1) // 2
@@ -155,6 +161,13 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         5,
         (12,),
         ("CommittedIsDurableAtMajority", "LeaderCompleteness", "LogMatching"),
+    ),
+    "second-change-at-once": Bug(
+        patching((leader.Leadership, "check_membership_change", _check_the_step_alone)),
+        stress.replacements,
+        5,
+        (6,),
+        ("OneChangeAtATime",),
     ),
     "lost-journal-not-missed": Bug(
         patching((recovery, "is_forgotten", _lost_with_its_folder)),

@@ -388,7 +388,26 @@ class Watcher:
         """Note an entry."""
         if self._can_see() and self._ends[-1] < entry.end:
             self._add(entry)
+        if entry.kind == EntryKind.MEMBERSHIP:
+            self._judge_membership(entry)
         self.inner.appended(entry)
+
+    def _judge_membership(self, entry: LogEntry) -> None:
+        """Tell of a change that this replica began as a leader."""
+        core = self.replica.core
+        if core.term_start is None or int(entry.leader_epoch) != int(core.term):
+            return  # another one's
+        configurations = core.configurations
+        start, before = configurations.committed(entry.start)
+        after = Configuration.decode(entry.payload)
+        is_settled = start == configurations.base_start or start < core.commit_end
+        self._invariants.changes_voters(
+            self.group,
+            self.replica.self_id,
+            before.voters,
+            after.voters,
+            is_settled=is_settled and core.commit_end > core.term_start,
+        )
 
     def truncated(self, end: RaftIndex) -> None:
         """Forget a suffix."""

@@ -22,7 +22,7 @@ RUNS = (
     (3, draw_cluster_options),
     (14, draw_cluster_options),
     (1, stress.rot),
-    (10, stress.indexes),
+    (8, stress.indexes),
 )
 """Seeds and what draws their options: damage that nobody finds in time, or that makes a look-up
 wait, is rare else."""

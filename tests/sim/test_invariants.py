@@ -89,6 +89,14 @@ def counts_old_term(invariants: Invariants) -> None:
     invariants.leader_commits(GROUP, A, 5, 5)
 
 
+def changes_on_top_of_a_change(invariants: Invariants) -> None:
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=False)
+
+
+def changes_two_voters(invariants: Invariants) -> None:
+    invariants.changes_voters(GROUP, A, (A, B), (A, C), is_settled=True)
+
+
 def forgets_itself(invariants: Invariants) -> None:
     invariants.booted(GROUP, A, B, 5, 5)
 
@@ -122,6 +130,8 @@ def stale_read(invariants: Invariants) -> None:
         ("CommittedIsDurableAtMajority", minority_flushed),
         ("CommittedIsDurableAtMajority", other_bytes_flushed),
         ("LeaderCommitsOwnTerm", counts_old_term),
+        ("OneChangeAtATime", changes_on_top_of_a_change),
+        ("OneChangeAtATime", changes_two_voters),
         ("CrashKeepsIdentity", forgets_itself),
         ("FlushedSurvives", loses_flushed),
         ("ClaimsAreFlushed", claims_too_much),
@@ -148,6 +158,8 @@ def test_what_is_right_is_accepted() -> None:
     invariants.holds_committed(GROUP, C, 1, lambda end: GENESIS if end == 0 else None)
     invariants.starts_at(GROUP, C, 5, X)
     invariants.barrier(GROUP, 5, 5)
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True)
+    invariants.changes_voters(GROUP, A, (A, B), (A, B), is_settled=True)
     invariants.booted(GROUP, A, A, 5, 6)
     # Torn above its claim and not mended since: nothing was promised, and later ones were written.
     invariants.opened(GROUP, A, 9, [4], known=[(4, 6)])
