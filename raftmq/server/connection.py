@@ -170,9 +170,13 @@ class Connection:
         """Serve from now on, as one at rest."""
         try:
             self._shared.readiness.watch(self._sock.fileno(), self)
-        except OSError as error:  # the kernel has no memory for it, or too many are watched
-            _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
+        except OSError as error:
+            self._cannot_be_watched(error)
             self.close()
+
+    def _cannot_be_watched(self, error: OSError) -> None:
+        """The kernel has no memory for it, or too many are watched."""
+        _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
 
     def close(self) -> None:
         """Hang up: drop what is parked, give memory back, end the tasks, close the socket. Not to
@@ -249,13 +253,21 @@ class Connection:
         """Nothing urgent is expected of this client: listen to it at certain moments only. Not
         while it is busy, or on its way out."""
         if not self.is_quiet and self._reading is None and not self._is_ending:
-            self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
+            try:
+                self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
+            except OSError as error:
+                self._cannot_be_watched(error)
+                self.broken()
 
     def listen(self) -> None:
         """Listen again whenever something comes."""
         if self.is_quiet:
             self.is_quiet = False
-            self._shared.readiness.rouse(self._sock.fileno())
+            try:
+                self._shared.readiness.rouse(self._sock.fileno())
+            except OSError as error:
+                self._cannot_be_watched(error)
+                self.broken()
 
     def receive(self) -> None:
         """Begin what came, as far as that needs no waiting."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import pytest
 import trio
 import trio.testing
 from attrs import define, field
 
 from raftmq.cluster.deadlines import Deadlines
-from raftmq.node.node import SOON_MS
 from raftmq.server.connection import Connection
 from raftmq.server.handlers.fetch import WAIT_GRID_MS
+from raftmq.server.idle_poll import hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
@@ -292,7 +295,7 @@ async def test_moments_come_on_the_grid_one_after_the_other() -> None:
     """Who looks again at a moment on the grid gets the next one, never the same once more."""
     clock = FakeClock()
     deadlines = Deadlines(clock)
-    look_later = partial(deadlines.together, SOON_MS, WAIT_GRID_MS)
+    look_later = partial(hear_later, deadlines)
     async with callers(2, look_later=look_later) as found:
         clock.now_ms += 7
         for connection in found.connections:
@@ -311,3 +314,43 @@ async def test_moments_come_on_the_grid_one_after_the_other() -> None:
         clock.now_ms += WAIT_GRID_MS
         deadlines.expire(clock.now_ms)
         assert len(deadlines) == 0
+
+
+class FullEpoll:
+    """The kernel watches no more sockets for us."""
+
+    def __init__(self, epoll: Any) -> None:
+        self._epoll = epoll
+
+    def register(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+async def test_who_cannot_be_watched_elsewhere_is_hung_up_on(is_quiet: bool) -> None:
+    """Whoever hushes or rouses may be the Raft engine: no error of the kernel reaches it."""
+    moments = Moments()
+    async with callers(2, look_later=moments) as found:
+        readiness: Any = found.port.shared.readiness
+        connection = found.connections[0]
+        if is_quiet:
+            connection.hush()
+        name = "_epoll" if is_quiet else "_quiet_epoll"
+        epoll = getattr(readiness, name)
+        setattr(readiness, name, FullEpoll(epoll))
+        if is_quiet:
+            connection.listen()
+        else:
+            connection.hush()
+        setattr(readiness, name, epoll)
+        assert not connection.is_closed, "not while somebody settles an answer"
+        await trio.testing.wait_all_tasks_blocked()
+        assert connection.is_closed
+        assert found.socks[0].recv(1) == b"", "a clear end"
+        moments.come()
+        found.socks[1].send(request(1))
+        await trio.testing.wait_all_tasks_blocked()
+        assert found.handler.begun == [1], "the others are served as before"
