@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from jepsen_like.cluster.fetch_session import NO_SESSION, SESSION_LOST, Session
+from jepsen_like.cluster.fetch_session import NO_SESSION, SESSION_LOST, WAIT_MS, Session
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.invariants import InvariantViolation
@@ -21,6 +21,7 @@ from raftmq.protocol.fetch import (
     encode_fetch_request,
 )
 from raftmq.records import check_batch, read_records, split_batches
+from raftmq.server.handlers.fetch import LONG_WAIT_MS
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+LINGER_POLLS: Final = 3
+"""The first finds nothing, the second is known by its words, the third comes from who is quiet."""
 SILENCE_MAX: Final = 2.5
 """Members fall silent for so many sessions at most."""
 
@@ -57,6 +60,7 @@ class Fetcher:
         self.positions: dict[Where, int] = {}
         self._uses_sessions = self.kafka.random.random() < world.options.session_share
         self._sessions: dict[int, Session] = {}
+        self._wait_ms = WAIT_MS
 
     async def poll(self) -> list[Where]:
         """One fetch of what one node leads; gives the partitions whose offset is out of range."""
@@ -90,9 +94,11 @@ class Fetcher:
         request = session.request(asked, epochs)
         if not self._uses_sessions:
             request.session_epoch = -1
+        request.max_wait_ms = self._wait_ms
         body = encode_fetch_request(VERSIONS[ApiKey.FETCH], request)
+        patience_ms = self._wait_ms + world.options.request_timeout_ms
         try:
-            answer = await until(kafka.request(node_id, ApiKey.FETCH, body))
+            answer = await until(kafka.request(node_id, ApiKey.FETCH, body, timeout_ms=patience_ms))
         except Lost as error:
             world.recorder.info(operation, error=str(error))
             self._forget_leaders(wanted)
@@ -203,6 +209,9 @@ class Reader(Fetcher):
     def __init__(self, world: ClusterWorld, process: int, partitions: list[Where]) -> None:
         super().__init__(world, process)
         self._partitions = partitions
+        self._is_patient = not self._uses_sessions and process % 2 == 1
+        if self._is_patient:
+            self._wait_ms = LONG_WAIT_MS
 
     async def run(self) -> None:
         """Read until everything is written, and everything was read."""
@@ -214,6 +223,9 @@ class Reader(Fetcher):
                 where = self.kafka.random.choice(self._partitions)
                 self._assign({**self.positions, where: await self.earliest(where)})
         await self.read_all()
+        if self._is_patient:
+            for _ in range(LINGER_POLLS * len(self.world.nodes)):
+                await self._once()
         self.kafka.hang_up()
 
     async def read_all(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
 from raftmq.server.elections import Hold
+from raftmq.server.idle_poll import hear_later
 from raftmq.server.limits import FRAME_HEAD, Limits, check_frame
 
 if TYPE_CHECKING:
@@ -62,17 +63,46 @@ class SimConnection:
         self.client_software = ""
         self.fetch_memo: Any = None
         self.is_quiet = False
+        self._unheard = bytearray()
         self.hold = Hold()
         self.on_close: dict[int, Callable[[], None]] = {}
 
     def hush(self) -> None:
-        """What a client says is always heard at once here."""
+        """Hear what the client says at certain moments only."""
+        if self.is_open and not self.is_quiet:
+            self.is_quiet = True
+            self._look_later()
 
     def listen(self) -> None:
-        """As always."""
+        """Hear it as soon as it comes."""
+        if self.is_quiet:
+            self.is_quiet = False
+            if self._unheard:
+                self._port.node.later(0.0, self._hear)
+
+    def expire(self) -> None:
+        """One of the moments at which the quiet are heard."""
+        if self.is_quiet:
+            self._hear()
+        if self.is_quiet:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        hear_later(self._port.core.deadlines, self)
+
+    def _hear(self) -> None:
+        data, self._unheard = bytes(self._unheard), bytearray()
+        if data:
+            self._take(data)
 
     def receive(self, data: bytes) -> None:
         """Begin the requests in `data`, which holds whole frames, or rubbish."""
+        if self.is_quiet or self._unheard:
+            self._unheard += data
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         if not self.is_open:
             return
         core = self._port.core
@@ -127,7 +157,7 @@ class SimConnection:
         """Hang up."""
         if not self.is_open:
             return
-        self.is_open = False
+        self.is_open = self.is_quiet = False
         self._slots.clear()
         self._port.connections.pop(self.number, None)
         while self.on_close:

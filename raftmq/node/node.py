@@ -37,7 +37,7 @@ from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
 from raftmq.node.surroundings import Ears, Surroundings
 from raftmq.server.deadline_task import run_deadlines
-from raftmq.server.handlers.fetch import WAIT_GRID_MS
+from raftmq.server.idle_poll import hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.warm_up import warm_up
@@ -45,8 +45,6 @@ from raftmq.server.workers import Workers
 
 logger = structlog.get_logger("raftmq.node")
 
-SOON_MS: Final = 1.0
-"""Later than now, so that who looks again at a moment on the grid gets the next one."""
 ADMIN_WAIT_S: Final = 1.0
 """So long after the node is ready its admin pages are imported, if nobody asks for them before."""
 
@@ -167,7 +165,7 @@ class Node(NodeCore):
             self.broker.metrics,
             drains=self.plane.multiraft,
             memory=self.request_memory,
-            look_later=partial(self.deadlines.together, SOON_MS, WAIT_GRID_MS),
+            look_later=partial(hear_later, self.deadlines),
         )
 
     def _make_engine(self) -> DrivenEngine:

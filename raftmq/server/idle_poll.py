@@ -12,14 +12,29 @@ Invariants: a poll is answered with "nothing" only by a look that would find not
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
+from raftmq.cluster.deadlines import Deadlines, Waiter
 from raftmq.cluster.partition import Partition
 from raftmq.server.connection import Connection
 from raftmq.server.fetch_memo import FetchMemo
-from raftmq.server.handlers.fetch import MAX_WAIT_MS_MAX, ParkedFetch, Reading, grid_ms
+from raftmq.server.handlers.fetch import (
+    MAX_WAIT_MS_MAX,
+    WAIT_GRID_MS,
+    ParkedFetch,
+    Reading,
+    grid_ms,
+)
 from raftmq.server.metrics import ApiMetrics
 from raftmq.server.replies import Slot
+
+_SOON_MS: Final = 1.0
+"""Later than now, so that who looks again at a moment on the grid gets the next one."""
+
+
+def hear_later(deadlines: Deadlines, waiter: Waiter) -> None:
+    """Let `waiter` expire at the next of the moments at which the quiet are heard."""
+    deadlines.together(_SOON_MS, WAIT_GRID_MS, waiter)
 
 
 class Desk(Protocol):

@@ -13,11 +13,11 @@ import pytest
 import trio.testing
 
 from raftmq.errors import ErrorCode
-from raftmq.node.node import SOON_MS
 from raftmq.protocol import ApiKey, encode_request_header
 from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
 from raftmq.server.connection import Connection
 from raftmq.server.handlers.fetch import LONG_WAIT_MS, MAX_WAIT_MS_MAX, WAIT_GRID_MS
+from raftmq.server.idle_poll import hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.types import LeaderEpoch
@@ -329,7 +329,7 @@ def test_polls_that_find_nothing_are_counted_with_the_time_they_took() -> None:
 @asynccontextmanager
 async def calling(world: World) -> AsyncIterator[tuple[socket.socket, Connection]]:
     """A client with a socket, whose connection is looked at on the grid when it is quiet."""
-    look_later = partial(world.bench.deadlines.together, SOON_MS, WAIT_GRID_MS)
+    look_later = partial(hear_later, world.bench.deadlines)
     begin: Any = world.dispatcher.begin
     port = ClientPort(begin, Limits(), world.broker.metrics, look_later=look_later)
     ours, theirs = socket.socketpair()

@@ -18,14 +18,10 @@ from jepsen_like.cluster.options import draw_cluster_options
 from jepsen_like.cluster.run import run_cluster_seed
 
 ROOT = Path(__file__).parents[2]
-RUNS = (
-    (3, draw_cluster_options),
-    (14, draw_cluster_options),
-    (1, stress.rot),
-    (8, stress.indexes),
-)
-"""Seeds and what draws their options: damage that nobody finds in time, or that makes a look-up
-wait, is rare else."""
+RARE = ((stress.rot, "log/repair.py"), (stress.indexes, "log/index_job.py"))
+"""What draws options with which a module is executed that is rarely else: damage that nobody finds
+in time, or that makes a look-up wait."""
+SEEDS_MAX = 16
 EDGES = ("adapters", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
@@ -75,6 +71,17 @@ def has_functions(path: Path) -> bool:
     return len(functions) > declared
 
 
+def deciding() -> dict[str, str]:
+    """Modules of the product that have functions, by name, with their files: all but the edges."""
+    top = ROOT / "raftmq"
+    inside = {path.relative_to(top): path for path in sorted(top.rglob("*.py"))}
+    return {
+        str(name): str(path)
+        for name, path in inside.items()
+        if name.parts[0] not in EDGES and has_functions(path)
+    }
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, list[str]]:
     """What `main` saw, in a process of its own: here earlier tests may have filled caches, such as
@@ -93,13 +100,7 @@ def seen() -> dict[str, list[str]]:
 def test_all_that_decides_is_executed(seen: dict[str, list[str]]) -> None:
     """What is left out are adapters, the listener, the admin port and the command line."""
     called = {*seen["called"]}
-    product = ROOT / "raftmq"
-    inside = [
-        path.relative_to(product)
-        for path in sorted(product.rglob("*.py"))
-        if str(path) not in called and has_functions(path)
-    ]
-    assert {str(path) for path in inside if path.parts[0] not in EDGES} == {*LEFT_OUT}
+    assert {name for name, file in deciding().items() if file not in called} == {*LEFT_OUT}
 
 
 @pytest.mark.slow
@@ -113,7 +114,9 @@ def test_nothing_reads_the_clocks_of_the_machine(seen: dict[str, list[str]]) -> 
 
 
 def main() -> None:
-    """Run the seeds; print the files whose functions are called, and those that read clocks."""
+    """Run seeds until nothing that decides is missing; print the files whose functions are called,
+    and those that read clocks."""
+    wanted = {file for name, file in deciding().items() if name not in LEFT_OUT}
     called: dict[str, bool] = {}
     readers: dict[str, bool] = {}
 
@@ -123,10 +126,14 @@ def main() -> None:
         elif event == "c_call" and argument.__module__ == "time":
             readers[frame.f_code.co_filename] = True
 
-    sys.setprofile(note)
-    for seed, draw in RUNS:
-        run_cluster_seed(seed, attrs.evolve(draw(seed), tourists=6))
-    sys.setprofile(None)
+    for seed in range(1, SEEDS_MAX + 1):
+        missing = wanted.difference(called)
+        draws = [draw_cluster_options] if missing else []
+        draws += [draw for draw, module in RARE if str(ROOT / "raftmq" / module) in missing]
+        sys.setprofile(note)
+        for draw in draws:
+            run_cluster_seed(seed, attrs.evolve(draw(seed), tourists=6))
+        sys.setprofile(None)
     sys.stdout.write(json.dumps({"called": [*called], "readers": [*readers]}))
 
 

@@ -49,11 +49,11 @@ def test_a_bug_planted_above_the_groups_is_caught(name: str) -> None:
     "name",
     [
         "acked-before-commit",
+        "damage-served-to-clients",
         "deletion-not-done",
         "half-is-a-majority",
         "heartbeats-behind-the-disk",
         "last-wish-counts",
-        "lost-journal-not-missed",
         "read-above-watermark",
         "rubbish-ends-the-node",
         "sequence-unchecked",
