@@ -175,8 +175,9 @@ class Dispatcher:
             waits_long = memo.request.max_wait_ms >= fetch.LONG_WAIT_MS
             if waits_long and memo.idle is None and memo.reading is not None:
                 reading, memo.reading = memo.reading, None
-                metrics = self._metrics[header.api_key]
-                memo.idle = IdlePoll(self, memo, reading, connection, metrics)
+                if reading.finds_nothing():
+                    metrics = self._metrics[header.api_key]
+                    memo.idle = IdlePoll(self, memo, reading, connection, metrics)
             if memo.idle is not None and memo.idle.begin(correlation_id, slot, started_ms):
                 return
             result = fetch.handle(self._broker, header, memo.request, memo)

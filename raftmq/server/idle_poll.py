@@ -95,14 +95,11 @@ class IdlePoll:
         connection.on_close[id(self)] = self.abandon
 
     def begin(self, correlation_id: int, slot: Slot, started_ms: float) -> bool:
-        """Wait with the next request; False when it must be looked at like any other."""
-        reading = self._reading
-        broker = reading.broker
+        """Wait with the next request; False when it must be looked at like any other. What moved
+        since the last one would have ended this (`woken`)."""
+        broker = self._reading.broker
         metrics = broker.metrics
         if self._slot is not None or metrics.parked_fetches >= broker.config.parked_fetches_max:
-            return False
-        if not reading.finds_nothing():
-            self.end()
             return False
         wait_ms = min(self._memo.request.max_wait_ms, MAX_WAIT_MS_MAX)
         self._until_ms = broker.deadlines.together(wait_ms, grid_ms(wait_ms), self)
@@ -150,7 +147,8 @@ class IdlePoll:
             partition.fetches.unpark(self)
         self._connection.on_close.pop(id(self), None)
         self._connection.listen()
-        self._memo.idle = None
+        if self._memo.idle is self:  # not when woken late, after another has begun
+            self._memo.idle = None
 
     def _take(self) -> Slot | None:
         """The request in hand, which is not waited with here any more."""

@@ -240,17 +240,38 @@ def test_what_moves_between_two_polls_is_told_at_once() -> None:
     assert_nothing_waits(world)
 
 
-def test_what_changed_without_a_word_is_found_when_the_next_poll_comes(
+def test_what_changed_without_a_word_is_found_when_the_next_poll_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = idle()
     world.replica("t").start_at(3)
     seen = looks(world, monkeypatch)
     slot = polled(world)
-    assert seen == [3]
-    assert not world.connection.is_quiet
+    assert seen == [], "nobody was woken: it is waited with as before"
     world.bench.sleep(551)
     assert fetched(world, 12, slot).log_start_offset == 3
+    assert seen == [3]
+    assert not world.connection.is_quiet
+    assert_nothing_waits(world)
+
+
+def test_who_is_woken_late_does_not_end_who_began_since() -> None:
+    """A partition wakes some at once and the others soon: these may have ended meanwhile."""
+    world = idle()
+    memo = world.connection.fetch_memo
+    assert memo is not None
+    first = memo.idle
+    assert first is not None
+    first.woken()
+    assert memo.idle is None
+    for _ in range(2):
+        polled(world)
+        world.bench.sleep(551)
+    second = memo.idle
+    assert second is not None
+    first.woken()
+    assert memo.idle is second
+    move(world)
     assert_nothing_waits(world)
 
 
