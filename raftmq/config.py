@@ -165,7 +165,7 @@ class NodeConfig:
     replica_catchup_bytes_per_s: int = _key(
         "Most bytes from disk to replicas that fell far behind, of all partitions that this node "
         "leads; not where the commit waits for one. 0 is no limit.",
-        default=32 << 20,
+        default=12 << 20,
     )
     replicas_max: int = _key(
         "Most partition replicas on a node: each keeps two files open, beside open_files_max. "
