@@ -122,7 +122,7 @@ WORKLOADS: Final = (
         "1,000 idle long-polling consumers",
         resting.idle_consumers,
         Ground.OWN,
-        runs=1,
+        runs=3,
         kafka_runs=1,
     ),
     Workload(

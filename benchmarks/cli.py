@@ -148,6 +148,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.runs < 1:
         raise BenchmarkError("--runs must be at least 1")
     console = Console(highlight=False, soft_wrap=True)
+    if "kafka" in engines:
+        peers.kafka_libs()  # fetched before the environment is looked at, which names its version
     comparer = Comparer(
         Options(
             out=options.out,
