@@ -96,7 +96,7 @@ class Fetcher:
             request.session_epoch = -1
         request.max_wait_ms = self._wait_ms
         body = encode_fetch_request(VERSIONS[ApiKey.FETCH], request)
-        patience_ms = self._wait_ms + world.options.request_timeout_ms
+        patience_ms = world.options.request_timeout_ms + self._wait_ms - WAIT_MS
         try:
             answer = await until(kafka.request(node_id, ApiKey.FETCH, body, timeout_ms=patience_ms))
         except Lost as error:

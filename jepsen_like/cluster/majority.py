@@ -5,7 +5,8 @@ longer. As soon as the others serve, ten election timeouts must do: every partit
 group have a leader among them that takes writes, every partition acknowledges a record, and all
 members of the consumer group are in one generation. Where members are patient, as in a quarter of
 the seeds, so that their own timeouts are longer than that, these come on top; so does the patience
-with a silent leader of a node whose own loop came late a moment ago.
+with a silent leader of a node whose own loop came late a moment ago. One that was paused until the
+faults ended learns with its next tick how late it is, so that is waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jepsen_like.cluster.producers import Probe
 from jepsen_like.cluster.supervisor import MISSING_MS, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jepsen_like.cluster.node import ClusterNode
     from jepsen_like.cluster.world import ClusterWorld
@@ -73,6 +74,7 @@ class Majority:
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
         self._first = len(world.events)
+        self._began_ms = world.now_ms
         self._supervisors = {node.node_id: Supervisor(node) for node in world.nodes}
         self.left_out = self._whom()
         if self.left_out is not None:
@@ -82,10 +84,14 @@ class Majority:
             probe = Probe(world, FIRST_PROBE + number, topic, index)
             world.clients.spawn(probe.run)
 
-    def phases(self) -> list[tuple[float, Callable[[], str]]]:
-        """What must be within how many milliseconds after what is before it in the list; each
-        check names what is missing, "" when nothing is."""
+    def phases(self) -> Iterator[tuple[float, Callable[[], str]]]:
+        """What must be within how many milliseconds once what comes before it is; each check names
+        what is missing, "" when nothing is."""
         options = self._world.options
+        # Who lost its storage, or found it damaged, does not serve before others have helped it.
+        fails = "failed-sync" in self._world.counts.faults
+        boot_ms = BOOT_MS + MISSING_MS * fails if self.left_out else options.liveness_ms
+        yield boot_ms, partial(self._told, self._why_not_running)
         # A timeout is drawn anew each time, from one to two times the configured one.
         timeout_ms = 2.0 * options.tick_ms * options.election_ticks
         # Whose loop came late a moment ago doubles the one after which it gives up a silent leader.
@@ -96,15 +102,11 @@ class Majority:
         members_ms = (
             SILENCE_MAX * options.session_ms + 2 * options.request_timeout_ms + options.rebalance_ms
         )
-        # Who lost its storage, or found it damaged, does not serve before others have helped it.
-        fails = "failed-sync" in self._world.counts.faults
-        boot_ms = BOOT_MS + MISSING_MS * fails if self.left_out else options.liveness_ms
-        checks = [(boot_ms, self._why_not_running)]
         if members_ms <= elections_ms:
-            checks += [(elections_ms, lambda: self._why_not_moving() or self._why_not_together())]
+            yield elections_ms, partial(self._told, self._why_not_moving_together)
         else:
-            checks += [(elections_ms, self._why_not_moving), (members_ms, self._why_not_together)]
-        return [(limit_ms, partial(self._told, check)) for limit_ms, check in checks]
+            yield elections_ms, partial(self._told, self._why_not_moving)
+            yield members_ms, partial(self._told, self._why_not_together)
 
     def end(self) -> None:
         """The last node is back, too."""
@@ -177,6 +179,9 @@ class Majority:
         for node in () if why else self._others:
             if missing := self._supervisors[node.node_id].missing:
                 return f"node {node.node_id} does not run {missing}"
+        options = self._world.options
+        if self._world.now_ms < self._began_ms + options.tick_ms * options.heartbeat_ticks:
+            return why or "not every node has ticked since"
         return why
 
     def _why_not_moving(self) -> str:
@@ -185,6 +190,9 @@ class Majority:
             if why := self._why_not_led(group):
                 return f"{group}: {why}"
         return why or self._why_not_acknowledged()
+
+    def _why_not_moving_together(self) -> str:
+        return self._why_not_moving() or self._why_not_together()
 
     def _why_not_acknowledged(self) -> str:
         world = self._world

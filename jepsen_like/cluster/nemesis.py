@@ -84,7 +84,7 @@ class Nemesis:
             self._world.schedule(fault.at_ms, partial(self._strike, fault))
 
     def stop(self) -> None:
-        """No new faults."""
+        """No new faults, and none that was to come for certain."""
         self._is_stopped = True
 
     def _strike(self, fault: Fault) -> None:
@@ -285,7 +285,7 @@ class Nemesis:
         life = node.life
 
         def certainly() -> None:
-            if node.life == life:
+            if node.life == life and not self._is_stopped:
                 node.crash()
             self._later(self._world.restart(node))
 

@@ -140,8 +140,9 @@ def _read_segment(disk: SimDisk, path: str) -> None:
 def compare(old: Account, new: Account, *, power_went: bool) -> None:
     """Who was in need leads on alone; who was not is as before; nobody's records move.
 
-    That a segment is damaged is noted in its index, which is a hint and not synced: where the power
-    went, the next look may begin behind the damage again. Who accepts a loss reads every byte.
+    How far a segment is known to be sound, and that it is damaged, is noted in its index, which is a
+    hint and not synced: where the power went, the next look may begin behind damage that was told
+    of, or at the front and find what was not. Who accepts a loss reads every byte.
 
     Raises:
         InvariantViolation: it is not so.
@@ -149,7 +150,7 @@ def compare(old: Account, new: Account, *, power_went: bool) -> None:
     wanted = Verdict.STAYS if old.verdict is Verdict.RECOVERED else old.verdict
     range_before = (old.log_start, old.log_end, old.damaged)
     range_after = (new.log_start, new.log_end, new.damaged)
-    is_known = set(new.damaged) <= set(old.damaged) if power_went else new.damaged == old.damaged
+    is_known = power_went or new.damaged == old.damaged
     if new.verdict is not wanted or range_before[:2] != range_after[:2] or not is_known:
         raise InvariantViolation(
             "GivingUpIsRepeatable",

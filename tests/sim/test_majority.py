@@ -56,7 +56,28 @@ def test_who_came_late_itself_is_patient_with_a_silent_leader() -> None:
         assert node.core is not None
         node.core.plane.multiraft.tick(late_ticks=4.0)
         assert node.core.plane.multiraft.patience == 2
-        assert majority.phases()[1][0] == (10 + 3) * 2 * 25 * 6
+        assert [*majority.phases()][1][0] == (10 + 3) * 2 * 25 * 6
+        world.close()
+
+
+def test_who_was_paused_until_now_knows_soon_how_late_it_came() -> None:
+    """It refused its vote for longer than the others waited, and no limit said so (11200308)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        node = world.nodes[0]
+        node.pauses.begin(1_000.0)
+        world.run_until(2_400.0)
+        node.pauses.end()
+        majority = Majority(world)
+        majority.left_out = world.nodes[1]
+        phases = majority.phases()
+        _, why_not_running = next(phases)
+        assert why_not_running() == "without node 2: not every node has ticked since"
+        world.run_until(2_450.0)
+        assert why_not_running() == ""
+        assert next(phases)[0] == (10 + 7) * 2 * 25 * 6
         world.close()
 
 
@@ -76,7 +97,7 @@ def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first() -> None:
         assert made.is_done
         node.disk.fail_when(None)
         world.counts.faults["failed-sync"] = 1
-        _, why_not_running = majority.phases()[0]
+        _, why_not_running = next(majority.phases())
         assert f"node {node.node_id} does not run" in why_not_running()
         world.run_until(world.now_ms + MISSING_MS + 50.0)
         why_not_running()
@@ -89,7 +110,7 @@ def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first() -> None:
 def test_who_waits_is_told_without_whom(world: ClusterWorld) -> None:
     majority = Majority(world)
     assert majority.left_out is not None
-    _, why_not_up = majority.phases()[0]
+    _, why_not_up = next(majority.phases())
     others = sorted({1, 2, 3} - {int(majority.left_out.node_id)})
     assert why_not_up() == f"without node {majority.left_out.node_id}: nodes {others} do not serve"
 
@@ -98,7 +119,7 @@ def test_nobody_is_left_out_while_a_storage_is_missing(world: ClusterWorld) -> N
     world.watch.storage_is_lost()
     majority = Majority(world)
     assert majority.left_out is None
-    boot_ms, _ = majority.phases()[0]
+    boot_ms, _ = next(majority.phases())
     assert boot_ms == world.options.liveness_ms, "whose storage is missing needs the others first"
 
 
@@ -119,6 +140,25 @@ def test_what_a_nemesis_has_under_way_does_not_let_it_in(world: ClusterWorld, fa
         world.run_until(at_ms)
         assert {(a, b): world.wires.is_cut(a, b) for a in ids for b in ids} == before
         assert list(world.cut_off) == [majority.left_out.node_id]
+
+
+def test_power_does_not_go_any_more_once_faults_end() -> None:
+    """It went a moment later, for certain, and the majority had two elections in its time
+    (11200920)."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        nemesis = Nemesis(world, [])
+        lives = [node.life for node in world.nodes]
+        for bits in range(8):
+            nemesis._strike(Fault(0.0, "crash-point", bits))
+        nemesis.stop()
+        world.heal()
+        world.run_until(6_000.0)
+        assert [node.life for node in world.nodes] == lives
+        assert all(node.is_serving for node in world.nodes)
+        world.close()
 
 
 def test_one_who_alone_can_tell_what_a_torn_tail_held_is_let_in() -> None:
