@@ -140,9 +140,9 @@ def _read_segment(disk: SimDisk, path: str) -> None:
 def compare(old: Account, new: Account, *, power_went: bool) -> None:
     """Who was in need leads on alone; who was not is as before; nobody's records move.
 
-    How far a segment is known to be sound, and that it is damaged, is noted in its index, which is a
-    hint and not synced: where the power went, the next look may begin behind damage that was told
-    of, or at the front and find what was not. Who accepts a loss reads every byte.
+    How far a segment is known to be sound, and that it is damaged, is noted in its index, which is
+    a hint and not synced: where the power went, the next look may begin behind damage that was
+    told of, or at the front and find what was not. Who accepts a loss reads every byte.
 
     Raises:
         InvariantViolation: it is not so.
