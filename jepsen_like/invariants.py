@@ -11,6 +11,7 @@
     CrashKeepsIdentity            a crash alone never makes a replica a stranger to its group
     AckedRecordsSurvive           what a client was promised stays where it was
     OneChangeAtATime              a leader changes one voter, on top of what is committed
+    ChangeKeepsQuorum             a majority of the voters after a change answer its leader
     LinearizableBarrier           a read barrier covers all that was acknowledged before it
 
 Logs are compared by a chain of digests, one per entry, so that one comparison covers a whole
@@ -20,12 +21,13 @@ steers the run. A breach raises `InvariantViolation` on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Final
 
 from attrs import define, field
 
+from raftmq.raft.quorum import majority
 from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId
 
 OWN_MISTAKE: Final = "OwnMistake"
@@ -204,13 +206,20 @@ class Invariants:
         after: Sequence[ReplicaId],
         *,
         is_settled: bool,
+        answering: Collection[ReplicaId],
     ) -> None:
         """A leader proposed other voters. `is_settled`: the ones before it and something of its own
-        term are committed (Raft thesis §4.1, and the fix that followed it)."""
+        term are committed (Raft thesis §4.1, and the fix that followed it). `answering`: the leader
+        and whom it heard within the least election timeout; with fewer than a majority of them
+        among the new voters the group would stand still with the change."""
         if not is_settled or len({*before} ^ {*after}) > 1:
             why = "more than one at a time" if is_settled else "before the last change is committed"
             detail = f"{group}: {replica} changes {list(before)} to {list(after)}, {why}"
             self.breach("OneChangeAtATime", detail)
+        alive = [voter for voter in after if voter in answering]
+        if {*before} != {*after} and len(alive) < majority(len(after)):
+            detail = f"{group}: {replica} changes {list(before)} to {list(after)}, {alive} answer"
+            self.breach("ChangeKeepsQuorum", detail)
 
     def booted(
         self,

@@ -6,7 +6,7 @@ what it breaks, and what it must be caught by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from attrs import evolve
@@ -16,7 +16,7 @@ from jepsen_like.cluster import stress
 from jepsen_like.cluster.options import ClusterOptions
 from raftmq import records
 from raftmq.adapters.data_folder import DataFolder
-from raftmq.cluster import partition, recovery
+from raftmq.cluster import partition, readmission, recovery
 from raftmq.cluster.broker_lifecycle import BrokerLifecycle
 from raftmq.cluster.isolation import Isolation
 from raftmq.cluster.readmission import Readmission
@@ -34,7 +34,7 @@ from raftmq.raft import leader, quorum
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
 from raftmq.server.dispatch import Dispatcher
-from raftmq.types import NodeId, RaftIndex
+from raftmq.types import NodeId, RaftIndex, ReplicaId
 
 _unlocked = DataFolder.unlocked.__func__  # type: ignore[attr-defined]  # a classmethod's function
 
@@ -121,6 +121,11 @@ def _check_the_step_alone(self: leader.Leadership, configuration: Configuration)
     check_change(self._core.configuration, configuration)
 
 
+def _whoever_answers(_configuration: Configuration, _live: Collection[ReplicaId]) -> bool:
+    """A change need not leave a majority of those who answer."""
+    return True
+
+
 def _half(voters: int) -> int:
     """Of an even number half is taken for a majority."""
     return (voters + 1) // 2
@@ -168,6 +173,13 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         5,
         (6,),
         ("OneChangeAtATime",),
+    ),
+    "change-without-quorum": Bug(
+        patching((readmission, "keeps_quorum", _whoever_answers)),
+        stress.replacements,
+        5,
+        (6,),
+        ("ChangeKeepsQuorum",),
     ),
     "lost-journal-not-missed": Bug(
         patching((recovery, "is_forgotten", _lost_with_its_folder)),

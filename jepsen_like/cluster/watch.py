@@ -407,6 +407,14 @@ class Watcher:
             before.voters,
             after.voters,
             is_settled=is_settled and core.commit_end > core.term_start,
+            answering=[
+                self.replica.self_id,
+                *(
+                    peer
+                    for peer, progress in core.progress.items()
+                    if core.now - progress.last_heard_tick <= core.config.election_ticks
+                ),
+            ],
         )
 
     def truncated(self, end: RaftIndex) -> None:

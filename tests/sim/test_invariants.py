@@ -90,11 +90,15 @@ def counts_old_term(invariants: Invariants) -> None:
 
 
 def changes_on_top_of_a_change(invariants: Invariants) -> None:
-    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=False)
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=False, answering=VOTERS)
 
 
 def changes_two_voters(invariants: Invariants) -> None:
-    invariants.changes_voters(GROUP, A, (A, B), (A, C), is_settled=True)
+    invariants.changes_voters(GROUP, A, (A, B), (A, C), is_settled=True, answering=VOTERS)
+
+
+def changes_to_the_silent(invariants: Invariants) -> None:
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True, answering=[A])
 
 
 def forgets_itself(invariants: Invariants) -> None:
@@ -132,6 +136,7 @@ def stale_read(invariants: Invariants) -> None:
         ("LeaderCommitsOwnTerm", counts_old_term),
         ("OneChangeAtATime", changes_on_top_of_a_change),
         ("OneChangeAtATime", changes_two_voters),
+        ("ChangeKeepsQuorum", changes_to_the_silent),
         ("CrashKeepsIdentity", forgets_itself),
         ("FlushedSurvives", loses_flushed),
         ("ClaimsAreFlushed", claims_too_much),
@@ -158,8 +163,11 @@ def test_what_is_right_is_accepted() -> None:
     invariants.holds_committed(GROUP, C, 1, lambda end: GENESIS if end == 0 else None)
     invariants.starts_at(GROUP, C, 5, X)
     invariants.barrier(GROUP, 5, 5)
-    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True)
-    invariants.changes_voters(GROUP, A, (A, B), (A, B), is_settled=True)
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True, answering=VOTERS)
+    invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True, answering=[A, B])
+    invariants.changes_voters(GROUP, A, (A, B, C), (A, B), is_settled=True, answering=[A, B])
+    invariants.changes_voters(GROUP, A, (A, B), (A, B), is_settled=True, answering=[A])
+    invariants.changes_voters(GROUP, A, (A, B), (A, B), is_settled=True, answering=VOTERS)
     invariants.booted(GROUP, A, A, 5, 6)
     # Torn above its claim and not mended since: nothing was promised, and later ones were written.
     invariants.opened(GROUP, A, 9, [4], known=[(4, 6)])
