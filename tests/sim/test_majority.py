@@ -23,6 +23,17 @@ def world() -> Iterator[ClusterWorld]:
     world.close()
 
 
+@pytest.fixture
+def running() -> Iterator[ClusterWorld]:
+    """A healthy cluster, formed."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        yield world
+        world.close()
+
+
 def test_one_node_reaches_nobody_until_it_is_let_in(world: ClusterWorld) -> None:
     majority = Majority(world)
     assert majority.left_out is not None
@@ -45,66 +56,51 @@ def test_members_that_are_patient_may_take_longer() -> None:
     world.close()
 
 
-def test_who_came_late_itself_is_patient_with_a_silent_leader() -> None:
+def test_who_came_late_itself_is_patient_with_a_silent_leader(running: ClusterWorld) -> None:
     """Its timeout was eight times as long, and the one left out had led (seed 9401930)."""
-    with quiet_logs():
-        world = ClusterWorld(1, ClusterOptions(weights=()))
-        world.start()
-        world.run_until(2_000.0)
-        majority = Majority(world)
-        node = next(node for node in world.nodes if node is not majority.left_out)
-        assert node.core is not None
-        node.core.plane.multiraft.tick(late_ticks=4.0)
-        assert node.core.plane.multiraft.patience == 2
-        assert [*majority.phases()][1][0] == (10 + 3) * 2 * 25 * 6
-        world.close()
+    majority = Majority(running)
+    node = next(node for node in running.nodes if node is not majority.left_out)
+    assert node.core is not None
+    node.core.plane.multiraft.tick(late_ticks=4.0)
+    assert node.core.plane.multiraft.patience == 2
+    assert [*majority.phases()][1][0] == (10 + 3) * 2 * 25 * 6
 
 
-def test_who_was_paused_until_now_knows_soon_how_late_it_came() -> None:
+def test_who_was_paused_until_now_knows_soon_how_late_it_came(running: ClusterWorld) -> None:
     """It refused its vote for longer than the others waited, and no limit said so (11200308)."""
-    with quiet_logs():
-        world = ClusterWorld(1, ClusterOptions(weights=()))
-        world.start()
-        world.run_until(2_000.0)
-        node = world.nodes[0]
-        node.pauses.begin(1_000.0)
-        world.run_until(2_400.0)
-        node.pauses.end()
-        majority = Majority(world)
-        majority.left_out = world.nodes[1]
-        phases = majority.phases()
-        _, why_not_running = next(phases)
-        assert why_not_running() == "without node 2: not every node has ticked since"
-        world.run_until(2_450.0)
-        assert why_not_running() == ""
-        assert next(phases)[0] == (10 + 7) * 2 * 25 * 6
-        world.close()
+    node = running.nodes[0]
+    node.pauses.begin(1_000.0)
+    running.run_until(2_400.0)
+    node.pauses.end()
+    majority = Majority(running)
+    majority.left_out = running.nodes[1]
+    phases = majority.phases()
+    _, why_not_running = next(phases)
+    assert why_not_running() == "without node 2: not every node has ticked since"
+    running.run_until(2_450.0)
+    assert why_not_running() == ""
+    assert next(phases)[0] == (10 + 7) * 2 * 25 * 6
 
 
-def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first() -> None:
+def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first(running: ClusterWorld) -> None:
     """Of three replicas one was left out and one had not begun, and would only once its node was
     restarted, after seconds: the third could not lead alone (9200815, 9201195)."""
-    with quiet_logs():
-        world = ClusterWorld(1, ClusterOptions(weights=()))
-        world.start()
-        world.run_until(2_000.0)
-        majority = Majority(world)
-        assert majority.left_out is not None
-        node = next(node for node in world.nodes if node is not majority.left_out)
-        node.disk.fail_when(lambda what, path: what == "fdatasync" and "/partition-0/" in path)
-        made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
-        world.run_until(world.now_ms + 1_000.0)
-        assert made.is_done
-        node.disk.fail_when(None)
-        world.counts.faults["failed-sync"] = 1
-        _, why_not_running = next(majority.phases())
-        assert f"node {node.node_id} does not run" in why_not_running()
-        world.run_until(world.now_ms + MISSING_MS + 50.0)
-        why_not_running()
-        assert not node.is_up, "somebody looks, and restarts it"
-        world.run_until(world.now_ms + 2_000.0)
-        assert why_not_running() == ""
-        world.close()
+    majority = Majority(running)
+    assert majority.left_out is not None
+    node = next(node for node in running.nodes if node is not majority.left_out)
+    node.disk.fail_when(lambda what, path: what == "fdatasync" and "/partition-0/" in path)
+    made = running.clients.spawn(lambda: create_topics(running, 90, ["t"], 1))
+    running.run_until(running.now_ms + 1_000.0)
+    assert made.is_done
+    node.disk.fail_when(None)
+    running.counts.faults["failed-sync"] = 1
+    _, why_not_running = next(majority.phases())
+    assert f"node {node.node_id} does not run" in why_not_running()
+    running.run_until(running.now_ms + MISSING_MS + 50.0)
+    why_not_running()
+    assert not node.is_up, "somebody looks, and restarts it"
+    running.run_until(running.now_ms + 2_000.0)
+    assert why_not_running() == ""
 
 
 def test_who_waits_is_told_without_whom(world: ClusterWorld) -> None:
@@ -142,48 +138,38 @@ def test_what_a_nemesis_has_under_way_does_not_let_it_in(world: ClusterWorld, fa
         assert list(world.cut_off) == [majority.left_out.node_id]
 
 
-def test_power_does_not_go_any_more_once_faults_end() -> None:
+def test_power_does_not_go_any_more_once_faults_end(running: ClusterWorld) -> None:
     """It went a moment later, for certain, and the majority had two elections in its time
     (11200920)."""
-    with quiet_logs():
-        world = ClusterWorld(1, ClusterOptions(weights=()))
-        world.start()
-        world.run_until(2_000.0)
-        nemesis = Nemesis(world, [])
-        lives = [node.life for node in world.nodes]
-        for bits in range(8):
-            nemesis._strike(Fault(0.0, "crash-point", bits))
-        nemesis.stop()
-        world.heal()
-        world.run_until(6_000.0)
-        assert [node.life for node in world.nodes] == lives
-        assert all(node.is_serving for node in world.nodes)
-        world.close()
+    nemesis = Nemesis(running, [])
+    lives = [node.life for node in running.nodes]
+    for bits in range(8):
+        nemesis._strike(Fault(0.0, "crash-point", bits))
+    nemesis.stop()
+    running.heal()
+    running.run_until(6_000.0)
+    assert [node.life for node in running.nodes] == lives
+    assert all(node.is_serving for node in running.nodes)
 
 
-def test_one_who_alone_can_tell_what_a_torn_tail_held_is_let_in() -> None:
+def test_one_who_alone_can_tell_what_a_torn_tail_held_is_let_in(running: ClusterWorld) -> None:
     """The others could not lead without it, and need not: safety goes before progress (9100828)."""
-    with quiet_logs():
-        world = ClusterWorld(1, ClusterOptions(weights=()))
-        world.start()
-        world.run_until(2_000.0)
-        majority = Majority(world)
-        assert majority.left_out is not None
-        out = majority.left_out
-        doubting, knowing = (
-            world.watch.machines[node.node_id, METADATA_GROUP].replica
-            for node in world.nodes
-            if node is not out
-        )
-        end = max(doubting.log.end_index, knowing.log.end_index)
-        doubting.core.claimed_end_floor = RaftIndex(end)
-        assert majority._told(lambda: "no leader") == f"without node {out.node_id}: no leader"
-        assert majority.left_out is out
-        doubting.core.claimed_end_floor = RaftIndex(end + 1)
-        assert majority._told(lambda: "no leader") == "no leader"
-        assert majority.left_out is None
-        assert not world.cut_off
-        world.close()
+    majority = Majority(running)
+    assert majority.left_out is not None
+    out = majority.left_out
+    doubting, knowing = (
+        running.watch.machines[node.node_id, METADATA_GROUP].replica
+        for node in running.nodes
+        if node is not out
+    )
+    end = max(doubting.log.end_index, knowing.log.end_index)
+    doubting.core.claimed_end_floor = RaftIndex(end)
+    assert majority._told(lambda: "no leader") == f"without node {out.node_id}: no leader"
+    assert majority.left_out is out
+    doubting.core.claimed_end_floor = RaftIndex(end + 1)
+    assert majority._told(lambda: "no leader") == "no leader"
+    assert majority.left_out is None
+    assert not running.cut_off
 
 
 @pytest.mark.parametrize(
