@@ -29,23 +29,27 @@ from jepsen_like.live.storage import Disk
 
 POLL_S: Final = 0.05
 PORTS: Final = (10_000, 30_000)
-"""Below those that the kernel gives to outgoing connections."""
+"""Below those that the kernel gives to outgoing connections: such a one could take the place of a
+node that is down."""
 RAFTMQ: Final = str(Path(sys.executable).parent / "raftmq")
 _ANSWER_S: Final = 3.0
+_given: Final[set[int]] = set()
 
 
 class StuckError(Exception):
     """A cluster that should be well again is not, within a generous time."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody listens on, and that were given to nobody in this process before: who asks
+    for a node's ports begins to listen on them later than the next one asks."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(*PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            if port not in ports:
+        if port not in _given:
+            with contextlib.suppress(OSError), socket.create_server((host, port)):
                 ports.append(port)
+                _given.add(port)
     return ports
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from jepsen_like.live.cluster import free_ports
 from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import NodeConfig, load_config
-from tests.live.harness import free_ports, wait_until
+from tests.live.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROFILES = sorted((ROOT / "docs" / "profiles").glob("*.toml"))

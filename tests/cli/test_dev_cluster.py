@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jepsen_like.live.cluster import free_ports
 from raftmq.cli.demo import demo
 from raftmq.cli.dev import dev
 from raftmq.cli.dev_cluster import (
@@ -20,7 +21,6 @@ from raftmq.cli.dev_cluster import (
     record_pid,
 )
 from raftmq.cli.start import start
-from tests.live.harness import free_ports
 
 
 def plan(folder: Path, nodes: int = 3, port: int = 19_092) -> DevCluster:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.harness import free_ports
+from jepsen_like.live.cluster import free_ports
 
 HEAVY = {"typer", "rich", "click", "starlette", "hypercorn", "prometheus_client"} | {
     "pyarrow",

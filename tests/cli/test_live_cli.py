@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import pytest
 
+from jepsen_like.live.cluster import free_ports
 from tests.live.forks import run_command
-from tests.live.harness import RAFTMQ, free_ports, wait_until
+from tests.live.harness import RAFTMQ, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

@@ -6,14 +6,11 @@ it started and nothing else. Waiting is for conditions, never for time.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,23 +23,11 @@ from typing import Any
 
 import pytest
 
+from jepsen_like.live.cluster import free_ports
 from tests.live.forks import Child, run_command, start_node
 
 RAFTMQ = str(Path(sys.executable).parent / "raftmq")
 POLL_S = 0.02
-PORTS = 10_000, 30_000
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on, below those that the kernel gives to outgoing connections:
-    such a one could take the place of a node that is down."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(*PORTS)
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
-            if port not in ports:
-                ports.append(port)
-    return ports
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:

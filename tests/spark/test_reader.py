@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from jepsen_like.live.cluster import free_ports
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin
 from raftmq_spark.errors import DataLossError, ReadError
 from raftmq_spark.options import read_options
 from raftmq_spark.plan import RangePart, make_plan, split
 from raftmq_spark.security import ClientSettings
-from tests.live.harness import Cluster, free_ports
+from tests.live.harness import Cluster
 from tests.spark.conftest import extra, produce
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
