@@ -63,12 +63,14 @@ class SimConnection:
         self.client_software = ""
         self.fetch_memo: Any = None
         self.is_quiet = False
+        self._silent_moments = 0  # without a word, since the last answer
         self._unheard = bytearray()
         self.hold = Hold()
         self.on_close: dict[int, Callable[[], None]] = {}
 
     def hush(self) -> None:
         """Hear what the client says at certain moments only."""
+        self._silent_moments = 0
         if self.is_open and not self.is_quiet:
             self.is_quiet = True
             self._look_later()
@@ -81,7 +83,11 @@ class SimConnection:
                 self._port.node.later(0.0, self._hear)
 
     def expire(self) -> None:
-        """One of the moments at which the quiet are heard."""
+        """One of the moments at which the quiet are heard; who says nothing at two of them while
+        nothing of it is in hand does not poll on."""
+        self._silent_moments = 0 if self._unheard or self._slots else self._silent_moments + 1
+        if self._silent_moments > 1:
+            self.listen()
         if self.is_quiet:
             self._hear()
         if self.is_quiet:

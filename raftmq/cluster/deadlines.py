@@ -9,6 +9,7 @@ for each of these (`together`), where leaving is as cheap.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -17,6 +18,8 @@ from raftmq.ports import Clock
 
 ALIGNED_MS: Final = 1.0
 """Waits until one time on the grid share an entry, so the grid does not follow what is no shift."""
+_ROUNDING: Final = 1e-6
+"""Of a step of the grid: who waits from one time on it until another one means that very time."""
 _SWEEP_MIN: Final = 1024
 
 
@@ -89,14 +92,19 @@ class Deadlines:
     def together(self, delay_ms: float, grid_ms: float, waiter: Waiter) -> float:
         """Let `waiter` expire at the first time on the grid that is `delay_ms` from now or later;
         returns that time, by which it may `leave` before."""
-        at_ms = self._clock.monotonic_ms() + delay_ms
-        at_ms += (self._origin_ms - at_ms) % grid_ms
+        origin_ms = self._origin_ms
+        steps = (self._clock.monotonic_ms() + delay_ms - origin_ms) / grid_ms
+        at_ms = origin_ms + math.ceil(steps - _ROUNDING) * grid_ms
         group = self._together.get(at_ms)
         if group is None:
             group = self._together[at_ms] = _Together(at_ms)
             self._push(at_ms, group)
         group.waiters[id(waiter)] = waiter
         return at_ms
+
+    def since_grid_ms(self, grid_ms: float) -> float:
+        """How long ago the last time on the grid was."""
+        return (self._clock.monotonic_ms() - self._origin_ms) % grid_ms
 
     def align(self, at_ms: float, grid_ms: float) -> None:
         """Let the grid go through this time from now on; waits that have begun end as they were to.

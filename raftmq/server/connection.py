@@ -250,9 +250,9 @@ class Connection:
     # ---- reading at rest ----
 
     def hush(self) -> None:
-        """Nothing urgent is expected of this client: listen to it at certain moments only. Not
-        while it is busy, or on its way out."""
-        if not self.is_quiet and self._reading is None and not self._is_ending:
+        """This client was answered and is expected to say nothing urgent: listen to it at certain
+        moments only. Not while it is busy, or on its way out."""
+        if self._reading is None and not self._is_ending:
             try:
                 self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
             except OSError as error:

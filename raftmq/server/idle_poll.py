@@ -20,7 +20,6 @@ from raftmq.server.connection import Connection
 from raftmq.server.fetch_memo import FetchMemo
 from raftmq.server.handlers.fetch import (
     MAX_WAIT_MS_MAX,
-    WAIT_GRID_MS,
     ParkedFetch,
     Reading,
     grid_ms,
@@ -28,13 +27,15 @@ from raftmq.server.handlers.fetch import (
 from raftmq.server.metrics import ApiMetrics
 from raftmq.server.replies import Slot
 
+HEAR_GRID_MS: Final = 100
+"""The quiet are heard so far apart, at every second tick of an idle node."""
 _SOON_MS: Final = 1.0
 """Later than now, so that who looks again at a moment on the grid gets the next one."""
 
 
 def hear_later(deadlines: Deadlines, waiter: Waiter) -> None:
     """Let `waiter` expire at the next of the moments at which the quiet are heard."""
-    deadlines.together(_SOON_MS, WAIT_GRID_MS, waiter)
+    deadlines.together(_SOON_MS, HEAR_GRID_MS, waiter)
 
 
 class Desk(Protocol):
@@ -64,6 +65,7 @@ class IdlePoll:
         "_connection",
         "_correlation_id",
         "_desk",
+        "_grid_ms",
         "_memo",
         "_metrics",
         "_partitions",
@@ -71,6 +73,7 @@ class IdlePoll:
         "_slot",
         "_started_ms",
         "_until_ms",
+        "_wait_ms",
     )
 
     def __init__(
@@ -89,6 +92,8 @@ class IdlePoll:
         self._slot: Slot | None = None  # of the request in hand
         self._correlation_id = 0
         self._started_ms = self._until_ms = 0.0
+        self._wait_ms = min(memo.request.max_wait_ms, MAX_WAIT_MS_MAX)
+        self._grid_ms = grid_ms(self._wait_ms)
         self._partitions: list[Partition] = [partition for partition, _ in reading.partitions]
         for partition in self._partitions:
             partition.fetches.park(self)
@@ -101,8 +106,12 @@ class IdlePoll:
         metrics = broker.metrics
         if self._slot is not None or metrics.parked_fetches >= broker.config.parked_fetches_max:
             return False
-        wait_ms = min(self._memo.request.max_wait_ms, MAX_WAIT_MS_MAX)
-        self._until_ms = broker.deadlines.together(wait_ms, grid_ms(wait_ms), self)
+        wait_ms: float = self._wait_ms
+        if self._connection.is_quiet:
+            # It came before the moment at which it was to be heard: that is when its wait begins,
+            # and not when all those before it have been heard, since it ends on a grid again.
+            wait_ms -= broker.deadlines.since_grid_ms(HEAR_GRID_MS)
+        self._until_ms = broker.deadlines.together(wait_ms, self._grid_ms, self)
         self._slot, self._correlation_id, self._started_ms = slot, correlation_id, started_ms
         metrics.parked_fetches += 1
         return True

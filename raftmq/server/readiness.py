@@ -10,7 +10,8 @@ the busier a node is, the fewer messages and flushes each of a thousand producer
 
 A client that only waits for records (`idle_poll.py`) is not even told of: it stays in an epoll of
 its own, which is asked at certain moments, so that hundreds of polls are one wake-up. What such a
-client says instead would have waited behind its poll.
+client says instead would have waited behind its poll. That it polls on is seen at these moments:
+who has said nothing at the second of them is called like all others again.
 
 Work is charged to `Turns` before it is done. Those for whom a pass has no budget left stand in
 line there, each for itself, and nobody else is asked for before they had their turn: the kernel
@@ -43,6 +44,10 @@ class Receiver(Protocol):
         what the client did; harmless when the connection is not at rest any more."""
         ...
 
+    def listen(self) -> None:
+        """It did not poll on: `rouse` it. Never raises."""
+        ...
+
 
 class LookLater(Protocol):
     """Calls `waiter.expire()` at the next of the moments at which the quiet are looked at."""
@@ -55,7 +60,9 @@ class Readiness:
 
     __slots__ = (
         "_behind",
+        "_due",
         "_epoll",
+        "_expected",
         "_look_later",
         "_quiet",
         "_quiet_epoll",
@@ -80,6 +87,8 @@ class Readiness:
         self._look_later = look_later
         self._quiet_epoll = select.epoll()
         self._quiet: dict[int, Receiver] = {}
+        self._due: dict[int, Receiver] = {}  # quiet ones that are to say something by the next look
+        self._expected: dict[int, Receiver] = {}  # or by the one after it: hushed since the last
         self._behind = 0  # ready ones that stand in line for another pass
         self._runner: trio.lowlevel.Task | None = None  # waits until nobody is behind
 
@@ -96,35 +105,51 @@ class Readiness:
         if self._resting.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
         elif self._quiet.pop(descriptor, None) is not None:
-            self._quiet_epoll.unregister(descriptor)
+            self._forget_quiet(descriptor)
 
     # ---- the quiet ----
 
     def hush(self, descriptor: int) -> bool:
-        """Call this one at certain moments only, from now on; False when it is not watched."""
-        if self._look_later is None or descriptor not in self._resting:
-            return False
-        receiver = self._resting.pop(descriptor)
-        self._epoll.unregister(descriptor)
-        self._quiet_epoll.register(descriptor, select.EPOLLIN)
-        self._quiet[descriptor] = receiver
-        if len(self._quiet) == 1:
-            self._look_later(self)
+        """Call this one at certain moments only, from now on: it was answered and is expected to
+        ask again at once. False when it is not watched."""
+        receiver = self._quiet.get(descriptor)
+        if receiver is None:
+            if self._look_later is None or descriptor not in self._resting:
+                return False
+            receiver = self._resting.pop(descriptor)
+            self._epoll.unregister(descriptor)
+            self._quiet_epoll.register(descriptor, select.EPOLLIN)
+            self._quiet[descriptor] = receiver
+            if len(self._quiet) == 1:
+                self._look_later(self)
+        self._expected[descriptor] = receiver
         return True
 
     def rouse(self, descriptor: int) -> None:
         """Call one that was hushed whenever there is something again."""
         receiver = self._quiet.pop(descriptor)
-        self._quiet_epoll.unregister(descriptor)
+        self._forget_quiet(descriptor)
         self.watch(descriptor, receiver)
+
+    def _forget_quiet(self, descriptor: int) -> None:
+        self._quiet_epoll.unregister(descriptor)
+        self._due.pop(descriptor, None)
+        self._expected.pop(descriptor, None)
 
     def expire(self) -> None:
         """Look at the quiet, and again at the next such moment while there are any."""
         if not self._quiet:
             return
         ready = self._quiet_epoll.poll(0, QUIET_EVENTS_MAX)
+        silent, self._due, self._expected = self._due, self._expected, {}
+        for descriptor, _ in ready:
+            silent.pop(descriptor, None)
+            self._due.pop(descriptor, None)
         with self._together():
             self._call(ready, self._quiet)
+        for descriptor, receiver in silent.items():
+            if self._quiet.get(descriptor) is receiver:
+                receiver.listen()
         if self._quiet and self._look_later is not None:
             self._look_later(self)
 

@@ -74,6 +74,22 @@ def test_the_grid_begins_with_the_node() -> None:
     assert at_ms == 10_007.5
 
 
+@pytest.mark.parametrize("origin_ms", [1000.0, 12_345.678_9, 987_654_321.123_456])
+def test_waits_from_one_time_on_the_grid_to_another_one_end_at_that_very_time(
+    origin_ms: float,
+) -> None:
+    """However late each begins, and whatever the arithmetic of floats makes of it."""
+    table = Table(FakeClock(origin_ms))
+    for number in range(200):
+        late_ms = number * 49.9 / 200
+        table.clock.now_ms = origin_ms + 700 + late_ms
+        since_ms = table.deadlines.since_grid_ms(100)
+        assert since_ms == pytest.approx(late_ms, abs=1e-6)
+        table.wait(str(number), 500 - since_ms, 50)
+    assert table.woken == 1, "one entry"
+    assert table.deadlines.next_ms == pytest.approx(origin_ms + 1200, abs=1e-6)
+
+
 def test_the_grid_goes_through_the_time_it_is_told() -> None:
     table = Table()
     table.deadlines.align(9_030, 50)

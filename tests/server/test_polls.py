@@ -16,8 +16,8 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, encode_request_header
 from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
 from raftmq.server.connection import Connection
-from raftmq.server.handlers.fetch import LONG_WAIT_MS, MAX_WAIT_MS_MAX, WAIT_GRID_MS
-from raftmq.server.idle_poll import hear_later
+from raftmq.server.handlers.fetch import LONG_WAIT_MS, MAX_WAIT_MS_MAX
+from raftmq.server.idle_poll import HEAR_GRID_MS, hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.types import LeaderEpoch
@@ -25,11 +25,17 @@ from tests.server.test_produce_fetch import batch, fetched, filled
 from tests.server.world import FakeSlot, World
 
 
-def polled(world: World, *, current_epoch: int = -1, **changes: Any) -> FakeSlot:
-    """A poll without a session, at the end of the log of `filled`."""
+def polled(
+    world: World, *, current_epoch: int = -1, late_ms: float = 0.0, **changes: Any
+) -> FakeSlot:
+    """A poll without a session, at the end of the log of `filled`. That of a quiet client is heard
+    so late after the next moment at which the quiet are."""
     part = FetchPartition(0, fetch_offset=3, current_leader_epoch=current_epoch)
     fields: dict[str, Any] = {"max_wait_ms": 500, "session_epoch": -1, **changes}
     request = FetchRequest(topics=[FetchTopic("t", None, [part])], **fields)
+    if world.connection.is_quiet:
+        world.bench.sleep(HEAR_GRID_MS - world.bench.deadlines.since_grid_ms(HEAR_GRID_MS))
+        world.bench.clock.now_ms += late_ms
     return world.begin(ApiKey.FETCH, 12, encode_fetch_request(12, request))
 
 
@@ -389,7 +395,7 @@ async def test_a_quiet_client_is_heard_at_the_next_moment_on_the_grid() -> None:
             is_quiet = number >= 2
             assert connection.is_quiet == is_quiet
             assert world.broker.metrics.parked_fetches == (not is_quiet)
-            world.bench.sleep(WAIT_GRID_MS)
+            world.bench.sleep(HEAR_GRID_MS)
             assert world.broker.metrics.parked_fetches == 1
             assert await answered(sock) is None
             world.bench.sleep(500)
@@ -411,13 +417,13 @@ async def test_a_quiet_client_that_hangs_up_leaves_nothing_behind(is_in_hand: bo
             world.bench.sleep(550)
         if is_in_hand:
             sock.send(poll_frame(2))
-            world.bench.sleep(WAIT_GRID_MS)
+            world.bench.sleep(HEAR_GRID_MS)
         assert world.broker.metrics.parked_fetches == is_in_hand
         assert connection.is_quiet
         sock.close()
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert not connection.is_closed
-        world.bench.sleep(WAIT_GRID_MS)
+        world.bench.sleep(HEAR_GRID_MS)
         assert connection.is_closed
         assert connection.on_close == {}
         assert world.broker.metrics.parked_fetches == 0
@@ -461,11 +467,21 @@ def test_a_wait_without_a_look_ends_in_time(wait_ms: int, late_ms: int) -> None:
     for _ in range(2):
         polled(world, max_wait_ms=wait_ms)
         world.bench.sleep(MAX_WAIT_MS_MAX + 200)
-    world.bench.sleep(7)
     slot = polled(world, max_wait_ms=wait_ms)
     assert world.connection.is_quiet == (wait_ms >= LONG_WAIT_MS)
     wait_ms = min(wait_ms, MAX_WAIT_MS_MAX)
     world.bench.sleep(wait_ms - 1)
     assert slot.pieces is None, "never early"
     world.bench.sleep(late_ms + 1)
+    assert slot.pieces is not None
+
+
+@pytest.mark.parametrize("late_ms", [0, 0.3, 7, 49])
+def test_the_wait_of_a_poll_begins_at_the_moment_at_which_it_is_heard(late_ms: float) -> None:
+    """Hundreds are heard one after the other, and end together all the same."""
+    world = idle()
+    slot = polled(world, late_ms=late_ms)
+    world.bench.sleep(499 - late_ms)
+    assert slot.pieces is None, "never early"
+    world.bench.sleep(1)
     assert slot.pieces is not None

@@ -17,8 +17,7 @@ from attrs import define, field
 
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.server.connection import Connection
-from raftmq.server.handlers.fetch import WAIT_GRID_MS
-from raftmq.server.idle_poll import hear_later
+from raftmq.server.idle_poll import HEAR_GRID_MS, hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
@@ -73,11 +72,12 @@ async def test_the_quiet_are_received_from_at_the_next_moment_in_one_piece() -> 
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert log == ["loud"]
         log.clear()
-        for _ in range(2):
+        for told in ([], ["silent"]):
             moments.come()
-            assert log == ["begin", "word", "word", "end"], "not who has nothing to say"
+            assert log == ["begin", "word", "word", "end", *told], "not who has nothing to say"
             log.clear()
-            for ours, _ in pairs[:2]:
+            for ours, theirs in pairs[:2]:
+                assert readiness.hush(theirs.fileno()), "it was answered"
                 ours.send(b"word")
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert log == [], "they are quiet as before"
@@ -122,6 +122,39 @@ async def test_who_is_quiet_may_be_listened_to_again() -> None:
         assert found.handler.begun == [1, 2, 3]
         assert moments.waiting == {}
         assert found.tasks == 0
+
+
+async def test_who_does_not_poll_on_is_listened_to_again() -> None:
+    """What it says next, whenever that is, is no poll: it waits for no moment."""
+    moments = Moments()
+    async with callers(3, look_later=moments) as found:
+        prompt, slow, silent = found.connections
+        for connection in found.connections:
+            connection.hush()
+        found.socks[0].send(request(0))
+        moments.come()
+        assert found.handler.begun == [0]
+        assert silent.is_quiet, "it may have been answered a moment ago"
+        found.socks[1].send(request(1))
+        moments.come()
+        assert found.handler.begun == [0, 1]
+        assert not silent.is_quiet
+        found.socks[2].send(request(2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert found.handler.begun == [0, 1, 2], "at once"
+        for _ in range(5):
+            moments.come()
+        assert prompt.is_quiet, "it waits for its answer"
+        found.handler.answer(0)
+        prompt.hush()
+        for is_quiet in (True, False):
+            moments.come()
+            assert prompt.is_quiet == is_quiet
+        assert slow.is_quiet
+        slow.listen()
+        assert moments.waiting
+        moments.come()
+        assert not moments.waiting
 
 
 async def test_the_end_of_a_quiet_client_is_noticed_at_the_next_moment() -> None:
@@ -308,10 +341,10 @@ async def test_moments_come_on_the_grid_one_after_the_other() -> None:
             assert not deadlines.expire(clock.now_ms, count_max=10)
             assert found.handler.begun[-1] == number
             moments_ms.append(clock.now_ms)
-        assert [later - earlier for earlier, later in pairwise(moments_ms)] == [WAIT_GRID_MS] * 2
+        assert [later - earlier for earlier, later in pairwise(moments_ms)] == [HEAR_GRID_MS] * 2
         for connection in found.connections:
             connection.listen()
-        clock.now_ms += WAIT_GRID_MS
+        clock.now_ms += HEAR_GRID_MS
         deadlines.expire(clock.now_ms)
         assert len(deadlines) == 0
 

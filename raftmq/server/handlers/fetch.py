@@ -7,7 +7,7 @@ moves, until `max_wait_ms` is over. What it finally answers is read at that mome
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from raftmq.cluster.deadlines import Deadline
@@ -99,6 +99,31 @@ def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
     return FetchResponse(error_code=code)
 
 
+class _EndedLog(NamedTuple):
+    """A partition that ended where a client was."""
+
+    partition: Partition
+    name: str | None
+    topic_id: UUID | None  # one of both, as the client asked for it
+    end: int
+    start: int
+    epoch: int
+    """The client's, -1 when it names none."""
+
+    def is_still(self, broker: Broker) -> bool:
+        """True when it is led here, begins and ends there, in the same epoch."""
+        partition, name, topic_id, end, start, epoch = self
+        replica = partition.replica
+        return (
+            replica.high_watermark == end
+            and replica.log_start_offset == start
+            and partition.is_leader
+            and partition.serves_fetches
+            and (epoch < 0 or epoch == replica.leader_epoch)
+            and broker.find_partition(name, topic_id, partition.index) is partition
+        )
+
+
 class Reading:
     """One look at all wanted partitions."""
 
@@ -106,6 +131,7 @@ class Reading:
         "_answer",
         "_broker",
         "_context",
+        "_ended",
         "_ends",
         "_found",
         "_may_wait",
@@ -141,6 +167,7 @@ class Reading:
         """Leaders that were asked beyond their log's end, by the place of their answer."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
         self._answer: FetchResponse | None = None  # of a look that found nothing, to repeat it
+        self._ended: tuple[_EndedLog, ...] | None = None  # what is compared before that
 
     @property
     def is_large(self) -> bool:
@@ -160,7 +187,7 @@ class Reading:
         self.jobs = []
         self.beyond = {}
         self._found = []
-        self._answer = None
+        self._answer = self._ended = None
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
@@ -216,25 +243,32 @@ class Reading:
     def finds_nothing(self) -> bool:
         """True when looking again, here and now, would find what was found last: nothing, and that
         each log ends where the client is."""
+        if self._ended is None:
+            self._ended = self._all_ended()
+        for log in self._ended:
+            if not log.is_still(self._broker):
+                return False
+        return bool(self._ended)
+
+    def _all_ended(self) -> tuple[_EndedLog, ...]:
+        """The logs that were looked at, if all of them ended where the client is; else nothing,
+        as for requests that are to be looked at whatever was found."""
         request = self._request
         if self.is_urgent or self.size or self.jobs or request.rack_id or self._context.session_id:
-            return False  # a rack may have a replica of its own by now
+            return ()  # a rack may have a replica of its own by now
         if request.min_bytes <= 0 or request.max_wait_ms <= 0 or self.is_large:
-            return False
-        broker = self._broker
+            return ()
+        logs = []
         for (wanted, answer), (partition, offset) in zip(
             self.answers, self.partitions, strict=True
         ):
-            asked = wanted.request
-            name, topic_id = _named(wanted)
-            if (
-                answer.high_watermark != offset
-                or asked.last_fetched_epoch >= 0
-                or not _is_still(partition, answer, asked.current_leader_epoch)
-                or broker.find_partition(name, topic_id, asked.partition) is not partition
-            ):
-                return False
-        return True
+            if answer.high_watermark != offset or wanted.request.last_fetched_epoch >= 0:
+                return ()
+            epoch = wanted.request.current_leader_epoch
+            logs.append(
+                _EndedLog(partition, *_named(wanted), offset, answer.log_start_offset, epoch)
+            )
+        return tuple(logs)
 
     def next_leaders(self) -> Promise[None] | None:
         """Kept when it is known who leads what this node has just ceased to lead; None when that is
@@ -330,18 +364,6 @@ class Reading:
             name, topic_id = _named(wanted)
             answer.current_leader = self._broker.leader_hint(name, topic_id, request.partition)
         return answer
-
-
-def _is_still(partition: Partition, answer: FetchPartitionResponse, current_epoch: int) -> bool:
-    """True when a partition led here begins and ends where `answer` says, in the same epoch."""
-    replica = partition.replica
-    return (
-        partition.is_leader
-        and replica.high_watermark == answer.high_watermark
-        and replica.log_start_offset == answer.log_start_offset
-        and (current_epoch < 0 or current_epoch == replica.leader_epoch)
-        and partition.serves_fetches
-    )
 
 
 def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
