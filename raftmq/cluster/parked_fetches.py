@@ -25,7 +25,7 @@ class FetchWaiter(Protocol):
 class ParkedFetches:
     """The fetches that wait at one partition."""
 
-    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over")
+    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over", "moves")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -33,6 +33,8 @@ class ParkedFetches:
         self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
         self.is_over = False
         """Nobody shall wait here any more."""
+        self.moves = 0
+        """How often the partition moved: who looked since the last time need not look again."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -46,7 +48,9 @@ class ParkedFetches:
         self._waiters.pop(id(waiter), None)
 
     def wake_all(self) -> None:
-        """Let every waiter look again: a few at once, the others soon, since each may answer."""
+        """The partition moved: let every waiter look again, a few at once, the others soon, since
+        each may answer."""
+        self.moves += 1
         if not self._waiters:
             return
         waiters = list(self._waiters.values())

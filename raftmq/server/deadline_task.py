@@ -9,7 +9,7 @@ import trio
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.ports import Clock
 
-CALLBACKS_PER_PASS: Final = 64
+CALLBACKS_PER_PASS: Final = 128
 
 
 async def run_deadlines(

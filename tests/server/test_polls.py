@@ -15,12 +15,13 @@ import trio.testing
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, encode_request_header
 from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
+from raftmq.raft.ready import Role, SoftState
 from raftmq.server.connection import Connection
 from raftmq.server.handlers.fetch import LONG_WAIT_MS, MAX_WAIT_MS_MAX
 from raftmq.server.idle_poll import HEAR_GRID_MS, hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
-from raftmq.types import LeaderEpoch
+from raftmq.types import LeaderEpoch, Term
 from tests.server.test_produce_fetch import batch, fetched, filled
 from tests.server.world import FakeSlot, World
 
@@ -135,6 +136,7 @@ def test_a_poll_in_the_same_words_learns_what_changed(
             replica.start_at(3)
         elif what == "epoch":
             replica.leader_epoch = LeaderEpoch(6)
+            partition.role_changed(SoftState(Role.LEADER, Term(6), replica.leader))
         elif what == "leader":
             replica.follow(None)
         else:

@@ -7,7 +7,7 @@ moves, until `max_wait_ms` is over. What it finally answers is read at that mome
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from raftmq.cluster.deadlines import Deadline
@@ -99,29 +99,38 @@ def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
     return FetchResponse(error_code=code)
 
 
-class _EndedLog(NamedTuple):
+class _EndedLog:
     """A partition that ended where a client was."""
 
-    partition: Partition
-    name: str | None
-    topic_id: UUID | None  # one of both, as the client asked for it
-    end: int
-    start: int
-    epoch: int
-    """The client's, -1 when it names none."""
+    __slots__ = ("_end", "_epoch", "_moves", "_name", "_partition", "_start", "_topic_id")
+
+    def __init__(
+        self, partition: Partition, wanted: Wanted, answer: FetchPartitionResponse
+    ) -> None:
+        self._partition = partition
+        self._name, self._topic_id = _named(wanted)
+        self._end, self._start = answer.high_watermark, answer.log_start_offset
+        self._epoch = wanted.request.current_leader_epoch
+        self._moves = -1  # of the partition, when it was found to be so
 
     def is_still(self, broker: Broker) -> bool:
-        """True when it is led here, begins and ends there, in the same epoch."""
-        partition, name, topic_id, end, start, epoch = self
+        """True when it is led here, begins and ends there, in the epoch that the client names."""
+        partition = self._partition
+        moves = partition.fetches.moves
+        if moves == self._moves:
+            return True
         replica = partition.replica
-        return (
-            replica.high_watermark == end
-            and replica.log_start_offset == start
-            and partition.is_leader
-            and partition.serves_fetches
-            and (epoch < 0 or epoch == replica.leader_epoch)
-            and broker.find_partition(name, topic_id, partition.index) is partition
-        )
+        if (
+            replica.high_watermark != self._end
+            or replica.log_start_offset != self._start
+            or not partition.is_leader
+            or not partition.serves_fetches
+            or (self._epoch >= 0 and self._epoch != replica.leader_epoch)
+            or broker.find_partition(self._name, self._topic_id, partition.index) is not partition
+        ):
+            return False
+        self._moves = moves
+        return True
 
 
 class Reading:
@@ -264,10 +273,7 @@ class Reading:
         ):
             if answer.high_watermark != offset or wanted.request.last_fetched_epoch >= 0:
                 return ()
-            epoch = wanted.request.current_leader_epoch
-            logs.append(
-                _EndedLog(partition, *_named(wanted), offset, answer.log_start_offset, epoch)
-            )
+            logs.append(_EndedLog(partition, wanted, answer))
         return tuple(logs)
 
     def next_leaders(self) -> Promise[None] | None:
