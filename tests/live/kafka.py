@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from jepsen_like.live.cluster import PORTS
 from raftmq_client import Admin, ClientError, Producer
-from tests.live.harness import PORTS, need, wait_until
+from tests.live.harness import need, wait_until
 
 SCRIPT = Path(__file__).with_name("peer-kafka.sh")
 NODES = (1, 2, 3)
