@@ -105,6 +105,10 @@ class DrivenEngine(MetadataEngine, Protocol):
         """True while this node follows the metadata log, as far as it knows."""
         ...
 
+    def on_role(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` when the group has another leader or term."""
+        ...
+
     def admit(self, joiner: ReplicaId) -> None:
         """Let a node follow the metadata log, as a learner; only on the controller.
 

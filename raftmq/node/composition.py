@@ -384,6 +384,7 @@ class NodeCore:
         log.attach(replica)
         self.partitions.registry.add_internal(log)
         self.engine.on_image(lambda _before, _after: log.fetches.wake_all())
+        self.engine.on_role(log.fetches.wake_all)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         refusal = None
