@@ -210,6 +210,7 @@ class ReplyQueue:
             if is_done:
                 self._metrics.direct_sends += 1
                 return
+            self._take_ready()  # as `_send_ready` goes on where that did not do
         self._pump()
         if self._stall is None:
             self._metrics.direct_sends += 1
