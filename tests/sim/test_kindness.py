@@ -22,6 +22,7 @@ from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.types import METADATA_GROUP, NodeId
+from tests.sim.failing_disks import topic_that_cannot_begin
 
 DAY_MS = 86_400_000.0
 
@@ -132,12 +133,7 @@ def test_somebody_restarts_a_node_for_a_partition_that_could_not_begin() -> None
         world.start()
         world.run_until(2_000.0)
         node = world.node(3)
-        node.disk.fail_when(lambda what, path: what == "fdatasync" and "/partition-0/" in path)
-        made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
-        world.run_until(world.now_ms + 3_000.0)
-        assert made.is_done
-        node.disk.fail_when(None)
-        world.counts.faults["failed-sync"] = 1
+        topic_that_cannot_begin(world, node, 3_000.0)
         supervisor = Supervisor(node)
         life = node.life
         assert "does not run on node 3" in world.watch.why_not_opened()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from jepsen_like.cluster.admins import create_topics
 from jepsen_like.cluster.majority import Held, Majority, is_in_doubt
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions
@@ -14,6 +13,7 @@ from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.supervisor import MISSING_MS
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from raftmq.types import METADATA_GROUP, RaftIndex
+from tests.sim.failing_disks import topic_that_cannot_begin
 
 
 @pytest.fixture
@@ -88,12 +88,7 @@ def test_what_a_failing_disk_kept_from_beginning_is_waited_for_first(running: Cl
     majority = Majority(running)
     assert majority.left_out is not None
     node = next(node for node in running.nodes if node is not majority.left_out)
-    node.disk.fail_when(lambda what, path: what == "fdatasync" and "/partition-0/" in path)
-    made = running.clients.spawn(lambda: create_topics(running, 90, ["t"], 1))
-    running.run_until(running.now_ms + 1_000.0)
-    assert made.is_done
-    node.disk.fail_when(None)
-    running.counts.faults["failed-sync"] = 1
+    topic_that_cannot_begin(running, node, 1_000.0)
     _, why_not_running = next(majority.phases())
     assert f"node {node.node_id} does not run" in why_not_running()
     running.run_until(running.now_ms + MISSING_MS + 50.0)
