@@ -55,11 +55,12 @@ def _refuse(error: OSError, path: str, verb: str) -> NoReturn:
 class RealFile:
     """One open descriptor. Reads, writes and `fdatasync` may run in different threads."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_reaper", "path")
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, reaper: Reaper) -> None:
         self.path = path
         self._fd = fd
+        self._reaper = reaper
 
     def pread(self, size: int, position: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file."""
@@ -161,7 +162,7 @@ class RealFile:
         """Give the descriptor back; twice is harmless."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            self._reaper.close(fd)
 
     def __del__(self) -> None:
         self.close()
@@ -182,7 +183,7 @@ class RealDisk:
         """
         flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            return RealFile(path, _open_quietly(path, flags))
+            return RealFile(path, _open_quietly(path, flags), self._reaper)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not create:
                 raise

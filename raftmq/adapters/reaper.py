@@ -1,9 +1,11 @@
 """Files that are gone by name give their space back in a thread.
 
 The last close of an unlinked file lets the kernel drop its pages and blocks: a tenth of a second
-for a quarter of a gigabyte, in which no heartbeat would leave. So whoever unlinks a large file
-holds it open meanwhile and leaves the close to this thread. Owns descriptors handed over, nothing
-else; closing one that was only read cannot lose anything.
+for a quarter of a gigabyte, a second and more where the disk is still writing them, in which no
+heartbeat would leave. So whoever unlinks a large file holds it open meanwhile and leaves the close
+to this thread, and so does whoever closes one that has no name any more. Owns descriptors handed
+over, nothing else; closing one that was only read, or whose file is gone by name, cannot lose
+anything.
 """
 
 from __future__ import annotations
@@ -38,8 +40,18 @@ class Reaper:
             if fd is not None:
                 os.close(fd)
             raise
-        if fd is None:
-            return
+        if fd is not None:
+            self._take(fd)
+
+    def close(self, fd: int) -> None:
+        """Give a descriptor back now, or soon if its file is large and has no name any more."""
+        status = os.fstat(fd)
+        if status.st_nlink == 0 and status.st_size >= REAP_BYTES_MIN:
+            self._take(fd)
+        else:
+            os.close(fd)
+
+    def _take(self, fd: int) -> None:
         self.files_count += 1
         self._queue.put(fd)
         if self._thread is None:

@@ -19,26 +19,58 @@ def sparse(path: Path, size: int) -> str:
     return str(path)
 
 
-def test_a_large_file_is_closed_in_the_reapers_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = threading.Event()
-    where: list[str] = []
-    close = os.close
+class Closes:
+    """In which threads descriptors are closed."""
 
-    def noted(fd: int) -> None:
-        close(fd)
-        where.append(threading.current_thread().name)
-        closed.set()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self._close = os.close
+        self._one = threading.Semaphore(0)
+        monkeypatch.setattr(reaper.os, "close", self._noted)
 
+    def _noted(self, fd: int) -> None:
+        self._close(fd)
+        self.threads.append(threading.current_thread().name)
+        self._one.release()
+
+    def next(self) -> str:
+        assert self._one.acquire(timeout=5)
+        return self.threads[-1]
+
+
+@pytest.fixture
+def closes(monkeypatch: pytest.MonkeyPatch) -> Closes:
+    return Closes(monkeypatch)
+
+
+def test_a_large_file_is_closed_in_the_reapers_thread(tmp_path: Path, closes: Closes) -> None:
     made = Reaper()
     path = sparse(tmp_path / "large", REAP_BYTES_MIN)
-    monkeypatch.setattr(reaper.os, "close", noted)
     made.unlink(path)
     assert not os.path.exists(path)
-    assert closed.wait(5)
-    assert where == ["reaper"]
+    assert closes.next() == "reaper"
     assert made.files_count == 1
+
+
+def test_the_last_close_of_a_large_file_without_a_name_is_the_reapers(
+    tmp_path: Path, closes: Closes
+) -> None:
+    here = threading.current_thread().name
+    disk = RealDisk()
+    large = sparse(tmp_path / "large", REAP_BYTES_MIN)
+    file = disk.open(large)
+    other = disk.open(large)
+    small = disk.open(str(tmp_path / "small"), create=True)
+    other.close()
+    assert closes.next() == here
+    os.unlink(small.path)
+    os.unlink(large)
+    small.close()
+    assert closes.next() == here
+    file.close()
+    assert closes.next() == "reaper"
+    file.close()
+    assert closes.threads == [here, here, "reaper"]
 
 
 def test_a_small_file_starts_no_thread(tmp_path: Path) -> None:
