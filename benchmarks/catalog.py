@@ -14,6 +14,7 @@ from benchmarks.plan import Metrics, Plan
 from benchmarks.table import ROWS
 from benchmarks.targets import Target
 from benchmarks.workloads import batches, bulk, crowd, failover, latency, resting
+from benchmarks.workloads.stalls import stalls
 
 Measure: TypeAlias = Callable[[Target, Plan], Metrics]
 
@@ -66,6 +67,13 @@ WORKLOADS: Final = (
         resting.memory,
         runs=1,
         kafka_runs=1,
+        is_warm=True,
+    ),
+    Workload(
+        "stalls",
+        "stalls of the nodes' event loops while they produce, consume and delete",
+        stalls,
+        engines=("raftmq",),
         is_warm=True,
     ),
     Workload(

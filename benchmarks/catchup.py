@@ -30,6 +30,7 @@ from confluent_kafka.admin import (
 
 from benchmarks.dev_run import Asker, DevRun, polling
 from benchmarks.loop_clients import Punctual, Tally, TopicLeaders
+from benchmarks.page_cache import forget
 from benchmarks.stats import percentile
 from benchmarks.wire import (
     CREATE_VERSION,
@@ -114,16 +115,6 @@ def _fill(run: DevRun, mebibytes: int) -> None:
         for number in range((mebibytes << 20) // BATCH_BYTES):
             part = number % PARTITIONS
             check_produced(wires[leaders[part]].exchange(frames[part]))
-
-
-def _forget_pages(folder: Path) -> None:
-    """Put every log out of the page cache."""
-    for path in folder.rglob("*.log"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _lacks(run: DevRun) -> int:
@@ -212,7 +203,7 @@ def one_round(run: DevRun, steady: Steady, mebibytes: int, limit_bytes: int) -> 
     well = _rest(steady, REST_S)
     run.terminate(AWAY)
     _fill(run, mebibytes)
-    _forget_pages(run.folder)
+    forget(run.folder.rglob("*.log"))
     away = _rest(steady, REST_S)
     began = time.perf_counter()
     run.start(AWAY)

@@ -212,6 +212,15 @@ ROWS: Final = (
         at_most("rss_mib", 400),
     ),
     Row(
+        "stalls",
+        "stalls of the loops with a core at hand (in all), every bulk workload and a cold read",
+        "stalls",
+        (Shown("stalls_with_core", "", 0), Shown("stalls", "in all", 0)),
+        "none",
+        "none",
+        none_of("stalls_with_core"),
+    ),
+    Row(
         "start",
         "three nodes from nothing to the first ack",
         "start",

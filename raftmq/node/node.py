@@ -155,6 +155,7 @@ class Node(NodeCore):
             disk_space=disk_space,
             make_lock=threading.Lock,
             core_waited_ms=self.core_wait.waited_ms,
+            core_stolen_ms=self.core_wait.stolen_ms,
         )
         self.compose(around, journal)
         flusher.around = self.plane.multiraft.batch

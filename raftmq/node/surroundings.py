@@ -129,7 +129,8 @@ class Surroundings:
         make_catch_up: makes the node's part in catch-up over these links.
         disk_space: (size, free) of the file system below the data folder, in bytes.
         buggify: rarely taken branches made frequent; never, outside the simulation.
-    core_waited_ms: how long the loop's thread was ready and had no core, so far.
+        core_waited_ms: how long the loop's thread was ready and had no core, so far.
+        core_stolen_ms: how long the host took the cores away, so far.
     """
 
     disk: Disk
@@ -145,3 +146,4 @@ class Surroundings:
     make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
     buggify: Buggify = never
     core_waited_ms: Callable[[], float] = _never_waited
+    core_stolen_ms: Callable[[], float] = _never_waited

@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from raftmq.adapters.core_wait import CoreWait
 
 
@@ -38,12 +40,26 @@ def test_a_thread_that_shares_one_core_waits_for_it() -> None:
 
 
 def test_nothing_is_told_where_nothing_is_counted(tmp_path: Path) -> None:
-    missing = CoreWait(str(tmp_path / "no"))
+    missing = CoreWait(str(tmp_path / "no"), str(tmp_path / "no"))
     assert missing.waited_ms() == 0.0
+    assert missing.stolen_ms() == 0.0
     missing.close()
     empty = tmp_path / "empty"
     empty.write_text("")
-    wait = CoreWait(str(empty))
+    wait = CoreWait(str(empty), str(empty))
     assert wait.waited_ms() == 0.0
+    assert wait.stolen_ms() == 0.0
     wait.close()
     wait.close()
+
+
+def test_what_the_host_took_is_the_mean_over_all_cores(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 20 30 40 50 0 60 600 0 0\ncpu0 1 2 3 4 5 0 6 300 0 0\n")
+    wait = CoreWait(stat=str(stat))
+    taken_s = 600 / os.sysconf("SC_CLK_TCK")
+    assert wait.stolen_ms() == pytest.approx(taken_s * 1e3 / (os.cpu_count() or 1))
+    wait.close()
+    real = CoreWait()
+    assert real.stolen_ms() >= 0.0
+    real.close()

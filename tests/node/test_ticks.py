@@ -76,6 +76,7 @@ class Bench:
             make_lock=lambda: None,
             buggify=never,
             core_waited_ms=lambda: 0.0,
+            core_stolen_ms=lambda: 0.0,
         )
         self.plane = DataPlane(
             NodeConfig(

@@ -320,7 +320,7 @@ counter(
 )
 counter(
     "raftmq_loop_stalls_without_core_total",
-    "Those of them that would have been none, had the machine had a core for the loop",
+    "Those of them that would have been none, had the machine or its host had a core for the loop",
     lambda node: node.plane.loop_watch.without_core_count,
 )
 
