@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import trio
 
+from raftmq.nap import Nap
 from raftmq.promise import Promise
 
 T = TypeVar("T")
@@ -21,7 +22,10 @@ class TrioTasks:
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long; at least for one turn."""
-        await trio.sleep(max(0.0, seconds))
+        if seconds > 0:
+            await Nap().until(trio.current_time() + seconds)
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in one of trio's worker threads."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import trio
 
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.nap import Nap
 from raftmq.ports import Clock
 
 CALLBACKS_PER_PASS: Final = 128
@@ -19,12 +21,8 @@ async def run_deadlines(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Call back what is due until cancelled."""
-    moved_up = trio.Event()
-
-    def wake() -> None:
-        moved_up.set()
-
-    deadlines.on_earlier = wake
+    nap = Nap()
+    deadlines.on_earlier = nap.wake
     task_status.started()
     try:
         while True:
@@ -32,13 +30,8 @@ async def run_deadlines(
                 # A thousand fetches that end at once are a thousand answers: heartbeats go first.
                 await trio.lowlevel.checkpoint()
                 continue
-            if moved_up.is_set():
-                moved_up = trio.Event()
             next_ms = deadlines.next_ms
-            if next_ms is None:
-                await moved_up.wait()
-            else:
-                with trio.move_on_after(max(0.0, (next_ms - clock.monotonic_ms()) / 1000)):
-                    await moved_up.wait()
+            left_s = math.inf if next_ms is None else (next_ms - clock.monotonic_ms()) / 1e3
+            await nap.until(trio.current_time() + left_s)
     finally:
         deadlines.on_earlier = None

@@ -28,6 +28,7 @@ LEFT_OUT = {
     "cluster/config_keys.py": "a table, made when it is imported",
     "logs.py": "how log lines are written",
     "low_water.py": "a socket option",
+    "nap.py": "a sleep of trio",
     "node/collections_watch.py": "times full garbage collections",
     "node/leaders_page.py": "a page of the admin port",
     "node/metrics/exposition.py": "text of the admin port; the simulation reads the values",
@@ -60,14 +61,16 @@ LEFT_OUT = {
 def has_functions(path: Path) -> bool:
     """False for modules that are all declarations: importing them is all there is to it."""
     tree = ast.parse(path.read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     protocols = [
         n
         for n in ast.walk(tree)
         if isinstance(n, ast.ClassDef)
         and any(ast.unparse(b).startswith("Protocol") for b in n.bases)
     ]
-    declared = sum(isinstance(m, ast.FunctionDef) for p in protocols for m in p.body)
+    declared = sum(
+        isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) for p in protocols for m in p.body
+    )
     return len(functions) > declared
 
 

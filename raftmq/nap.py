@@ -1,0 +1,44 @@
+"""A task's sleep that ends without an exception.
+
+`trio.sleep` ends by raising `Cancelled` and catching it again, which on a node that does little is
+a third of what waking up costs: nothing of it is in a cache of the processor by then. Here the
+end of the time reschedules the task; only a cancellation from outside is raised.
+"""
+
+from __future__ import annotations
+
+import trio
+
+
+class Nap:
+    """The sleep of one task, which another one may end."""
+
+    __slots__ = ("_sleeper",)
+
+    def __init__(self) -> None:
+        self._sleeper: trio.lowlevel.Task | None = None
+
+    async def until(self, at_s: float) -> None:
+        """Sleep until this time of trio's clock, at least for one turn, or until woken.
+
+        Raises:
+            trio.Cancelled: from outside.
+        """
+        task = self._sleeper = trio.lowlevel.current_task()
+        scope = trio.CancelScope(deadline=at_s)
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            if not scope.cancel_called:
+                return trio.lowlevel.Abort.SUCCEEDED
+            trio.lowlevel.reschedule(task)
+            return trio.lowlevel.Abort.FAILED
+
+        with scope:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def wake(self) -> None:
+        """End the sleep; nothing without one."""
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None:
+            trio.lowlevel.reschedule(sleeper)
