@@ -34,6 +34,7 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.turns import (
+    QUIET_RECEIVE_COST,
     RECEIVE_COST,
     SMALL_RECEIVE_BYTES,
     SMALL_RECEIVE_COST,
@@ -309,7 +310,8 @@ class Connection:
             used = self._begin_complete(scratch[:end])
             self._pending = bytes(scratch[used:end]) if used < end else b""
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
-                shared.turns.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
+                cost = QUIET_RECEIVE_COST if self.is_quiet else SMALL_RECEIVE_COST
+                shared.turns.give_back(RECEIVE_COST - cost)
                 return True
             if end < SCRATCH_BYTES or self._is_ending or self._must_wait():
                 return True  # that was all there is: asking the socket again would only tell so
