@@ -89,22 +89,28 @@ class Deadlines:
         self._push(at_ms, deadline)
         return deadline
 
-    def together(self, delay_ms: float, grid_ms: float, waiter: Waiter) -> float:
+    def together(
+        self,
+        delay_ms: float,
+        grid_ms: float,
+        waiter: Waiter,
+        *,
+        from_grid_ms: float | None = None,
+    ) -> float:
         """Let `waiter` expire at the first time on the grid that is `delay_ms` from now or later;
-        returns that time, by which it may `leave` before."""
+        from the last time on another grid, where one is given. Returns when that will be, by which
+        it may `leave` before."""
         origin_ms = self._origin_ms
-        steps = (self._clock.monotonic_ms() + delay_ms - origin_ms) / grid_ms
-        at_ms = origin_ms + math.ceil(steps - _ROUNDING) * grid_ms
+        begun_ms = self._clock.monotonic_ms() - origin_ms
+        if from_grid_ms is not None:
+            begun_ms = begun_ms // from_grid_ms * from_grid_ms
+        at_ms = origin_ms + math.ceil((begun_ms + delay_ms) / grid_ms - _ROUNDING) * grid_ms
         group = self._together.get(at_ms)
         if group is None:
             group = self._together[at_ms] = _Together(at_ms)
             self._push(at_ms, group)
         group.waiters[id(waiter)] = waiter
         return at_ms
-
-    def since_grid_ms(self, grid_ms: float) -> float:
-        """How long ago the last time on the grid was."""
-        return (self._clock.monotonic_ms() - self._origin_ms) % grid_ms
 
     def align(self, at_ms: float, grid_ms: float) -> None:
         """Let the grid go through this time from now on; waits that have begun end as they were to.

@@ -106,12 +106,13 @@ class IdlePoll:
         metrics = broker.metrics
         if self._slot is not None or metrics.parked_fetches >= broker.config.parked_fetches_max:
             return False
-        wait_ms: float = self._wait_ms
-        if self._connection.is_quiet:
-            # It came before the moment at which it was to be heard: that is when its wait begins,
-            # and not when all those before it have been heard, since it ends on a grid again.
-            wait_ms -= broker.deadlines.since_grid_ms(HEAR_GRID_MS)
-        self._until_ms = broker.deadlines.together(wait_ms, self._grid_ms, self)
+        # The poll of a quiet client came before the moment at which it was to be heard: its wait
+        # begins then, and not when all those before it have been heard, since it ends on a grid
+        # again. Who waits for half a second is so answered in the pass in which others are heard.
+        from_grid_ms = HEAR_GRID_MS if self._connection.is_quiet else None
+        self._until_ms = broker.deadlines.together(
+            self._wait_ms, self._grid_ms, self, from_grid_ms=from_grid_ms
+        )
         self._slot, self._correlation_id, self._started_ms = slot, correlation_id, started_ms
         metrics.parked_fetches += 1
         return True

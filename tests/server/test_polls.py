@@ -26,6 +26,12 @@ from tests.server.test_produce_fetch import batch, fetched, filled
 from tests.server.world import FakeSlot, World
 
 
+class Nobody:
+    """Waits for a moment, to know when it is."""
+
+    def expire(self) -> None: ...
+
+
 def polled(
     world: World, *, current_epoch: int = -1, late_ms: float = 0.0, **changes: Any
 ) -> FakeSlot:
@@ -35,7 +41,11 @@ def polled(
     fields: dict[str, Any] = {"max_wait_ms": 500, "session_epoch": -1, **changes}
     request = FetchRequest(topics=[FetchTopic("t", None, [part])], **fields)
     if world.connection.is_quiet:
-        world.bench.sleep(HEAR_GRID_MS - world.bench.deadlines.since_grid_ms(HEAR_GRID_MS))
+        deadlines, clock = world.bench.deadlines, world.bench.clock
+        waiter = Nobody()
+        moment_ms = deadlines.together(1.0, HEAR_GRID_MS, waiter)
+        deadlines.leave(moment_ms, waiter)
+        world.bench.sleep(moment_ms - clock.now_ms)
         world.bench.clock.now_ms += late_ms
     return world.begin(ApiKey.FETCH, 12, encode_fetch_request(12, request))
 
