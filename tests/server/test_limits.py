@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import attrs
@@ -18,7 +20,11 @@ import trio.testing
 
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
-from raftmq.node.process import OTHER_DESCRIPTORS, raise_descriptor_limit
+from raftmq.node.process import (
+    DESCRIPTORS_AT_START,
+    OTHER_DESCRIPTORS,
+    raise_descriptor_limit,
+)
 from raftmq.protocol import ApiKey
 from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.table import HANDLERS
@@ -176,3 +182,22 @@ def test_a_node_takes_the_descriptors_that_it_may(monkeypatch: pytest.MonkeyPatc
         assert lines.events == ["descriptors may run out"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("limit", "places"), [(1 << 20, DESCRIPTORS_AT_START), (1500, 2048), (300, 512)]
+)
+def test_the_table_of_descriptors_has_its_size_from_the_start(limit: int, places: int) -> None:
+    """In a process of its own: a table never shrinks. The kernel rounds up to powers of two."""
+    code = f"""
+from raftmq.node.process import grow_descriptor_table
+import os, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+before = len(os.listdir("/proc/self/fd"))
+grow_descriptor_table({limit})
+assert len(os.listdir("/proc/self/fd")) == before
+print(open("/proc/self/status").read().partition("FDSize:")[2].split()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == places
