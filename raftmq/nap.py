@@ -36,6 +36,8 @@ class Nap:
 
         with scope:
             await trio.lowlevel.wait_task_rescheduled(abort)
+        # One from outside that met the end of the time was taken for it.
+        await trio.lowlevel.checkpoint_if_cancelled()
 
     def wake(self) -> None:
         """End the sleep; nothing without one."""
