@@ -36,12 +36,9 @@ class Reaper:
         fd = _held(path)
         try:
             os.unlink(path)
-        except OSError:
+        finally:
             if fd is not None:
-                os.close(fd)
-            raise
-        if fd is not None:
-            self._take(fd)
+                self.close(fd)
 
     def close(self, fd: int) -> None:
         """Give a descriptor back now, or soon if its file is large and has no name any more."""
@@ -65,12 +62,8 @@ class Reaper:
 
 
 def _held(path: str) -> int | None:
-    """A descriptor that keeps a large file for a moment; None for a small one, or without any."""
+    """A descriptor that keeps a file for a moment; None without any."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None  # no descriptor is left, say: then it is removed here and now
-    if os.fstat(fd).st_size < REAP_BYTES_MIN:
-        os.close(fd)
-        return None
-    return fd
