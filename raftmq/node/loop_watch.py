@@ -20,7 +20,8 @@ STALL_SHARE: Final = 0.25
 
 STOLEN_EVERY_TICKS: Final = 40
 """So often the host's share is read, which costs more the more cores there are: what it took in a
-stall may so include what it took up to a second before."""
+stall may so include what it took up to a second before, or two where a node at ease ticks twice at
+once."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.node"))
 
