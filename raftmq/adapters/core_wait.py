@@ -1,21 +1,28 @@
-"""How long this thread was ready to run and the machine, or its host, had no core for it.
+"""How long this thread had a core, and how long the machine, or its host, had none for it.
 
-Linux counts the first per thread (`/proc/thread-self/schedstat`, its second figure, in nanoseconds)
+Linux counts both per thread (`/proc/thread-self/schedstat`, its first two figures, in nanoseconds)
 and what a hypervisor took per core (`/proc/stat`, `steal`). They tell a loop that is held up by its
-own work from one that is kept waiting. Where the kernel does not count, nothing is told: every wait
+own work from one that is kept waiting. Where the kernel does not count, nothing is told: every time
 reads as 0.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"
 _STAT: Final = "/proc/stat"
 _READ_BYTES: Final = 128
 _STOLEN_FIELD: Final = 8
 _STAT_TICK_MS: Final = 1e3 / os.sysconf("SC_CLK_TCK")
+
+
+class CoreTimes(NamedTuple):
+    """Milliseconds that a thread ran, and that it was ready and had no core."""
+
+    ran_ms: float = 0.0
+    waited_ms: float = 0.0
 
 
 class CoreWait:
@@ -26,10 +33,12 @@ class CoreWait:
         self._machine = _open(stat)
         self._cores = os.cpu_count() or 1
 
-    def waited_ms(self) -> float:
-        """Milliseconds so far that this thread was ready and had no core; never goes back."""
+    def times(self) -> CoreTimes:
+        """What this thread had so far; never goes back."""
         fields = _fields(self._own)
-        return int(fields[1]) / 1e6 if len(fields) > 1 else 0.0
+        if len(fields) <= 1:
+            return CoreTimes()
+        return CoreTimes(int(fields[0]) / 1e6, int(fields[1]) / 1e6)
 
     def stolen_ms(self) -> float:
         """Milliseconds so far that the host kept its cores to itself: the mean over all cores.

@@ -98,7 +98,7 @@ class DataPlane:
         self.failure: str | None = None
         self.failed: Promise[str] = Promise()
         election_ms = config.tick_ms * config.election_ticks
-        self.loop_watch = LoopWatch(election_ms, around.core_waited_ms, around.core_stolen_ms)
+        self.loop_watch = LoopWatch(election_ms, around.core_times, around.core_stolen_ms)
         self._on_formation = on_formation
         self._on_broker = on_broker
         self._identity_told = on_identity

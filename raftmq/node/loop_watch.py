@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from raftmq.adapters.core_wait import CoreTimes
 from raftmq.counts import Histogram
 from raftmq.server.log_rate import RateLimitedLog
 
@@ -39,15 +40,15 @@ class LoopWatch:
     def __init__(
         self,
         election_timeout_ms: float,
-        core_waited_ms: Callable[[], float],
+        core_times: Callable[[], CoreTimes],
         core_stolen_ms: Callable[[], float],
     ) -> None:
         self.lag = Histogram()
         self.stalls_count = 0
         self.without_core_count = 0
         self._limit_ms = STALL_SHARE * election_timeout_ms
-        self._core_waited_ms = core_waited_ms
-        self._waited_ms = core_waited_ms()
+        self._core_times = core_times
+        self._times = core_times()
         self._core_stolen_ms = core_stolen_ms
         self._stolen_ms = core_stolen_ms()
         self._ticks = 0
@@ -55,16 +56,15 @@ class LoopWatch:
     def ticked(self, late_ms: float) -> None:
         """A tick came so long after it was due."""
         self.lag.observe(max(0.0, late_ms / 1e3))
-        waited_ms = self._core_waited_ms()
-        no_core_ms = waited_ms - self._waited_ms
-        self._waited_ms = waited_ms
+        before, self._times = self._times, self._core_times()
         self._ticks += 1
         if late_ms > self._limit_ms:
-            self._stalled(late_ms, no_core_ms)
+            self._stalled(late_ms, before, self._times)
         elif self._ticks % STOLEN_EVERY_TICKS == 0:
             self._stolen_ms = self._core_stolen_ms()
 
-    def _stalled(self, late_ms: float, no_core_ms: float) -> None:
+    def _stalled(self, late_ms: float, before: CoreTimes, since: CoreTimes) -> None:
+        no_core_ms = since.waited_ms - before.waited_ms
         stolen_ms = self._core_stolen_ms()
         taken_ms = stolen_ms - self._stolen_ms
         self._stolen_ms = stolen_ms
@@ -74,6 +74,7 @@ class LoopWatch:
         _log.warning(
             "loop stalled",
             late_ms=round(late_ms, 1),
+            ran_ms=round(since.ran_ms - before.ran_ms, 1),
             without_core_ms=round(no_core_ms, 1),
             stolen_ms=round(taken_ms, 1),
         )

@@ -154,7 +154,7 @@ class Node(NodeCore):
             make_catch_up=lambda _links, rate: NodeCatchUp(self.links, rate),
             disk_space=disk_space,
             make_lock=threading.Lock,
-            core_waited_ms=self.core_wait.waited_ms,
+            core_times=self.core_wait.times,
             core_stolen_ms=self.core_wait.stolen_ms,
         )
         self.compose(around, journal)

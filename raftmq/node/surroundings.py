@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
+from raftmq.adapters.core_wait import CoreTimes
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.peer_links import PeerIdentity
 from raftmq.adapters.peer_stream import StreamCounts
@@ -27,7 +28,11 @@ from raftmq.types import Buffer, NodeId
 T = TypeVar("T")
 
 
-def _never_waited() -> float:
+def _no_times() -> CoreTimes:
+    return CoreTimes()
+
+
+def _nothing_stolen() -> float:
     return 0.0
 
 
@@ -129,7 +134,7 @@ class Surroundings:
         make_catch_up: makes the node's part in catch-up over these links.
         disk_space: (size, free) of the file system below the data folder, in bytes.
         buggify: rarely taken branches made frequent; never, outside the simulation.
-        core_waited_ms: how long the loop's thread was ready and had no core, so far.
+        core_times: how long the loop's thread ran, and was ready and had no core, so far.
         core_stolen_ms: how long the host took the cores away, so far.
     """
 
@@ -145,5 +150,5 @@ class Surroundings:
     disk_space: Callable[[], tuple[int, int]]
     make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
     buggify: Buggify = never
-    core_waited_ms: Callable[[], float] = _never_waited
-    core_stolen_ms: Callable[[], float] = _never_waited
+    core_times: Callable[[], CoreTimes] = _no_times
+    core_stolen_ms: Callable[[], float] = _nothing_stolen

@@ -20,6 +20,7 @@ def spin(until_s: float) -> None:
 def test_a_thread_that_shares_one_core_waits_for_it() -> None:
     """Two processes on one core: each is ready all the time and runs half of it."""
     waited: list[float] = []
+    ran: list[float] = []
 
     def share() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -27,9 +28,11 @@ def test_a_thread_that_shares_one_core_waits_for_it() -> None:
         child = os.posix_spawn(
             "/usr/bin/timeout", ["timeout", "0.5", "sh", "-c", "while :; do :; done"], os.environ
         )
-        before = wait.waited_ms()
+        before = wait.times()
         spin(time.monotonic() + 0.4)
-        waited.append(wait.waited_ms() - before)
+        since = wait.times()
+        waited.append(since.waited_ms - before.waited_ms)
+        ran.append(since.ran_ms - before.ran_ms)
         os.waitpid(child, 0)
         wait.close()
 
@@ -37,17 +40,18 @@ def test_a_thread_that_shares_one_core_waits_for_it() -> None:
     thread.start()
     thread.join()
     assert waited[0] > 50
+    assert ran[0] > 50
 
 
 def test_nothing_is_told_where_nothing_is_counted(tmp_path: Path) -> None:
     missing = CoreWait(str(tmp_path / "no"), str(tmp_path / "no"))
-    assert missing.waited_ms() == 0.0
+    assert missing.times() == (0.0, 0.0)
     assert missing.stolen_ms() == 0.0
     missing.close()
     empty = tmp_path / "empty"
     empty.write_text("")
     wait = CoreWait(str(empty), str(empty))
-    assert wait.waited_ms() == 0.0
+    assert wait.times() == (0.0, 0.0)
     assert wait.stolen_ms() == 0.0
     wait.close()
     wait.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
+from raftmq.adapters.core_wait import CoreTimes
+from raftmq.node import loop_watch
 from raftmq.node.loop_watch import STOLEN_EVERY_TICKS, LoopWatch
+from raftmq.server.log_rate import RateLimitedLog
 
 
 @pytest.mark.parametrize(
@@ -21,7 +26,7 @@ from raftmq.node.loop_watch import STOLEN_EVERY_TICKS, LoopWatch
 def test_stalls(late_ms: float, no_core_ms: float, stalls: int, without_core: int) -> None:
     """A quarter of 150 ms is 37.5."""
     waited_ms = 1_000.0
-    watch = LoopWatch(150, lambda: waited_ms, lambda: 0.0)
+    watch = LoopWatch(150, lambda: CoreTimes(0.0, waited_ms), lambda: 0.0)
     watch.ticked(0.5)
     waited_ms += no_core_ms
     watch.ticked(late_ms)
@@ -33,7 +38,7 @@ def test_stalls(late_ms: float, no_core_ms: float, stalls: int, without_core: in
 def test_waits_count_once() -> None:
     """What an earlier tick waited excuses no later one."""
     waited_ms = 0.0
-    watch = LoopWatch(150, lambda: waited_ms, lambda: 0.0)
+    watch = LoopWatch(150, lambda: CoreTimes(0.0, waited_ms), lambda: 0.0)
     waited_ms = 500.0
     watch.ticked(1.0)
     watch.ticked(100.0)
@@ -42,7 +47,7 @@ def test_waits_count_once() -> None:
 
 def test_a_core_that_the_host_took_is_none() -> None:
     stolen_ms = 2_000.0
-    watch = LoopWatch(150, lambda: 0.0, lambda: stolen_ms)
+    watch = LoopWatch(150, CoreTimes, lambda: stolen_ms)
     stolen_ms += 60.0
     watch.ticked(90.0)
     assert (watch.stalls_count, watch.without_core_count) == (1, 1)
@@ -59,10 +64,23 @@ def test_what_the_host_took_long_before_excuses_nothing() -> None:
         readings += 1
         return stolen_ms
 
-    watch = LoopWatch(150, lambda: 0.0, read)
+    watch = LoopWatch(150, CoreTimes, read)
     stolen_ms = 100.0
     for _ in range(STOLEN_EVERY_TICKS):
         watch.ticked(0.5)
     assert readings == 2, "the machine's counts are read at the start and rarely since"
     watch.ticked(90.0)
     assert (watch.stalls_count, watch.without_core_count) == (1, 0)
+
+
+def test_a_stall_is_told_with_what_is_known_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 ms of work and 30 without a core: the rest of 90 was a wait for something else."""
+    monkeypatch.setattr(loop_watch, "_log", RateLimitedLog(structlog.get_logger("raftmq.node")))
+    times = CoreTimes(100.0, 200.0)
+    watch = LoopWatch(150, lambda: times, lambda: 0.0)
+    times = CoreTimes(112.0, 230.0)
+    with capture_logs() as told:
+        watch.ticked(90.0)
+    [line] = [line for line in told if line["event"] == "loop stalled"]
+    figures = {key: line[key] for key in ("late_ms", "ran_ms", "without_core_ms", "stolen_ms")}
+    assert figures == {"late_ms": 90.0, "ran_ms": 12.0, "without_core_ms": 30.0, "stolen_ms": 0.0}

@@ -11,6 +11,7 @@ import pytest
 from attrs import define, field
 
 from jepsen_like.disk import SimDisk
+from raftmq.adapters.core_wait import CoreTimes
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.config import NodeConfig
 from raftmq.log.hard_state import HardStateJournal
@@ -75,7 +76,7 @@ class Bench:
             disk_space=lambda: (0, 0),
             make_lock=lambda: None,
             buggify=never,
-            core_waited_ms=lambda: 0.0,
+            core_times=CoreTimes,
             core_stolen_ms=lambda: 0.0,
         )
         self.plane = DataPlane(
