@@ -26,7 +26,7 @@ class CoreTimes(NamedTuple):
 
 
 class CoreWait:
-    """The waits of the thread that made this; only that thread may ask."""
+    """The times of the thread that made this; only that thread may ask."""
 
     def __init__(self, schedstat: str = _SCHEDSTAT, stat: str = _STAT) -> None:
         self._own = _open(schedstat)

@@ -59,12 +59,12 @@ class LoopWatch:
         before, self._times = self._times, self._core_times()
         self._ticks += 1
         if late_ms > self._limit_ms:
-            self._stalled(late_ms, before, self._times)
+            self._stalled(late_ms, before)
         elif self._ticks % STOLEN_EVERY_TICKS == 0:
             self._stolen_ms = self._core_stolen_ms()
 
-    def _stalled(self, late_ms: float, before: CoreTimes, since: CoreTimes) -> None:
-        no_core_ms = since.waited_ms - before.waited_ms
+    def _stalled(self, late_ms: float, before: CoreTimes) -> None:
+        no_core_ms = self._times.waited_ms - before.waited_ms
         stolen_ms = self._core_stolen_ms()
         taken_ms = stolen_ms - self._stolen_ms
         self._stolen_ms = stolen_ms
@@ -74,7 +74,7 @@ class LoopWatch:
         _log.warning(
             "loop stalled",
             late_ms=round(late_ms, 1),
-            ran_ms=round(since.ran_ms - before.ran_ms, 1),
+            ran_ms=round(self._times.ran_ms - before.ran_ms, 1),
             without_core_ms=round(no_core_ms, 1),
             stolen_ms=round(taken_ms, 1),
         )

@@ -28,10 +28,6 @@ from raftmq.types import Buffer, NodeId
 T = TypeVar("T")
 
 
-def _no_times() -> CoreTimes:
-    return CoreTimes()
-
-
 def _nothing_stolen() -> float:
     return 0.0
 
@@ -150,5 +146,5 @@ class Surroundings:
     disk_space: Callable[[], tuple[int, int]]
     make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
     buggify: Buggify = never
-    core_times: Callable[[], CoreTimes] = _no_times
+    core_times: Callable[[], CoreTimes] = CoreTimes
     core_stolen_ms: Callable[[], float] = _nothing_stolen
