@@ -43,6 +43,7 @@ from raftmq.adapters.peer_stream import (
 from raftmq.config import Address, ConfigError
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
+from raftmq.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMAT_VERSION: Final = 3
@@ -133,6 +134,7 @@ class PeerLinks:
         on_identity: Callable[[PeerIdentity], None],
         on_lost: Callable[[NodeId], None],
         random: Random,
+        turns: Turns,
     ) -> None:
         self._hello = Hello(
             PEER_FORMAT_VERSION,
@@ -147,6 +149,7 @@ class PeerLinks:
         self._on_identity = on_identity
         self._on_lost = on_lost
         self._random = random
+        self._turns = turns
         self._addresses: dict[NodeId, Address] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
         self._nursery: trio.Nursery | None = None
@@ -454,6 +457,7 @@ class PeerLinks:
             partial(self._on_frame, sender),
             is_blocked=lambda: sender.node_id in self.block_from,
             may_rest=lambda: is_quiet and self._listens_at_ticks,
+            turns=self._turns,
         )
         self._readers[reader] = None
         try:

@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from raftmq.adapters.peer_socket import recv_into, recv_rest
 from raftmq.errors import RemoteProtocolError
+from raftmq.turns import Lane, Turns
 from raftmq.types import NodeId
 
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
@@ -49,6 +50,7 @@ class FrameReader:
         on_frame: takes kind and content of each frame.
         is_blocked: asked for each frame: true while what comes from there is not to be heard.
         may_rest: asked before each wait: true when `look` will be called soon.
+        turns: what large frames are charged to.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class FrameReader:
         "_sender",
         "_sock",
         "_start",
+        "_turns",
     )
 
     def __init__(
@@ -76,12 +79,14 @@ class FrameReader:
         *,
         is_blocked: Callable[[], bool],
         may_rest: Callable[[], bool],
+        turns: Turns,
     ) -> None:
         self._sock = sock
         self._sender = sender
         self._on_frame = on_frame
         self._is_blocked = is_blocked
         self._may_rest = may_rest
+        self._turns = turns
         self._buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         self._start = self._filled = 0  # of what was received and not handed on yet
         self._parts: list[memoryview] = []
@@ -175,7 +180,11 @@ class FrameReader:
                 frame = await self._next_large()
                 if frame is None:
                     break
-                large_bytes += len(frame[2])
+                size = len(frame[2])
+                large_bytes += size
+                if not self._turns.try_take(size, Lane.PEERS):
+                    await self._turns.take(size, Lane.PEERS)
+                    began = perf_counter()
             self._hand_on(*frame)
             if perf_counter() - began > READ_TURN_S:
                 # Thousands of small frames may wait: votes of all groups, after an outage.

@@ -42,6 +42,7 @@ from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.warm_up import warm_up
 from raftmq.server.workers import Workers
+from raftmq.turns import Turns
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -123,6 +124,7 @@ class Node(NodeCore):
         random = Random()
         self.core_wait = CoreWait()
         flusher = Flusher(self.config.flusher_threads)
+        turns = Turns()
 
         def connect(ears: Ears) -> PeerLinks:
             self.links = PeerLinks(
@@ -135,6 +137,7 @@ class Node(NodeCore):
                 on_identity=ears.peer_introduced,
                 on_lost=ears.peer_lost,
                 random=random,
+                turns=turns,
             )
             return self.links
 
@@ -167,6 +170,7 @@ class Node(NodeCore):
             drains=self.plane.multiraft,
             memory=self.request_memory,
             look_later=partial(hear_later, self.deadlines),
+            turns=turns,
         )
 
     def _make_engine(self) -> DrivenEngine:

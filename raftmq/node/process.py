@@ -33,10 +33,10 @@ DESCRIPTORS_AT_START: Final = 4096
 """So many have their place in the kernel's table from the start on: 32 KiB."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """A flusher thread that holds the interpreter longer delays every heartbeat."""
-GC_THRESHOLDS: Final = 10_000, 3, 1_000
+GC_THRESHOLDS: Final = 2_000, 3, 5_000
 """Requests leave no cycles behind; looking for them every 700 objects costs a tenth of the time.
-The second number bounds how many objects a collection between the small and the full ones looks at
-(40,000): when a thousand partitions come to be, all their objects are new at once."""
+The first two bound how many objects a collection between the small and the full ones looks at
+(8,000): it is the loop that stands still meanwhile, for longer where it has to share a core."""
 OTHER_DESCRIPTORS: Final = 1_000
 """Peers, the admin port, the journal, threads."""
 FILES_PER_REPLICA: Final = 2

@@ -33,7 +33,7 @@ from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import ReplyQueue, Slot, SpanTruncatedError
-from raftmq.server.turns import (
+from raftmq.turns import (
     QUIET_RECEIVE_COST,
     RECEIVE_COST,
     SMALL_RECEIVE_BYTES,
@@ -90,13 +90,14 @@ class Shared:
         cork: Cork | None = None,
         memory: RequestMemory | None = None,
         look_later: LookLater | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.begin = begin
         self.cork = cork or Cork()
         self.limits = limits
         self.metrics = metrics
         self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
-        self.turns = Turns()
+        self.turns = turns or Turns()
         self.readiness = Readiness(self.turns, self.cork.together, look_later)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.nursery: trio.Nursery | None = None

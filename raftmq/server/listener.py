@@ -22,6 +22,7 @@ from raftmq.server.limits import Limits, RequestMemory
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater
+from raftmq.turns import Turns
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_PASS: Final = 16
@@ -72,10 +73,11 @@ class ClientPort:
         drains: Drains | None = None,
         memory: RequestMemory | None = None,
         look_later: LookLater | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later)
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
         self._accepting = trio.CancelScope()

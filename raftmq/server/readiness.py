@@ -28,7 +28,7 @@ from typing import Final, Protocol
 
 import trio
 
-from raftmq.server.turns import RECEIVE_COST, Turns
+from raftmq.turns import RECEIVE_COST, Turns
 
 EVENTS_MAX: Final = 256
 """So many connections are asked for at once; the kernel names the others next time."""

@@ -30,6 +30,7 @@ from raftmq.adapters.peer_links import (
 )
 from raftmq.adapters.peer_reader import FRAME_HEADER
 from raftmq.config import Address
+from raftmq.turns import Turns
 from raftmq.types import NodeId, StorageId
 
 
@@ -55,6 +56,7 @@ class Node:
             on_lost=lambda lost: self.tell(self.lost, lost),
             random=Random(node_id),
             address=self.address,
+            turns=Turns(),
         )
 
     def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]

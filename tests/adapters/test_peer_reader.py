@@ -26,6 +26,7 @@ from raftmq.adapters.peer_reader import (
     PeerRefusedError,
 )
 from raftmq.errors import RemoteProtocolError
+from raftmq.turns import Lane, Turns
 from raftmq.types import NodeId
 
 KIND = 2
@@ -59,6 +60,7 @@ class Stream:
             self.on_frame,
             is_blocked=lambda: self.is_blocked,
             may_rest=lambda: self.may_rest,
+            turns=Turns(),
         )
 
     def on_frame(self, kind: int, content: memoryview) -> None:
@@ -123,6 +125,33 @@ async def test_frames_are_read_at_once_where_nobody_may_rest() -> None:
         await stream.look()
         assert len(stream.frames) == 3
         assert not stream.has_ended
+
+
+class SpentTurns(Turns):
+    """A budget that others have spent until `renewed` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, Lane]] = []
+        self.renewed = trio.Event()
+
+    def try_take(self, cost: int, lane: Lane = Lane.CLIENTS) -> bool:
+        self.asked.append((cost, lane))
+        return False
+
+    async def take(self, cost: int, lane: Lane = Lane.CLIENTS) -> None:
+        await self.renewed.wait()
+
+
+async def test_large_frames_wait_for_a_pass_with_budget_left() -> None:
+    async with streaming(may_rest=False) as stream:
+        turns = stream.reader._turns = SpentTurns()
+        await stream.send(frame(b"before it") + frame(LARGE) + frame(b"after it"))
+        assert stream.contents == [b"before it"]
+        turns.renewed.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert stream.contents == [b"before it", LARGE, b"after it"]
+        assert turns.asked == [(len(LARGE), Lane.PEERS)], "small ones are not charged"
 
 
 async def test_a_stream_at_rest_is_read_at_looks_only() -> None:

@@ -23,7 +23,7 @@ from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import Readiness
 from raftmq.server.replies import Slot
-from raftmq.server.turns import Turns
+from raftmq.turns import Turns
 from tests.cluster.fake_replica import FakeClock
 from tests.server.test_readiness import PASS_RECEIVES, Handler, Reader, callers, request
 

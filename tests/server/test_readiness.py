@@ -19,7 +19,7 @@ from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import Slot
-from raftmq.server.turns import PASS_COST_MAX, RECEIVE_COST, Turns
+from raftmq.turns import PASS_COST_MAX, RECEIVE_COST, Turns
 
 PASS_RECEIVES = PASS_COST_MAX // RECEIVE_COST
 

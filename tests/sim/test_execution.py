@@ -51,9 +51,9 @@ LEFT_OUT = {
     "server/listener.py": "sockets",
     "server/readiness.py": "sockets",
     "server/replies.py": "sockets",
-    "server/turns.py": "how much connections may begin in one pass of trio's loop",
     "server/warm_up.py": "compiles codecs before a process serves",
     "server/workers.py": "threads",
+    "turns.py": "how much connections may begin in one pass of trio's loop",
 }
 """Modules of the product that a run does not execute, and why they decide nothing."""
 

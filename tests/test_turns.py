@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 import trio.testing
 
-from raftmq.server.turns import PASS_COST_MAX, Turns
+from raftmq.turns import PASS_COST_MAX, Lane, Turns
 
 
 async def test_without_a_runner_nothing_is_limited() -> None:
@@ -70,3 +72,34 @@ async def test_who_gives_up_is_forgotten() -> None:
         assert turns.waiting_count == 0
         await turns.take(1)
         nursery.cancel_scope.cancel()
+
+
+async def test_who_waits_is_called_from_both_lanes_in_turn() -> None:
+    turns = Turns()
+    called: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take(PASS_COST_MAX)
+        for number in range(4):
+            turns.wait(PASS_COST_MAX, partial(called.append, f"client {number}"))
+        for number in range(2):
+            turns.wait(PASS_COST_MAX, partial(called.append, f"peer {number}"), Lane.PEERS)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert called == ["peer 0", "client 0", "peer 1", "client 1", "client 2", "client 3"]
+
+
+async def test_a_lane_is_not_held_up_by_the_other() -> None:
+    turns = Turns()
+    called: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take(PASS_COST_MAX)
+        turns.wait(1, partial(called.append, "client"))
+        turns.give_back(PASS_COST_MAX)
+        assert not turns.try_take(1), "another client came before"
+        assert turns.try_take(1, Lane.PEERS)
+        nursery.cancel_scope.cancel()
+    assert called == ["client"], "nobody waits for what has ended"
