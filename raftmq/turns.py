@@ -23,6 +23,8 @@ import trio
 PASS_COST_MAX: Final = 768 << 10
 """In bytes of Produce, or of batches that a peer sent. A mebibyte costs some milliseconds (check,
 write, send to the peers), and is more than this, so that none comes after it in its pass."""
+RENEW_COST: Final = 512 << 10
+"""Light work of several passes shares one budget up to this: to renew it costs a task switch."""
 RECEIVE_COST: Final = 64 << 10
 """What a receive with up to sixteen small requests costs."""
 SMALL_RECEIVE_COST: Final = 16 << 10
@@ -73,8 +75,7 @@ class Turns:
         if self._left <= 0 or self._waiting[lane] or monotonic() >= self._late_from_s:
             return False
         self._left -= cost
-        # Light work of several passes may share one budget: waking the runner costs a task switch.
-        if self._left < PASS_COST_MAX // 2:
+        if PASS_COST_MAX - self._left > RENEW_COST:
             self._wake()
         return True
 
@@ -109,7 +110,7 @@ class Turns:
         self._is_running = True
         try:
             while True:
-                if self._left >= PASS_COST_MAX // 2 and not self.waiting_count:
+                if PASS_COST_MAX - self._left <= RENEW_COST and not self.waiting_count:
                     await self._sleep()
                 await trio.lowlevel.checkpoint()
                 self._left = PASS_COST_MAX

@@ -8,7 +8,7 @@ from time import monotonic
 import trio
 import trio.testing
 
-from raftmq.turns import PASS_COST_MAX, Lane, Turns
+from raftmq.turns import PASS_COST_MAX, RENEW_COST, Lane, Turns
 
 
 async def test_without_a_runner_nothing_is_limited() -> None:
@@ -125,5 +125,20 @@ async def test_while_a_tick_is_late_nothing_is_begun() -> None:
         turns.tick_due(now_ms + 60_000)
         await trio.testing.wait_all_tasks_blocked()
         assert called == ["peer", "client"]
+        assert turns.try_take(1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_light_work_of_several_passes_shares_one_budget() -> None:
+    turns = Turns()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(4):
+            assert turns.try_take(RENEW_COST // 4)
+            await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take(PASS_COST_MAX - RENEW_COST)
+        assert not turns.try_take(1), "it is spent, and was not renewed in between"
+        await trio.testing.wait_all_tasks_blocked()
         assert turns.try_take(1)
         nursery.cancel_scope.cancel()
