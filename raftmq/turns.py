@@ -4,8 +4,8 @@ Each connection yields after its own share, but a hundred of them make a pass of
 and the heartbeats of every group wait behind it. So work is charged to the pass; beyond its budget
 connections wait, in order of arrival, for one of the next passes. One alone always fits. What peers
 send has a lane beside that of the clients, and who waits is called from both in turn: a follower's
-answer must not queue behind a hundred clients, nor they behind two peers. While a tick is late
-nothing is begun. A leaf, since servers of clients and links to peers share the loop.
+answer must not queue behind a hundred clients, nor they behind two peers. A leaf, since servers of
+clients and links to peers share the loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from math import inf
-from time import monotonic
 from typing import Final
 
 import trio
@@ -32,8 +30,6 @@ SMALL_RECEIVE_COST: Final = 16 << 10
 QUIET_RECEIVE_COST: Final = 4 << 10
 """What a poll costs that only begins to wait again (`idle_poll.py`)."""
 SMALL_RECEIVE_BYTES: Final = 1 << 10
-TICK_PATIENCE_S: Final = 0.005
-"""So late may a tick be before others make way for it; on a machine at ease none is."""
 
 
 _Waiting = tuple[int, Callable[[], object]]
@@ -49,7 +45,7 @@ class Lane(IntEnum):
 class Turns:
     """The budget of the present pass. Without `run` nothing is limited."""
 
-    __slots__ = ("_is_running", "_late_from_s", "_left", "_next_lane", "_runner", "_waiting")
+    __slots__ = ("_is_running", "_left", "_next_lane", "_runner", "_waiting")
 
     def __init__(self) -> None:
         self._left = PASS_COST_MAX
@@ -57,22 +53,17 @@ class Turns:
         self._runner: trio.lowlevel.Task | None = None
         self._waiting: dict[Lane, deque[_Waiting]] = {lane: deque() for lane in Lane}
         self._next_lane = Lane.PEERS
-        self._late_from_s = inf
 
     @property
     def waiting_count(self) -> int:
         """Connections that wait for another pass."""
         return sum(map(len, self._waiting.values()))
 
-    def tick_due(self, due_ms: float) -> None:
-        """The next tick is due at that monotonic time; the one before it has been."""
-        self._late_from_s = due_ms / 1e3 + TICK_PATIENCE_S
-
     def try_take(self, cost: int, lane: Lane = Lane.CLIENTS) -> bool:
         """Charge this pass, if it has budget left and nobody of this lane came before."""
         if not self._is_running:
             return True
-        if self._left <= 0 or self._waiting[lane] or monotonic() >= self._late_from_s:
+        if self._left <= 0 or self._waiting[lane]:
             return False
         self._left -= cost
         if PASS_COST_MAX - self._left > RENEW_COST:
@@ -114,8 +105,6 @@ class Turns:
                     await self._sleep()
                 await trio.lowlevel.checkpoint()
                 self._left = PASS_COST_MAX
-                if monotonic() >= self._late_from_s:
-                    continue
                 while self._left > 0 and (entry := self._next()) is not None:
                     cost, go_on = entry
                     self._left -= cost

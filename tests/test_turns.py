@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from time import monotonic
 
 import trio
 import trio.testing
@@ -104,29 +103,6 @@ async def test_a_lane_is_not_held_up_by_the_other() -> None:
         assert turns.try_take(1, Lane.PEERS)
         nursery.cancel_scope.cancel()
     assert called == ["client"], "nobody waits for what has ended"
-
-
-async def test_while_a_tick_is_late_nothing_is_begun() -> None:
-    turns = Turns()
-    called: list[str] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
-        now_ms = monotonic() * 1e3
-        turns.tick_due(now_ms + 60_000)
-        assert turns.try_take(1)
-        turns.tick_due(now_ms - 100)
-        assert not turns.try_take(1)
-        turns.wait(1, partial(called.append, "client"))
-        turns.wait(1, partial(called.append, "peer"), Lane.PEERS)
-        for _ in range(10):
-            await trio.lowlevel.checkpoint()
-        assert called == []
-        turns.tick_due(now_ms + 60_000)
-        await trio.testing.wait_all_tasks_blocked()
-        assert called == ["peer", "client"]
-        assert turns.try_take(1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_light_work_of_several_passes_shares_one_budget() -> None:

@@ -103,8 +103,6 @@ class DataPlane:
         self._on_broker = on_broker
         self._identity_told = on_identity
         self._lost_told = on_lost
-        self.on_due: Callable[[float], None] = _nobody_cares
-        """Told the monotonic time of each tick, in milliseconds, before it is waited for."""
         self.on_ease: Callable[[float], None] = _nobody_cares
         """Told the monotonic time of the next tick, in milliseconds, while the node is at ease."""
         self.on_tick: list[Callable[[float], None]] = []
@@ -151,7 +149,6 @@ class DataPlane:
                 ticks = self.config.heartbeat_ticks
                 due_ms += (ticks - 1) * tick_ms
                 self.on_ease(due_ms)
-            self.on_due(due_ms)
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
             late_ms = clock.monotonic_ms() - due_ms
             self.loop_watch.ticked(late_ms)

@@ -162,7 +162,6 @@ class Node(NodeCore):
         )
         self.compose(around, journal)
         flusher.around = self.plane.multiraft.batch
-        self.plane.on_due = turns.tick_due
         self.faults = FaultSwitch(self.links, flusher) if is_armed(os.environ) else None
         self.port = ClientPort(
             self.dispatcher.begin,

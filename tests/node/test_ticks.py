@@ -174,18 +174,6 @@ async def test_who_wants_to_wake_with_the_node_is_told_when_it_does(
     assert told_ms == []
 
 
-@pytest.mark.parametrize("at_ease", [False, True])
-async def test_who_makes_way_for_ticks_is_told_when_they_are_due(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, at_ease: bool
-) -> None:
-    says(monkeypatch, at_ease=at_ease, calm=False)
-    bench.late_ms = 7.0
-    told_ms: list[float] = []
-    bench.plane.on_due = told_ms.append
-    await bench.wake(3)
-    assert [due_ms + 7.0 for due_ms in told_ms[:3]] == bench.wakes_ms
-
-
 async def test_what_wakes_the_first_group_makes_the_links_listen(bench: Bench) -> None:
     bench.plane.multiraft.on_stir()
     assert bench.log == ["listen"]
