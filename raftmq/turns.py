@@ -66,8 +66,9 @@ class Turns:
         if self._left <= 0 or self._waiting[lane]:
             return False
         self._left -= cost
-        if PASS_COST_MAX - self._left > RENEW_COST:
-            self._wake()
+        if self._runner is not None and PASS_COST_MAX - self._left > RENEW_COST:
+            runner, self._runner = self._runner, None
+            trio.lowlevel.reschedule(runner)
         return True
 
     def give_back(self, cost: int) -> None:
@@ -82,7 +83,6 @@ class Turns:
         """
         entry = (cost, go_on)
         self._waiting[lane].append(entry)
-        self._wake()
         return entry
 
     async def take(self, cost: int, lane: Lane = Lane.CLIENTS) -> None:
@@ -121,11 +121,6 @@ class Turns:
                 self._next_lane = Lane(1 - lane)
                 return self._waiting[lane].popleft()
         return None
-
-    def _wake(self) -> None:
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            trio.lowlevel.reschedule(runner)
 
     async def _sleep(self) -> None:
         self._runner = trio.lowlevel.current_task()

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
 import trio.testing
 
 from raftmq.turns import PASS_COST_MAX, RENEW_COST, Lane, Turns
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Turns]:
+    turns = Turns()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield turns
+        nursery.cancel_scope.cancel()
 
 
 async def test_without_a_runner_nothing_is_limited() -> None:
@@ -48,68 +60,49 @@ async def test_a_pass_ends_when_its_budget_is_spent() -> None:
 
 
 async def test_one_alone_always_fits() -> None:
-    turns = Turns()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with running() as turns:
         assert turns.try_take(100 * PASS_COST_MAX)
         assert not turns.try_take(1)
         with trio.fail_after(5):
             await turns.take(1)
         assert turns.try_take(1)
         turns.give_back(1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_gives_up_is_forgotten() -> None:
-    turns = Turns()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with running() as turns:
         assert turns.try_take(PASS_COST_MAX)
         with trio.move_on_after(0):
             await turns.take(1)
         assert turns.waiting_count == 0
         await turns.take(1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_waits_is_called_from_both_lanes_in_turn() -> None:
-    turns = Turns()
     called: list[str] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with running() as turns:
         assert turns.try_take(PASS_COST_MAX)
         for number in range(4):
             turns.wait(PASS_COST_MAX, partial(called.append, f"client {number}"))
         for number in range(2):
             turns.wait(PASS_COST_MAX, partial(called.append, f"peer {number}"), Lane.PEERS)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
     assert called == ["peer 0", "client 0", "peer 1", "client 1", "client 2", "client 3"]
 
 
 async def test_a_lane_is_not_held_up_by_the_other() -> None:
-    turns = Turns()
     called: list[str] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with running() as turns:
         assert turns.try_take(PASS_COST_MAX)
         turns.wait(1, partial(called.append, "client"))
         turns.give_back(PASS_COST_MAX)
         assert not turns.try_take(1), "another client came before"
         assert turns.try_take(1, Lane.PEERS)
-        nursery.cancel_scope.cancel()
     assert called == ["client"], "nobody waits for what has ended"
 
 
 async def test_light_work_of_several_passes_shares_one_budget() -> None:
-    turns = Turns()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.run)
-        await trio.testing.wait_all_tasks_blocked()
+    async with running() as turns:
         for _ in range(4):
             assert turns.try_take(RENEW_COST // 4)
             await trio.testing.wait_all_tasks_blocked()
@@ -117,4 +110,3 @@ async def test_light_work_of_several_passes_shares_one_budget() -> None:
         assert not turns.try_take(1), "it is spent, and was not renewed in between"
         await trio.testing.wait_all_tasks_blocked()
         assert turns.try_take(1)
-        nursery.cancel_scope.cancel()
