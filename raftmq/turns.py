@@ -18,6 +18,8 @@ from typing import Final
 
 import trio
 
+from raftmq.nap import Sleeper
+
 PASS_COST_MAX: Final = 768 << 10
 """In bytes of Produce, or of batches that a peer sent. A mebibyte costs some milliseconds (check,
 write, send to the peers), and is more than this, so that none comes after it in its pass."""
@@ -50,7 +52,7 @@ class Turns:
     def __init__(self) -> None:
         self._left = PASS_COST_MAX
         self._is_running = False
-        self._runner: trio.lowlevel.Task | None = None
+        self._runner = Sleeper()
         self._waiting: dict[Lane, deque[_Waiting]] = {lane: deque() for lane in Lane}
         self._next_lane = Lane.PEERS
 
@@ -66,9 +68,8 @@ class Turns:
         if self._left <= 0 or self._waiting[lane]:
             return False
         self._left -= cost
-        if self._runner is not None and PASS_COST_MAX - self._left > RENEW_COST:
-            runner, self._runner = self._runner, None
-            trio.lowlevel.reschedule(runner)
+        if PASS_COST_MAX - self._left > RENEW_COST:
+            self._runner.wake()
         return True
 
     def give_back(self, cost: int) -> None:
@@ -102,7 +103,7 @@ class Turns:
         try:
             while True:
                 if PASS_COST_MAX - self._left <= RENEW_COST and not self.waiting_count:
-                    await self._sleep()
+                    await self._runner.sleep()
                 await trio.lowlevel.checkpoint()
                 self._left = PASS_COST_MAX
                 while self._left > 0 and (entry := self._next()) is not None:
@@ -121,12 +122,3 @@ class Turns:
                 self._next_lane = Lane(1 - lane)
                 return self._waiting[lane].popleft()
         return None
-
-    async def _sleep(self) -> None:
-        self._runner = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._runner = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)

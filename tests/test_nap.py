@@ -1,4 +1,4 @@
-"""A sleep that ends without an exception: by its time, by another task, by a cancellation."""
+"""Sleeps that end without an exception: by their time, by another task, by a cancellation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from raftmq.nap import Nap
+from raftmq.nap import Nap, Sleeper
 
 
 async def test_it_ends_when_its_time_has_come(autojump_clock: trio.testing.MockClock) -> None:
@@ -91,3 +91,24 @@ async def test_who_only_naps_until_times_that_are_over_can_be_cancelled(
             await nap.until(trio.current_time() - 1)
     assert scope.cancelled_caught
     assert count == 3
+
+
+async def test_a_sleeper_sleeps_until_it_is_woken() -> None:
+    sleeper = Sleeper()
+    sleeper.wake()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeper.sleep)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sleeper.is_asleep
+        sleeper.wake()
+        assert not sleeper.is_asleep, "a second call would wake it twice"
+        sleeper.wake()
+
+
+async def test_a_sleeper_that_was_cancelled_is_not_woken() -> None:
+    sleeper = Sleeper()
+    with trio.move_on_after(0) as scope:
+        await sleeper.sleep()
+    assert scope.cancelled_caught
+    assert not sleeper.is_asleep
+    sleeper.wake()

@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from raftmq.adapters.peer_socket import recv_into, recv_rest
 from raftmq.errors import RemoteProtocolError
+from raftmq.nap import Sleeper
 from raftmq.turns import Lane, Turns
 from raftmq.types import NodeId
 
@@ -92,7 +93,7 @@ class FrameReader:
         self._parts: list[memoryview] = []
         self._has_gap = False  # frames were not heard
         self._is_over = False
-        self._resting: trio.lowlevel.Task | None = None
+        self._resting = Sleeper()
         self._misses = 0  # looks at which nothing was there, since something was
         self._error: PeerRefusedError | RemoteProtocolError | None = None
 
@@ -134,7 +135,7 @@ class FrameReader:
         Once means little: beats that come at about the time of the looks are there at one of them
         twice and at the next one not.
         """
-        if self._resting is None:
+        if not self._resting.is_asleep:
             return
         try:
             count = self._sock.recv_into(self._buffer[self._filled :])
@@ -152,19 +153,11 @@ class FrameReader:
 
     def attend(self) -> None:
         """Listen from now on."""
-        if self._resting is not None:
-            task, self._resting = self._resting, None
-            trio.lowlevel.reschedule(task)
+        self._resting.wake()
 
     async def _until_looked_at(self) -> None:
         """Wait until `look` leaves something to do, then for what comes."""
-        self._resting = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._resting = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await self._resting.sleep()
         if self._error is None and not self._is_over and self._filled < READ_BUFFER_SIZE:
             await self._receive()
 

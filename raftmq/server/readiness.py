@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 import trio
 
+from raftmq.nap import Sleeper
 from raftmq.turns import RECEIVE_COST, Turns
 
 EVENTS_MAX: Final = 256
@@ -90,7 +91,7 @@ class Readiness:
         self._due: dict[int, Receiver] = {}  # quiet ones that are to say something by the next look
         self._expected: dict[int, Receiver] = {}  # or by the one after it: hushed since the last
         self._behind = 0  # ready ones that stand in line for another pass
-        self._runner: trio.lowlevel.Task | None = None  # waits until nobody is behind
+        self._runner = Sleeper()  # waits until nobody is behind
 
     def __len__(self) -> int:
         return len(self._resting) + len(self._quiet)
@@ -167,7 +168,7 @@ class Readiness:
             else:
                 self._call(ready, self._resting)
             if self._behind:
-                await self._nobody_behind()
+                await self._runner.sleep()
 
     def _call(self, ready: list[tuple[int, int]], receivers: dict[int, Receiver]) -> None:
         try_take = self._turns.try_take
@@ -191,16 +192,6 @@ class Readiness:
 
     def _receive_late(self, receiver: Receiver) -> None:
         self._behind -= 1
-        if not self._behind and self._runner is not None:
-            runner, self._runner = self._runner, None
-            trio.lowlevel.reschedule(runner)
+        if not self._behind:
+            self._runner.wake()
         receiver.receive()
-
-    async def _nobody_behind(self) -> None:
-        self._runner = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._runner = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
