@@ -17,6 +17,7 @@ from attrs import define
 
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
+    KIND_BROKER_BEAT,
     KIND_FORMATION,
 )
 from raftmq.adapters.peer_reader import KIND_STORED
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
     from raftmq.node.surroundings import Ears
 
-RELIABLE = (KIND_BROKER, KIND_FORMATION)
+RELIABLE = (KIND_BROKER, KIND_BROKER_BEAT, KIND_FORMATION)
 BACKOFF_MS = (20.0, 1_000.0)
 UNNOTICED_MS = 2_000.0
 """So long it may take until the end of a stream is noticed whose other end lost power."""
