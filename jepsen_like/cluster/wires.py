@@ -49,7 +49,7 @@ class Wires:
         self._straggler = options.straggler
         self._reorders = options.reorder
         self._cut: dict[tuple[int, int], int] = {}
-        self._last: dict[tuple[int, int, bool], float] = {}
+        self._last: dict[tuple[int, int, bool, bool], float] = {}
         self.is_faulty = True
         self.is_stormy = False
         self.sent = 0
@@ -115,7 +115,7 @@ class Wires:
         is_ordered = kind in RELIABLE
         at_ms = world.now_ms + self.delay_ms()
         if is_ordered or not self._reorders:
-            stream = (sender, to, is_ordered)
+            stream = (sender, to, is_ordered, kind == KIND_BROKER_BEAT)  # beats have one alone
             at_ms = self._last[stream] = max(at_ms, self._last.get(stream, 0.0))
         arrival = partial(self._arrive, sender, to, kind, data, life)
         world.schedule(at_ms - world.now_ms, arrival)
