@@ -46,11 +46,10 @@ from raftmq.raft.messages import StoredChunk
 from raftmq.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 4
+PEER_FORMAT_VERSION: Final = 3
 """Of everything that nodes say to each other: raised with every change that an older node would not
 understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
-3: groups at rest are compared in parts (`resting.py`); 4: brokers' heartbeats to the controller go
-by the heartbeat stream (`KIND_BROKER_BEAT`)."""
+3: groups at rest are compared in parts (`resting.py`)."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
@@ -65,11 +64,8 @@ KIND_RAFT: Final = 1
 KIND_HEARTBEATS: Final = 2
 KIND_BROKER: Final = 3
 KIND_FORMATION: Final = 4
-KIND_BROKER_BEAT: Final = 7
-"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation; a
-broker's heartbeat to the controller, and its answer. Two more, 5 and 6, are told apart by who reads
-(`peer_reader.py`)."""
-_BEATS: Final = (KIND_HEARTBEATS, KIND_BROKER_BEAT)
+"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation.
+Two more are told apart by who reads (`peer_reader.py`)."""
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
 PIECES_MAX: Final = 512
@@ -194,7 +190,7 @@ class PeerLinks:
 
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
-        stream = self._streams.get((node_id, HEARTBEAT if kind in _BEATS else "bulk"))
+        stream = self._streams.get((node_id, HEARTBEAT if kind == KIND_HEARTBEATS else "bulk"))
         if stream is None:
             return False
         if stream.sock is None:
@@ -308,8 +304,8 @@ class PeerLinks:
     # ---- hearing ----
 
     def listen_at_ticks(self) -> None:
-        """Nothing but beats of nodes at rest and brokers is expected on heartbeat streams: read
-        them when `look` is called, since every wake-up costs more than what it is for."""
+        """Nothing but beats of nodes at rest is expected on heartbeat streams: read them when
+        `look` is called, since every wake-up costs more than what it is for."""
         self._listens_at_ticks = True
 
     def listen(self) -> None:

@@ -12,7 +12,6 @@ from typing import Final
 
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
-    KIND_BROKER_BEAT,
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_RAFT,
@@ -40,7 +39,6 @@ REST_AFTER_MS: Final = 1_000
 """A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
 
 FrameReceiver = Callable[[NodeId, memoryview], None]
-KindReceiver = Callable[[NodeId, int, memoryview], None]
 
 
 def _nobody_cares(_due_ms: float) -> None:
@@ -62,7 +60,7 @@ class DataPlane:
         journal: HardStateJournal,
         *,
         on_formation: FrameReceiver,
-        on_broker: KindReceiver,
+        on_broker: FrameReceiver,
         on_identity: Callable[[ReplicaId], None],
         on_lost: Callable[[NodeId], None],
     ) -> None:
@@ -109,7 +107,6 @@ class DataPlane:
         """Told the monotonic time of the next tick, in milliseconds, while the node is at ease."""
         self.on_tick: list[Callable[[float], None]] = []
         """Called after every tick of the replicas with the monotonic time in milliseconds."""
-        self._pauses: list[tuple[float, Promise[None]]] = []
 
     def replica_config(self, *, announce_commit: bool = False, priority: int = 0) -> ReplicaConfig:
         """Timing of a replica from this node's configuration."""
@@ -164,23 +161,8 @@ class DataPlane:
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)
-            self._end_pauses(now_ms)
             if self.multiraft.is_calm:
                 self.links.listen_at_ticks()
-
-    async def pause(self, seconds: float) -> None:
-        """Sleep until the first tick after so long: a node at rest wakes for that one anyway, and
-        each further wake-up costs it more than what upkeep has to do."""
-        over: Promise[None] = Promise()
-        self._pauses.append((self.clock.monotonic_ms() + seconds * 1e3, over))
-        await self.tasks.wait(over)
-
-    def _end_pauses(self, now_ms: float) -> None:
-        due = [over for at_ms, over in self._pauses if at_ms <= now_ms]
-        if due:
-            self._pauses = [pause for pause in self._pauses if pause[0] > now_ms]
-            for over in due:
-                over.resolve(None)
 
     # ---- peers ----
 
@@ -193,8 +175,8 @@ class DataPlane:
         """A frame of a peer, for whom it concerns."""
         if kind in (KIND_RAFT, KIND_HEARTBEATS, KIND_STORED):
             self.multiraft.deliver(sender.node_id, payload)
-        elif kind in (KIND_BROKER, KIND_BROKER_BEAT):
-            self._on_broker(sender.node_id, kind, payload)
+        elif kind == KIND_BROKER:
+            self._on_broker(sender.node_id, payload)
         elif kind == KIND_FORMATION:
             self._on_formation(sender.node_id, payload)
         else:

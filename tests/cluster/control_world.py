@@ -275,7 +275,7 @@ class _Calls:
     def __init__(self, node: WorldNode) -> None:
         self._node = node
 
-    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
         node, world = self._node, self._node.world
         promise: Promise[bytes] = Promise()
         target = world.nodes[node_id]
