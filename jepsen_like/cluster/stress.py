@@ -108,11 +108,6 @@ def replacements(seed: int) -> ClusterOptions:
     ).with_weights(replace=5, halves=4, isolate_leader=3, one_way=1)
 
 
-def replacements_in_many_groups(seed: int) -> ClusterOptions:
-    """The same, with more groups that may change just when a majority falls silent."""
-    return attrs.evolve(replacements(seed), partitions=4)
-
-
 def journals(seed: int) -> ClusterOptions:
     """Votes are forgotten while others are out of touch, in terms that are still asked for."""
     return drawn(
