@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import trio
 
 from raftmq.errors import RaftmqError
+from raftmq.nap import Sleeper
 from raftmq.page_cache import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.server.cork import Cork
@@ -93,7 +94,6 @@ class ReplyQueue:
     __slots__ = (
         "_bytes",
         "_cork",
-        "_has_writer",
         "_is_closed",
         "_is_pumping",
         "_limits",
@@ -137,12 +137,12 @@ class ReplyQueue:
         self._warm_end = 0  # of the front span: up to there it was found in memory
         self._bytes = 0  # charged and not yet given back: requests unanswered, answers unsent
         self._stall: _Stall | None = None  # set: the writer task alone may send
-        self._has_writer = False
         self._is_pumping = False
         self._is_closed = False
         self._wants_idle = False
-        self._writer: trio.lowlevel.Task | None = None
-        self._reader: trio.lowlevel.Task | None = None
+        # Made for those that sleep: most connections never have a writer, nor a reader that waits.
+        self._writer: Sleeper | None = None  # set while there is a writer task, asleep or not
+        self._reader: Sleeper | None = None  # set until the reader is woken
         self.stalled_since: float | None = None
 
     @property
@@ -223,45 +223,41 @@ class ReplyQueue:
     async def room(self) -> None:
         """Wait until another request may be read: a slow client stops its own reader."""
         while not self.has_room:
-            self._reader = trio.lowlevel.current_task()
-
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self._reader = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+            await self._reader_sleeps()
 
     async def idle(self) -> None:
         """Wait until every request that was begun is answered, and the answers are with the kernel;
         nobody may be reading requests meanwhile."""
         while not self.is_idle:
-            self._reader = trio.lowlevel.current_task()
             self._wants_idle = True
+            await self._reader_sleeps()
 
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self._reader = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+    async def _reader_sleeps(self) -> None:
+        self._reader = Sleeper()
+        try:
+            await self._reader.sleep()
+        finally:
+            self._reader = None
 
     def rest(self) -> None:
         """End the writer task if it sleeps: the next stall makes another."""
         if self._writer is not None:
-            self._wake_writer()
+            self._writer.wake()
         if not self._outbox:
             self._outbox = None
 
     async def drain(self) -> None:
         """The writer task: goes on where a direct send could not; ends at `rest`."""
+        assert self._writer is not None, "whoever asked for the task set it"
         try:
-            await self._drain()
+            await self._drain(self._writer)
         finally:
-            self._has_writer = False
+            self._writer = None
 
-    async def _drain(self) -> None:
+    async def _drain(self, writer: Sleeper) -> None:
         while not self._is_closed:  # which it may be since this task was made
             if self._stall is None:
-                await self._stalled_again()
+                await writer.sleep()
                 if self._stall is None:
                     return
             self._metrics.writer_wakes += 1
@@ -278,20 +274,6 @@ class ReplyQueue:
             self._stall = None
             if not self._is_closed:
                 self._pump()
-
-    async def _stalled_again(self) -> None:
-        self._writer = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._writer = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake_writer(self) -> None:
-        assert self._writer is not None, "it sleeps"
-        writer, self._writer = self._writer, None
-        trio.lowlevel.reschedule(writer)
 
     def close(self) -> None:
         """Give all charges back; answers that settle later go nowhere."""
@@ -319,13 +301,13 @@ class ReplyQueue:
             self._is_pumping = False
         if self._stall is not None:
             if self._writer is not None:
-                self._wake_writer()
-            elif not self._has_writer:
-                self._has_writer = True
+                self._writer.wake()
+            else:
+                self._writer = Sleeper()
                 self._line.stalled()
         if self._reader is not None and (self.is_idle if self._wants_idle else self.has_room):
             reader, self._reader = self._reader, None
-            trio.lowlevel.reschedule(reader)
+            reader.wake()
 
     def _send_ready(self) -> _Stall | None:
         turn_bytes = SENDFILE_TURN_BYTES_MAX
