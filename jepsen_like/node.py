@@ -17,6 +17,7 @@ from attrs import frozen
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
 from jepsen_like.virtual_time import EPOCH_MS
+from raftmq.cluster.mail import Stream
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.peer_codec import decode
 from raftmq.cluster.peer_messages import NodeBeat
@@ -328,7 +329,7 @@ class SimNode:
 
     # ---- outputs ----
 
-    def _send(self, node_id: NodeId, frame: Sequence[Buffer], *, is_heartbeat: bool) -> bool:
+    def _send(self, node_id: NodeId, frame: Sequence[Buffer], stream: Stream) -> bool:
         if self.crashes_after_voting and _is_vote(frame):
             self._in_thread(0.2, self._crash_briefly)
         return self.world.network.send(self.node_id, node_id, frame)

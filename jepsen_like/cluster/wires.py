@@ -17,6 +17,7 @@ from attrs import define
 
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
+    KIND_BROKER_BEAT,
     KIND_FORMATION,
 )
 from raftmq.adapters.peer_reader import KIND_STORED
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
     from raftmq.node.surroundings import Ears
 
-RELIABLE = (KIND_BROKER, KIND_FORMATION)
+RELIABLE = (KIND_BROKER, KIND_BROKER_BEAT, KIND_FORMATION)
 BACKOFF_MS = (20.0, 1_000.0)
 UNNOTICED_MS = 2_000.0
 """So long it may take until the end of a stream is noticed whose other end lost power."""
@@ -48,7 +49,7 @@ class Wires:
         self._straggler = options.straggler
         self._reorders = options.reorder
         self._cut: dict[tuple[int, int], int] = {}
-        self._last: dict[tuple[int, int, bool], float] = {}
+        self._last: dict[tuple[int, int, bool, bool], float] = {}
         self.is_faulty = True
         self.is_stormy = False
         self.sent = 0
@@ -114,7 +115,7 @@ class Wires:
         is_ordered = kind in RELIABLE
         at_ms = world.now_ms + self.delay_ms()
         if is_ordered or not self._reorders:
-            stream = (sender, to, is_ordered)
+            stream = (sender, to, is_ordered, kind == KIND_BROKER_BEAT)  # beats have one alone
             at_ms = self._last[stream] = max(at_ms, self._last.get(stream, 0.0))
         arrival = partial(self._arrive, sender, to, kind, data, life)
         world.schedule(at_ms - world.now_ms, arrival)

@@ -1,4 +1,5 @@
-"""Requests between brokers and their replies, over the bulk stream.
+"""Requests between brokers and their replies, over the control stream; heartbeats over that of
+beats, where a peer at rest hears them without waking for them.
 
 This is the `Forwarder` of the metadata engine. A request carries a number that its reply repeats.
 Nothing is sent twice: a lost connection fails what was outstanding on it with NETWORK_EXCEPTION,
@@ -11,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from raftmq.adapters.peer_links import KIND_BROKER
+from raftmq.adapters.peer_links import KIND_BROKER, KIND_BROKER_BEAT
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId
@@ -33,7 +34,7 @@ class BrokerCalls:
         self._number = 0
         self._outstanding: dict[NodeId, dict[int, Promise[bytes]]] = {}
 
-    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         """Ask a peer; the promise gives the reply's payload, or fails with NETWORK_EXCEPTION."""
         promise: Promise[bytes] = Promise()
         waiting = self._outstanding.setdefault(node_id, {})
@@ -45,32 +46,34 @@ class BrokerCalls:
         self._number += 1
         number = self._number
         waiting[number] = promise  # before it leaves: the reply may come that soon
-        if not self._send(node_id, KIND_BROKER, [_HEAD.pack(0, number), payload]):
+        kind = KIND_BROKER_BEAT if is_beat else KIND_BROKER
+        if not self._send(node_id, kind, [_HEAD.pack(0, number), payload]):
             del waiting[number]
             promise.fail(KafkaError(f"node {node_id} is not reached", code=_UNREACHED))
         return promise
 
-    def receive(self, sender: NodeId, frame: memoryview) -> None:
-        """Take in a frame: a reply settles its promise, a request is served.
+    def receive(self, sender: NodeId, kind: int, frame: memoryview) -> None:
+        """Take in a frame of one of the two kinds: a reply settles its promise, a request is
+        served, and answered the way it came.
 
         Raises:
             RemoteProtocolError: neither of the two.
         """
         if len(frame) < _HEAD.size:
             raise RemoteProtocolError("a broker frame without its head")
-        kind, number = _HEAD.unpack_from(frame)
+        role, number = _HEAD.unpack_from(frame)
         payload = bytes(frame[_HEAD.size :])
-        if kind == 1:
+        if role == 1:
             promise = self._outstanding.get(sender, {}).pop(number, None)
             if promise is not None:
                 promise.resolve(payload)
             return
-        if kind != 0:
-            raise RemoteProtocolError(f"a broker frame of kind {kind}")
+        if role != 0:
+            raise RemoteProtocolError(f"a broker frame that is neither of the two: {role}")
 
         def answer(done: Promise[bytes]) -> None:
             if done.error is None:
-                self._send(sender, KIND_BROKER, [_HEAD.pack(1, number), done.result()])
+                self._send(sender, kind, [_HEAD.pack(1, number), done.result()])
 
         self._serve(sender, payload).when_done(answer)
 

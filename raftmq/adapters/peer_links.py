@@ -1,5 +1,6 @@
-"""Connections between nodes: three streams to each peer, so that heartbeats never queue behind bulk
-data, and neither behind what a peer that was away for long has to catch up with.
+"""Connections between nodes: four streams to each peer, so that heartbeats never queue behind bulk
+data, nor does what the cluster itself is run by (the metadata group, requests between brokers), and
+none of these behind what a peer that was away for long has to catch up with.
 
 A node dials every peer and only sends on what it dialled; it only reads what it accepted. A stream
 opens with a hello of both sides (format version, cluster, node and storage id); another cluster or
@@ -46,10 +47,11 @@ from raftmq.raft.messages import StoredChunk
 from raftmq.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 3
+PEER_FORMAT_VERSION: Final = 4
 """Of everything that nodes say to each other: raised with every change that an older node would not
 understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
-3: groups at rest are compared in parts (`resting.py`)."""
+3: groups at rest are compared in parts (`resting.py`); 4: the metadata group and requests between
+brokers have a stream of their own, brokers' heartbeats go by that of heartbeats."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
@@ -57,15 +59,30 @@ DIAL_TIMEOUT_S: Final = 2.0
 ACCEPT_RETRY_S: Final = 0.1
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+BULK: Final = "bulk"
+CONTROL: Final = "control"
 CATCH_UP: Final = "catch-up"
 HEARTBEAT: Final = "heartbeat"
-STREAMS: Final = ("bulk", HEARTBEAT, CATCH_UP)
+STREAMS: Final = (BULK, CONTROL, HEARTBEAT, CATCH_UP)
+_VITAL: Final = (BULK, CONTROL)
+"""A peer is connected while both stand, and lost with either."""
 KIND_RAFT: Final = 1
 KIND_HEARTBEATS: Final = 2
 KIND_BROKER: Final = 3
 KIND_FORMATION: Final = 4
-"""Frame kinds: a Raft message; coalesced heartbeats; brokers and controller; cluster formation.
-Two more are told apart by who reads (`peer_reader.py`)."""
+KIND_BROKER_BEAT: Final = 7
+KIND_METADATA: Final = 8
+"""Frame kinds: a partition's Raft message; coalesced heartbeats; brokers and controller; cluster
+formation; a broker's heartbeat to the controller, and its answer; a Raft message of the metadata
+group. Two more, 5 and 6, are told apart by who reads (`peer_reader.py`)."""
+_STREAM_OF: Final = {
+    KIND_RAFT: BULK,
+    KIND_METADATA: CONTROL,
+    KIND_BROKER: CONTROL,
+    KIND_FORMATION: CONTROL,
+    KIND_HEARTBEATS: HEARTBEAT,
+    KIND_BROKER_BEAT: HEARTBEAT,
+}
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
 PIECES_MAX: Final = 512
@@ -141,7 +158,7 @@ class PeerLinks:
             cluster_id,
             node_id,
             f"{storage_id:016x}",
-            "bulk",
+            BULK,
             str(address) if address is not None else "",
         )
         self._queue_bytes_max = queue_bytes_max
@@ -152,6 +169,7 @@ class PeerLinks:
         self._turns = turns
         self._addresses: dict[NodeId, Address] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
+        self._heard: set[NodeId] = set()  # peers with a vital stream, since they were lost last
         self._nursery: trio.Nursery | None = None
         self._readers: dict[FrameReader, None] = {}
         self._listens_at_ticks = False
@@ -190,7 +208,7 @@ class PeerLinks:
 
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
-        stream = self._streams.get((node_id, HEARTBEAT if kind == KIND_HEARTBEATS else "bulk"))
+        stream = self._streams.get((node_id, _STREAM_OF[kind]))
         if stream is None:
             return False
         if stream.sock is None:
@@ -258,13 +276,13 @@ class PeerLinks:
         return isinstance(stream, ChunkStream) and stream.room_for(size_bytes)
 
     def is_connected(self, node_id: NodeId) -> bool:
-        """True while the bulk stream to this peer stands."""
-        stream = self._streams.get((node_id, "bulk"))
-        return stream is not None and stream.sock is not None
+        """True while the streams to this peer stand."""
+        streams = [self._streams.get((node_id, name)) for name in _VITAL]
+        return all(stream is not None and stream.sock is not None for stream in streams)
 
     def has_ended(self, node_id: NodeId) -> bool:
         """True when the peer closed a stream of which this loop has not been told yet."""
-        stream = self._streams.get((node_id, "bulk"))
+        stream = self._streams.get((node_id, BULK))
         if stream is None or stream.sock is None or node_id in self.block_from:
             return False
         try:
@@ -276,7 +294,7 @@ class PeerLinks:
 
     def queued_bytes(self) -> dict[NodeId, int]:
         """Bytes waiting for each peer."""
-        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == "bulk"}
+        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == BULK}
 
     def streams(self) -> list[tuple[NodeId, str]]:
         """All outgoing streams: (peer, name)."""
@@ -304,8 +322,8 @@ class PeerLinks:
     # ---- hearing ----
 
     def listen_at_ticks(self) -> None:
-        """Nothing but beats of nodes at rest is expected on heartbeat streams: read them when
-        `look` is called, since every wake-up costs more than what it is for."""
+        """Nothing but beats of nodes at rest and brokers is expected on heartbeat streams: read
+        them when `look` is called, since every wake-up costs more than what it is for."""
         self._listens_at_ticks = True
 
     def listen(self) -> None:
@@ -360,22 +378,36 @@ class PeerLinks:
                 backoff_ms = BACKOFF_MS[0]
                 stream.sock = sock
                 try:
-                    if stream.name == "bulk":
-                        logger.info("peer connected", peer=stream.node_id)
-                        self._on_identity(identity)  # who hears it may send to the peer already
+                    self._stands(stream, identity)
                     await self._drain(stream)
                     await self._until_heard(stream.node_id)
                 finally:
                     stream.drop_connection()
-                if stream.name == "bulk":
-                    logger.info("peer lost", peer=stream.node_id)
-                    self._on_lost(stream.node_id)
+                self._ended(stream)
             with trio.move_on_after(backoff_ms * (0.5 + self._random.random()) / 1e3):
                 await stream.redial.wait()
             if stream.redial.is_set():
                 stream.redial = trio.Event()
                 backoff_ms = BACKOFF_MS[0]
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
+
+    def _stands(self, stream: PeerStream, identity: PeerIdentity) -> None:
+        if stream.name not in _VITAL:
+            return
+        self._heard.add(stream.node_id)
+        if self.is_connected(stream.node_id):
+            logger.info("peer connected", peer=stream.node_id)
+        self._on_identity(identity)  # who hears it may send to the peer already
+
+    def _ended(self, stream: PeerStream) -> None:
+        """With one vital stream the other ends: a peer is lost as a whole, and told so once."""
+        if stream.name not in _VITAL or stream.node_id not in self._heard:
+            return
+        self._heard.remove(stream.node_id)
+        for name in _VITAL:
+            self._streams[stream.node_id, name].end()
+        logger.info("peer lost", peer=stream.node_id)
+        self._on_lost(stream.node_id)
 
     async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
         address = self._addresses[stream.node_id]

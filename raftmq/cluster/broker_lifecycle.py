@@ -305,7 +305,7 @@ class BrokerLifecycle:
         beat = BrokerHeartbeat(
             self._info.replica_id.node_id, self.broker_epoch, image.version, self.is_draining
         )
-        self._forwarder.send(controller, encode(beat)).when_done(
+        self._forwarder.send(controller, encode(beat), is_beat=True).when_done(
             lambda promise: self._heartbeat_done(beat_round, promise)
         )
 

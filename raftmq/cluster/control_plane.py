@@ -87,11 +87,11 @@ class _Loopback:
         self._remote = remote
         self._serve = serve
 
-    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         """Send one request; never blocks."""
         if node_id == self._node_id:
             return self._serve(node_id, payload)
-        return self._remote.send(node_id, payload)
+        return self._remote.send(node_id, payload, is_beat=is_beat)
 
 
 class ControlPlane:

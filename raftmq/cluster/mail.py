@@ -8,12 +8,14 @@ until the round of drains ends that caused it; a message that is alone then leav
 Invariants: messages of one stream to one node leave in the order they came, so a group's requests
 never overtake each other; what is urgent (heartbeats, votes, answers) has a stream of its own and
 never waits for bulk (a node whose groups all rest reads it at its ticks, so what wakes them comes
-the other way); a frame takes its receiver milliseconds, however many groups there are;
-nothing stays here when a drain is over.
+another way), nor do requests of the metadata group, on which every partition and every consumer
+group depends; a frame takes its receiver milliseconds, however many groups there are; nothing
+stays here when a drain is over.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final, Protocol
 
 from raftmq.cluster.peer_codec import SEVERAL_MAX, encode, encode_beats, encode_several
@@ -27,14 +29,19 @@ GATHERED_BYTES_MAX: Final = 32 << 10
 BEATS_MAX: Final = 256
 
 
+class Stream(Enum):
+    """How a message travels; none waits for those of another stream."""
+
+    BULK = "bulk"
+    CONTROL = "control"
+    HEARTBEAT = "heartbeat"
+
+
 class SendFrame(Protocol):
     """The shell's way to another node."""
 
-    def __call__(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        """Send one frame, given in pieces, without blocking; False when it was dropped.
-
-        `is_heartbeat` frames are small and urgent and never queue behind the others.
-        """
+    def __call__(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        """Send one frame, given in pieces, without blocking; False when it was dropped."""
         ...
 
 
@@ -55,7 +62,7 @@ class Mail:
         self._node_id = node_id
         self._send = send
         self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
-        self._bags: dict[tuple[NodeId, bool], _Bag] = {}
+        self._bags: dict[tuple[NodeId, Stream], _Bag] = {}
 
     def add_beat(self, group: RaftGroupId, beat: Heartbeat | HeartbeatReply) -> None:
         """Take a heartbeat or the reply to one; it leaves with the others."""
@@ -65,23 +72,23 @@ class Mail:
         if len(beats) >= BEATS_MAX:
             self._send_beats(to, self._beats.pop(to))
 
-    def add(self, group: RaftGroupId, message: PeerMessage, *, is_urgent: bool) -> None:
+    def add(self, group: RaftGroupId, message: PeerMessage, stream: Stream) -> None:
         """Take any other message; a large one leaves at once, after those before it."""
         to = message.to.node_id
         frame = encode(group, message)
         size = len(frame[0]) if len(frame) == 1 else sum(map(len, frame))
-        bag = self._bags.get((to, is_urgent))
+        bag = self._bags.get((to, stream))
         if size > SMALL_BYTES_MAX:
             if bag is not None:
-                self._send_bag(to, is_urgent)
-            self._send(to, frame, is_heartbeat=is_urgent)
+                self._send_bag(to, stream)
+            self._send(to, frame, stream)
             return
         if bag is None:
-            bag = self._bags[to, is_urgent] = _Bag()
+            bag = self._bags[to, stream] = _Bag()
         bag.frames.append(frame)
         bag.size_bytes += size
         if len(bag.frames) >= SEVERAL_MAX or bag.size_bytes >= GATHERED_BYTES_MAX:
-            self._send_bag(to, is_urgent)
+            self._send_bag(to, stream)
 
     def leave(self) -> None:
         """Send what was gathered."""
@@ -90,12 +97,12 @@ class Mail:
         while self._beats:
             self._send_beats(*self._beats.popitem())
 
-    def _send_bag(self, to: NodeId, is_urgent: bool) -> None:
-        frames = self._bags.pop((to, is_urgent)).frames
+    def _send_bag(self, to: NodeId, stream: Stream) -> None:
+        frames = self._bags.pop((to, stream)).frames
         frame = frames[0] if len(frames) == 1 else encode_several(frames)
-        self._send(to, frame, is_heartbeat=is_urgent)
+        self._send(to, frame, stream)
 
     def _send_beats(
         self, to: NodeId, beats: list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]
     ) -> None:
-        self._send(to, encode_beats(self._node_id, to, beats), is_heartbeat=True)
+        self._send(to, encode_beats(self._node_id, to, beats), Stream.HEARTBEAT)

@@ -141,8 +141,8 @@ class DrivenEngine(MetadataEngine, Protocol):
 class Forwarder(Protocol):
     """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""
 
-    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
-        """Send one request; never blocks."""
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+        """Send one request; never blocks. A beat may be heard a tick later where nodes rest."""
         ...
 
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from raftmq.cluster.lateness import Lateness
-from raftmq.cluster.mail import Mail, SendFrame
+from raftmq.cluster.mail import Mail, SendFrame, Stream
 from raftmq.cluster.peer_codec import decode, encode, encode_node_beat
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.cluster.replica import Replica
@@ -64,7 +64,15 @@ _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 # Tuples, since a union would be built anew for every message.
 _BEATS: Final = (Heartbeat, HeartbeatReply)
 _BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Wake)
-"""What takes the stream that every node reads at once: a calm one reads the other at its ticks."""
+"""What takes a stream that every node reads at once: a calm one reads heartbeats at its ticks."""
+
+
+def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
+    """How a message travels. What the metadata group appends waits for no partition's data, or a
+    surge of that would hold up claims, commits of offsets and the barriers of coordinators."""
+    if not isinstance(message, _BULK):
+        return Stream.HEARTBEAT
+    return Stream.CONTROL if group == METADATA_GROUP else Stream.BULK
 
 
 def _nothing() -> None:
@@ -336,7 +344,7 @@ class MultiRaft:
         elif isinstance(message, AppendRequest) and message.chunk is not None:
             self._send_stored(to, encode(group, message), message.chunk)
         else:
-            self._mail.add(group, message, is_urgent=not isinstance(message, _BULK))
+            self._mail.add(group, message, _stream_of(group, message))
         if not self.depth and not self._is_draining:
             self._mail.leave()
 
@@ -347,10 +355,10 @@ class MultiRaft:
                 head.append(span.file.pread(span.size, span.position))
             except DiskError:
                 return False  # asked for again; the log meets the same error then
-        return self._send(to, head, is_heartbeat=False)
+        return self._send(to, head, Stream.BULK)
 
     def _send_node_beat(self, beat: NodeBeat) -> None:
-        self._send(beat.to, encode_node_beat(beat), is_heartbeat=True)
+        self._send(beat.to, encode_node_beat(beat), Stream.HEARTBEAT)
 
     def drain(self) -> None:
         """Drain what was touched, ask for the flushes that are due, send what is to be said."""

@@ -12,13 +12,16 @@ from typing import Final
 
 from raftmq.adapters.peer_links import (
     KIND_BROKER,
+    KIND_BROKER_BEAT,
     KIND_FORMATION,
     KIND_HEARTBEATS,
+    KIND_METADATA,
     KIND_RAFT,
     PeerIdentity,
 )
 from raftmq.adapters.peer_reader import KIND_STORED
 from raftmq.cluster.catch_up import CatchUpRate
+from raftmq.cluster.mail import Stream
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
@@ -37,8 +40,14 @@ logger = structlog.get_logger("raftmq.node")
 
 REST_AFTER_MS: Final = 1_000
 """A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
+_KINDS: Final = {
+    Stream.BULK: KIND_RAFT,
+    Stream.CONTROL: KIND_METADATA,
+    Stream.HEARTBEAT: KIND_HEARTBEATS,
+}
 
 FrameReceiver = Callable[[NodeId, memoryview], None]
+KindReceiver = Callable[[NodeId, int, memoryview], None]
 
 
 def _nobody_cares(_due_ms: float) -> None:
@@ -60,7 +69,7 @@ class DataPlane:
         journal: HardStateJournal,
         *,
         on_formation: FrameReceiver,
-        on_broker: FrameReceiver,
+        on_broker: KindReceiver,
         on_identity: Callable[[ReplicaId], None],
         on_lost: Callable[[NodeId], None],
     ) -> None:
@@ -166,17 +175,17 @@ class DataPlane:
 
     # ---- peers ----
 
-    def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        if not is_heartbeat and self.buggify("links.full_queue"):
+    def _send(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        if stream is not Stream.HEARTBEAT and self.buggify("links.full_queue"):
             return False
-        return self.links.send(node_id, KIND_HEARTBEATS if is_heartbeat else KIND_RAFT, frame)
+        return self.links.send(node_id, _KINDS[stream], frame)
 
     def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
         """A frame of a peer, for whom it concerns."""
-        if kind in (KIND_RAFT, KIND_HEARTBEATS, KIND_STORED):
+        if kind in (KIND_RAFT, KIND_METADATA, KIND_HEARTBEATS, KIND_STORED):
             self.multiraft.deliver(sender.node_id, payload)
-        elif kind == KIND_BROKER:
-            self._on_broker(sender.node_id, payload)
+        elif kind in (KIND_BROKER, KIND_BROKER_BEAT):
+            self._on_broker(sender.node_id, kind, payload)
         elif kind == KIND_FORMATION:
             self._on_formation(sender.node_id, payload)
         else:

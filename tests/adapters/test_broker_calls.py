@@ -8,6 +8,7 @@ import pytest
 
 from raftmq.adapters import broker_calls
 from raftmq.adapters.broker_calls import BrokerCalls
+from raftmq.adapters.peer_links import KIND_BROKER, KIND_BROKER_BEAT
 from raftmq.errors import KafkaError, RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId
@@ -21,6 +22,7 @@ class Pair:
     def __init__(self) -> None:
         self.is_up = True
         self.pending: list[Promise[bytes]] = []
+        self.kinds: list[int] = []
         self.one = BrokerCalls(self.from_one, lambda sender, payload: Promise.resolved(b""))
         self.two = BrokerCalls(self.from_two, self.serve)
 
@@ -32,11 +34,13 @@ class Pair:
 
     def from_one(self, to: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         if self.is_up:
-            self.two.receive(ONE, memoryview(b"".join(pieces)))
+            self.kinds.append(kind)
+            self.two.receive(ONE, kind, memoryview(b"".join(pieces)))
         return self.is_up
 
     def from_two(self, to: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
-        self.one.receive(TWO, memoryview(b"".join(pieces)))
+        self.kinds.append(kind)
+        self.one.receive(TWO, kind, memoryview(b"".join(pieces)))
         return True
 
 
@@ -48,6 +52,13 @@ def test_replies_find_their_requests() -> None:
     pair.pending[0].resolve(b"done")
     assert late.result() == b"done"
     assert early.result() == b"HELLO", "answered while its own send was still under way"
+
+
+@pytest.mark.parametrize("is_beat", [False, True])
+def test_a_reply_takes_the_stream_of_its_request(is_beat: bool) -> None:
+    pair = Pair()
+    pair.one.send(TWO, b"hello", is_beat=is_beat)
+    assert pair.kinds == [KIND_BROKER_BEAT if is_beat else KIND_BROKER] * 2
 
 
 def test_a_refused_send_fails_at_once() -> None:
@@ -70,7 +81,7 @@ def test_a_lost_connection_fails_what_was_outstanding() -> None:
 @pytest.mark.parametrize("frame", [b"", b"\x00\x01", b"\x07" + bytes(8)])
 def test_nonsense_is_the_senders_fault(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        Pair().one.receive(TWO, memoryview(frame))
+        Pair().one.receive(TWO, KIND_BROKER, memoryview(frame))
 
 
 def test_replies_that_never_come_do_not_close_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

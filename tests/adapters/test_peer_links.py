@@ -18,7 +18,10 @@ from structlog.testing import capture_logs
 
 from raftmq.adapters import peer_links, peer_reader
 from raftmq.adapters.peer_links import (
+    KIND_BROKER,
+    KIND_FORMATION,
     KIND_HEARTBEATS,
+    KIND_METADATA,
     KIND_RAFT,
     PEER_FORMAT_VERSION,
     Hello,
@@ -175,6 +178,37 @@ async def test_a_full_queue_drops_and_says_so() -> None:
             assert taken < 1_000
         assert a.links.queued_bytes()[NodeId(2)] <= (1 << 20) + (1 << 19) + FRAME_HEADER.size
         await b.until(lambda: len(b.frames) == taken)
+
+
+@pytest.mark.parametrize("kind", [KIND_METADATA, KIND_BROKER, KIND_FORMATION, KIND_HEARTBEATS])
+async def test_what_runs_the_cluster_does_not_wait_behind_data(kind: int) -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        await a.until(lambda: a.links.send(NodeId(2), kind, [b"first"]))
+        taken = 0
+        while a.links.send(NodeId(2), KIND_RAFT, [bytes(1 << 19)]):
+            taken += 1
+        assert a.links.send(NodeId(2), kind, [b"second"])
+        await b.until(lambda: len(b.frames) == 2 + taken)
+        behind = b.frames[b.frames.index((1, kind, b"second")) :]
+        assert len(behind) > 1, "data came later that was sent before"
+
+
+@pytest.mark.parametrize("name", [peer_links.BULK, peer_links.CONTROL])
+async def test_a_peer_is_lost_with_either_of_two_streams_and_told_so_once(name: str) -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    async with running(a, b):
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        before = [a.links._streams[NodeId(2), vital].sock for vital in peer_links._VITAL]
+        a.links._streams[NodeId(2), name].end()
+        await a.until(lambda: a.lost)
+        await a.until(lambda: a.links.is_connected(NodeId(2)))
+        after = [a.links._streams[NodeId(2), vital].sock for vital in peer_links._VITAL]
+        assert not set(before) & set(after), "both were dialled again"
+        assert a.lost == [2]
 
 
 async def test_a_lost_peer_is_reported_and_dialled_again() -> None:

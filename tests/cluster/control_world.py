@@ -21,6 +21,7 @@ from raftmq.cluster.broker_messages import CreateTopicsCall, DeleteTopicsCall, N
 from raftmq.cluster.commands import AllocateProducerIds, Envelope, Result
 from raftmq.cluster.control_plane import ControlPlane
 from raftmq.cluster.controller import ControllerConfig
+from raftmq.cluster.mail import Stream
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, EngineConfig
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
@@ -251,7 +252,7 @@ class WorldNode:
                     voters=[brokers[n].replica_id for n in partition.replicas if n in brokers],
                 )
 
-    def _send(self, node_id: NodeId, frame: Sequence[Buffer], *, is_heartbeat: bool) -> bool:
+    def _send(self, node_id: NodeId, frame: Sequence[Buffer], stream: Stream) -> bool:
         world = self.world
         data = b"".join(frame)
         if world.is_lost(self.node_id, node_id):
@@ -275,7 +276,7 @@ class _Calls:
     def __init__(self, node: WorldNode) -> None:
         self._node = node
 
-    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         node, world = self._node, self._node.world
         promise: Promise[bytes] = Promise()
         target = world.nodes[node_id]

@@ -235,7 +235,7 @@ class _Forwarder:
         self._cluster = cluster
         self._node_id = node_id
 
-    def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         return self._cluster.send(self._node_id, node_id, payload)
 
 

@@ -172,7 +172,7 @@ def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() 
     class OnlyFirst:
         """Reaches node 1 alone, until it was told of others."""
 
-        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+        def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             if node_id == 1:
                 return cluster.nodes[1].control.receive(NodeId(4), payload)
             if (node_id, "127.0.0.1:9103") not in learned:
@@ -236,7 +236,7 @@ def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
     asked: list[tuple[NodeId, bool]] = []
 
     class Others:
-        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+        def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
             assert isinstance(request, JoinRequest)
             asked.append((node_id, request.is_member))
@@ -269,7 +269,7 @@ def test_a_member_whom_nobody_knows_joins_anew() -> None:
     asked: list[tuple[NodeId, bool]] = []
 
     class Controller:
-        def send(self, node_id: NodeId, payload: bytes) -> Promise[bytes]:
+        def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
             assert isinstance(request, JoinRequest)
             asked.append((node_id, request.is_member))

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.cluster.mail import BEATS_MAX, GATHERED_BYTES_MAX, SMALL_BYTES_MAX, Mail
+from raftmq.cluster.mail import BEATS_MAX, GATHERED_BYTES_MAX, SMALL_BYTES_MAX, Mail, Stream
 from raftmq.cluster.peer_codec import SEVERAL_MAX, decode
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat, VoteReply
@@ -41,20 +41,20 @@ class Post:
     """Takes what a node's mail sends."""
 
     def __init__(self) -> None:
-        self.frames: list[tuple[NodeId, bytes, bool]] = []
+        self.frames: list[tuple[NodeId, bytes, Stream]] = []
         self.mail = Mail(A.node_id, self._send)
 
-    def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        self.frames.append((node_id, b"".join(frame), is_heartbeat))
+    def _send(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        self.frames.append((node_id, b"".join(frame), stream))
         return True
 
-    def received(self) -> dict[tuple[NodeId, bool], list[tuple[RaftGroupId, PeerMessage]]]:
-        streams: dict[tuple[NodeId, bool], list[tuple[RaftGroupId, PeerMessage]]]
+    def received(self) -> dict[tuple[NodeId, Stream], list[tuple[RaftGroupId, PeerMessage]]]:
+        streams: dict[tuple[NodeId, Stream], list[tuple[RaftGroupId, PeerMessage]]]
         streams = defaultdict(list)
-        for to, frame, is_heartbeat in self.frames:
+        for to, frame, stream in self.frames:
             content = decode(frame)
             assert not isinstance(content, NodeBeat)
-            streams[to, is_heartbeat] += content
+            streams[to, stream] += content
         return streams
 
 
@@ -63,21 +63,21 @@ class Post:
         st.tuples(
             st.integers(0, 5),
             st.sampled_from([B, C]),
+            st.sampled_from(Stream),
             st.sampled_from([0, 80, SMALL_BYTES_MAX, 10 * SMALL_BYTES_MAX]),
         ),
         max_size=200,
     )
 )
 def test_every_message_arrives_once_and_in_the_order_of_its_stream(
-    plan: list[tuple[int, ReplicaId, int]],
+    plan: list[tuple[int, ReplicaId, Stream, int]],
 ) -> None:
     post = Post()
-    given: dict[tuple[NodeId, bool], list[tuple[RaftGroupId, PeerMessage]]] = defaultdict(list)
-    for number, (of, to, size) in enumerate(plan):
+    given: dict[tuple[NodeId, Stream], list[tuple[RaftGroupId, PeerMessage]]] = defaultdict(list)
+    for number, (of, to, stream, size) in enumerate(plan):
         message = append(to, number, size) if size else VoteReply(T, A, to, bool(number % 2))
-        is_urgent = not size
-        given[to.node_id, is_urgent].append((group(of), message))
-        post.mail.add(group(of), message, is_urgent=is_urgent)
+        given[to.node_id, stream].append((group(of), message))
+        post.mail.add(group(of), message, stream)
     post.mail.leave()
     assert post.received() == given
     for _, frame, _ in post.frames:
@@ -92,10 +92,10 @@ def test_every_message_arrives_once_and_in_the_order_of_its_stream(
 def test_a_thousand_votes_leave_in_frames_that_one_turn_can_take() -> None:
     post = Post()
     for number in range(1_000):
-        post.mail.add(group(number), VoteReply(T, A, B, True), is_urgent=True)
+        post.mail.add(group(number), VoteReply(T, A, B, True), Stream.HEARTBEAT)
     post.mail.leave()
     assert len(post.frames) == -(-1_000 // SEVERAL_MAX)
-    assert [g.partition for g, _ in post.received()[B.node_id, True]] == [*range(1_000)]
+    assert [g.partition for g, _ in post.received()[B.node_id, Stream.HEARTBEAT]] == [*range(1_000)]
 
 
 def test_heartbeats_of_a_thousand_groups_are_few_frames() -> None:
@@ -104,21 +104,21 @@ def test_heartbeats_of_a_thousand_groups_are_few_frames() -> None:
         post.mail.add_beat(group(number), Heartbeat(T, A, B, RaftIndex(0), 1))
     post.mail.leave()
     assert len(post.frames) == -(-1_000 // BEATS_MAX)
-    assert len(post.received()[B.node_id, True]) == 1_000
+    assert len(post.received()[B.node_id, Stream.HEARTBEAT]) == 1_000
 
 
 def test_a_large_message_is_not_copied_and_does_not_overtake_a_small_one() -> None:
     pieces: list[list[Buffer]] = []
 
-    def send(_to: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        assert not is_heartbeat
+    def send(_to: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        assert stream is Stream.BULK
         pieces.append(frame)
         return True
 
     mail = Mail(A.node_id, send)
-    mail.add(group(0), append(B, 0, 10), is_urgent=False)
+    mail.add(group(0), append(B, 0, 10), Stream.BULK)
     large = append(B, 1, SMALL_BYTES_MAX)
     assert pieces == []
-    mail.add(group(0), large, is_urgent=False)
+    mail.add(group(0), large, Stream.BULK)
     assert len(pieces) == 2
     assert pieces[1][1] is large.entries[0].payload

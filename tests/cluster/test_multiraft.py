@@ -11,6 +11,7 @@ import pytest
 from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.machine import SimMachine
+from raftmq.cluster.mail import Stream
 from raftmq.cluster.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft
 from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_several
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
@@ -34,6 +35,7 @@ from raftmq.raft.messages import (
 from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import (
+    METADATA_GROUP,
     Buffer,
     NodeId,
     RaftGroupId,
@@ -94,8 +96,8 @@ class Node:
             machine.attach(replica)
             self.multiraft.register(replica)
 
-    def _send(self, node_id: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
-        self.sent.append((node_id, b"".join(frame), is_heartbeat))
+    def _send(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        self.sent.append((node_id, b"".join(frame), stream))
         return True
 
     def replica(self, number: int) -> Replica:
@@ -131,9 +133,9 @@ def test_heartbeat_replies_of_all_groups_leave_in_one_urgent_frame() -> None:
     node = Node(50)
     node.flush()
     node.hear_leader(B)
-    [(to, frame, is_heartbeat)] = node.sent
+    [(to, frame, stream)] = node.sent
     assert to == B.node_id
-    assert is_heartbeat
+    assert stream is Stream.HEARTBEAT
     replies = decode(frame)
     assert len(replies) == 50
     assert all(isinstance(message, HeartbeatReply) for _, message in replies)
@@ -200,7 +202,7 @@ def test_a_thousand_votes_are_one_flush_and_none_leaves_before_it() -> None:
     assert len(node.flushes) == 1
     assert node.sent == []
     node.flush()
-    assert all(is_heartbeat for _, _, is_heartbeat in node.sent), "never behind bulk"
+    assert all(stream is Stream.HEARTBEAT for _, _, stream in node.sent), "never behind bulk"
     assert node.messages() == [
         (C.node_id, group(number), VoteReply(Term(5), A, C, True)) for number in range(100)
     ]
@@ -272,7 +274,22 @@ def test_what_wakes_a_group_takes_the_stream_that_is_read_at_once() -> None:
     node.multiraft.send(group(0), Wake(Term(5), A, B))
     node.multiraft.send(group(0), Rest(Term(5), A, B, RaftIndex(0), 1))
     assert [type(message) for _, _, message in node.messages()] == [Wake, Rest]
-    assert [is_heartbeat for _, _, is_heartbeat in node.sent] == [False, True]
+    assert [stream for _, _, stream in node.sent] == [Stream.BULK, Stream.HEARTBEAT]
+
+
+def test_the_metadata_group_waits_for_no_partition() -> None:
+    """Its answers and heartbeats take the stream of all such; what it appends has its own."""
+    node = Node(1)
+    node.flush()
+    for of in (group(0), METADATA_GROUP):
+        node.multiraft.send(
+            of, AppendRequest(Term(5), A, B, RaftIndex(0), Term(0), RaftIndex(0), ())
+        )
+        node.multiraft.send(of, VoteReply(Term(5), A, B, False))
+    assert [stream for _, _, stream in node.sent] == [
+        *(Stream.BULK, Stream.HEARTBEAT),
+        *(Stream.CONTROL, Stream.HEARTBEAT),
+    ]
 
 
 def test_a_node_is_told_when_its_first_replica_comes() -> None:

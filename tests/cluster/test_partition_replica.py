@@ -56,7 +56,7 @@ class Node:
         self.multiraft = MultiRaft(
             SELF.node_id,
             journal,
-            send=lambda _node, _frame, is_heartbeat: True,
+            send=lambda _node, _frame, _stream: True,
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=pytest.fail,
         )

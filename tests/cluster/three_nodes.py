@@ -10,6 +10,7 @@ import pytest
 
 from raftmq.adapters.disk import RealDisk
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.mail import Stream
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_settings import PartitionSettings
@@ -54,7 +55,7 @@ class ThreeNodes:
         disk.make_directories(data)
         journal = HardStateJournal.open(disk, f"{data}/state.journal")
 
-        def send(to: NodeId, frame: list[Buffer], *, is_heartbeat: bool) -> bool:
+        def send(to: NodeId, frame: list[Buffer], stream: Stream) -> bool:
             self.frames.append((node_id, to, b"".join(frame)))
             return True
 

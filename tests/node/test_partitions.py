@@ -61,7 +61,7 @@ class Bench:
         self.multiraft = MultiRaft(
             ONE.node_id,
             self.journal,
-            send=lambda _node, _frame, is_heartbeat: True,
+            send=lambda _node, _frame, _stream: True,
             request_flush=flush,
             on_journal_failed=lambda error: pytest.fail(str(error)),
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
 
 CONNECTED: Final = Metric(
-    "raftmq_peer_connected", "gauge", "1 while the bulk stream to that node stands", ("peer",)
+    "raftmq_peer_connected", "gauge", "1 while the streams to that node stand", ("peer",)
 )
 QUEUED: Final = Metric(
     "raftmq_peer_queue_bytes", "gauge", "Bytes that wait for that node", ("peer", "stream")
