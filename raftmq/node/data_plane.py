@@ -116,6 +116,7 @@ class DataPlane:
         """Told the monotonic time of the next tick, in milliseconds, while the node is at ease."""
         self.on_tick: list[Callable[[float], None]] = []
         """Called after every tick of the replicas with the monotonic time in milliseconds."""
+        self._pauses: list[tuple[float, Promise[None]]] = []
 
     def replica_config(self, *, announce_commit: bool = False, priority: int = 0) -> ReplicaConfig:
         """Timing of a replica from this node's configuration."""
@@ -170,8 +171,23 @@ class DataPlane:
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)
+            self._end_pauses(now_ms)
             if self.multiraft.is_calm:
                 self.links.listen_at_ticks()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep until the first tick after so long: a node at rest wakes for that one anyway, and
+        each further wake-up costs it more than what upkeep has to do."""
+        over: Promise[None] = Promise()
+        self._pauses.append((self.clock.monotonic_ms() + seconds * 1e3, over))
+        await self.tasks.wait(over)
+
+    def _end_pauses(self, now_ms: float) -> None:
+        due = [over for at_ms, over in self._pauses if at_ms <= now_ms]
+        if due:
+            self._pauses = [pause for pause in self._pauses if pause[0] > now_ms]
+            for over in due:
+                over.resolve(None)
 
     # ---- peers ----
 

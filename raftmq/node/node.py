@@ -171,6 +171,7 @@ class Node(NodeCore):
             memory=self.request_memory,
             look_later=partial(hear_later, self.deadlines),
             turns=turns,
+            pause=self.plane.pause,
         )
 
     def _make_engine(self) -> DrivenEngine:

@@ -57,12 +57,12 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
         if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
             partitions.space_is_back()
         partitions.stop_again()
-        await plane.tasks.sleep(WATCH_INTERVAL_S)
+        await plane.pause(WATCH_INTERVAL_S)
 
 
 async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
     while True:
-        await plane.tasks.sleep(plane.config.retention_check_ms / 1e3)
+        await plane.pause(plane.config.retention_check_ms / 1e3)
         for replica in partitions.replicas():
             _close_aged_segment(replica, plane.clock.wall_ms())
         partitions.retain()
@@ -89,11 +89,13 @@ async def _scrub_forever(plane: DataPlane, counts: ReplicaCounts) -> None:
             began_ms = clock.monotonic_ms()
             read_bytes = await _scrub(plane, replica, counts)
             spent_s = (clock.monotonic_ms() - began_ms) / 1e3
-            due_s = read_bytes / plane.config.scrub_bytes_per_s
-            least_s = SCRUB_PAUSE_S if read_bytes < SCRUB_SMALL_BYTES else 0.0
-            await plane.tasks.sleep(max(due_s, spent_s / SCRUB_CORE_SHARE_MAX, least_s))
+            due_s = max(read_bytes / plane.config.scrub_bytes_per_s, spent_s / SCRUB_CORE_SHARE_MAX)
+            if read_bytes < SCRUB_SMALL_BYTES:
+                await plane.pause(max(due_s, SCRUB_PAUSE_S))
+            else:
+                await plane.tasks.sleep(due_s)
         left_s = (round_end_ms - clock.monotonic_ms()) / 1e3
-        await plane.tasks.sleep(max(left_s, SCRUB_PAUSE_S))
+        await plane.pause(max(left_s, SCRUB_PAUSE_S))
 
 
 async def _scrub(plane: DataPlane, replica: Replica, counts: ReplicaCounts) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
@@ -74,12 +74,15 @@ class ClientPort:
         memory: RequestMemory | None = None,
         look_later: LookLater | None = None,
         turns: Turns | None = None,
+        pause: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
+        """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits
         self.metrics = metrics
         self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
+        self._pause = pause
         self._accepting = trio.CancelScope()
         self._emptied = trio.Event()
 
@@ -200,7 +203,7 @@ class ClientPort:
 
     async def _sweep(self) -> None:
         while True:
-            await trio.sleep(SWEEP_S)
+            await self._pause(SWEEP_S)
             now = trio.current_time()
             for connection in list(self.connections.values()):
                 if not connection.hang_up_if_stalled(now):

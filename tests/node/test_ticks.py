@@ -17,6 +17,7 @@ from raftmq.config import NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.node.data_plane import DataPlane
 from raftmq.ports import never
+from raftmq.promise import Promise
 from raftmq.types import StorageId
 from tests.cluster.fake_replica import FakeClock
 
@@ -177,3 +178,21 @@ async def test_who_wants_to_wake_with_the_node_is_told_when_it_does(
 async def test_what_wakes_the_first_group_makes_the_links_listen(bench: Bench) -> None:
     bench.plane.multiraft.on_stir()
     assert bench.log == ["listen"]
+
+
+async def test_who_pauses_goes_on_at_a_tick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that is not before its time; none of them asks for a wake-up of its own."""
+    says(monkeypatch, at_ease=True, calm=True)
+    start_ms = bench.clock.now_ms
+    went_on_ms: list[float] = []
+
+    async def wait(promise: Promise[None]) -> None:
+        promise.when_done(lambda _promise: went_on_ms.append(bench.clock.now_ms - start_ms))
+
+    bench.plane.tasks.wait = wait
+    step_ms = HEARTBEAT_TICKS * TICK_MS
+    for pause_ms in (2 * step_ms, step_ms / 2, 0.0):
+        await bench.plane.pause(pause_ms / 1e3)
+    await bench.wake(3)
+    assert went_on_ms == [step_ms, step_ms, 2 * step_ms]
+    assert bench.wakes_ms == [start_ms + step_ms * n for n in (1, 2, 3)]
