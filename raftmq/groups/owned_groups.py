@@ -247,6 +247,13 @@ class OwnedGroups:
 
     # ---- doubt ----
 
+    def unconfirmed_ms(self) -> float:
+        """How old the newest proof is that this node's claims stand; 0 while it has no groups.
+
+        Above half the shortest session, members are answered NOT_COORDINATOR.
+        """
+        return self._clock.monotonic_ms() - self._confirmed_at_ms if self._groups else 0.0
+
     def _is_confirmed(self) -> bool:
         age_ms = self._clock.monotonic_ms() - self._confirmed_at_ms
         return age_ms <= self._session_ms_min / 2

@@ -226,8 +226,10 @@ def test_a_coordinator_cut_off_from_metadata_refuses_and_lets_nobody_expire() ->
     home = nodes.coordinators[NodeId(1)]
     member_id = join_alone(home)
     engine = nodes.log.engines[NodeId(1)]
+    assert home.unconfirmed_ms() < 2_000
     engine.is_cut_off = True
     nodes.pass_time(4_000)
+    assert 4_000 <= home.unconfirmed_ms() < 5_000
     assert got(home.heartbeat("g", 1, member_id, None)) is NONE
     nodes.pass_time(2_000)
     assert got(home.heartbeat("g", 1, member_id, None)) is ErrorCode.NOT_COORDINATOR
@@ -256,8 +258,10 @@ def test_draining_gives_the_claims_back() -> None:
 def test_the_only_node_drains() -> None:
     nodes = Nodes(1)
     home = nodes.coordinators[NodeId(1)]
+    assert home.unconfirmed_ms() == 0
     join_alone(home)
     home.drain()
+    assert home.unconfirmed_ms() == 0
     state = home._engine.image.groups.get("g")
     assert state is not None
     assert state.coordinator == -1

@@ -77,6 +77,11 @@ gauge(
 )
 gauge("raftmq_topics", "Topics of the cluster", lambda node: len(node.engine.image.topics))
 gauge("raftmq_groups", "Consumer groups", lambda node: len(node.engine.image.groups.groups))
+gauge(
+    "raftmq_coordinator_unconfirmed_seconds",
+    "How long ago it was confirmed that this node coordinates its groups; 0 without groups",
+    lambda node: node.coordinator.unconfirmed_ms() / 1e3,
+)
 counter(
     "raftmq_offset_commits_total",
     "Offset commits that this node's coordinator took",
