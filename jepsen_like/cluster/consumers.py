@@ -7,6 +7,7 @@ its polls, commits of what it polled, and what it owns ends with its generation.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.fetch_session import NO_SESSION, SESSION_LOST, WAIT_MS, Session
@@ -62,8 +63,11 @@ class Fetcher:
         self._sessions: dict[int, Session] = {}
         self._wait_ms = WAIT_MS
 
-    async def poll(self) -> list[Where]:
-        """One fetch of what one node leads; gives the partitions whose offset is out of range."""
+    async def poll(self, behind: Collection[Where] | None = None) -> list[Where]:
+        """One fetch of what one node leads; gives the partitions whose offset is out of range.
+
+        `behind`: the node leads one of these, or it is any.
+        """
         kafka = self.kafka
         by_node: dict[int, list[Where]] = {}
         for where in sorted(self.positions):
@@ -74,7 +78,10 @@ class Fetcher:
         if not by_node:
             await kafka.pause()
             return []
-        node_id = kafka.random.choice(sorted(by_node))
+        nodes = [
+            n for n, led in by_node.items() if behind is None or not set(led).isdisjoint(behind)
+        ]
+        node_id = kafka.random.choice(sorted(nodes or by_node))
         # A rebalance may have come in between.
         wanted = [where for where in by_node[node_id] if where in self.positions]
         astray = self.world.options.astray
@@ -229,17 +236,18 @@ class Reader(Fetcher):
         self.kafka.hang_up()
 
     async def read_all(self) -> None:
-        """Read every partition to its end."""
+        """Read every partition to its end: nobody is asked who has no more of it, and would let
+        this reader wait while it falls behind elsewhere."""
         ends: dict[Where, int] = {}
         for where in self._partitions:
             while (end := await self.offset_of(where, LATEST)) is None:
                 await self.kafka.pause()
             ends[where] = end
-        while any(self.positions[where] < end for where, end in ends.items()):
-            await self._once()
+        while behind := [where for where, end in ends.items() if self.positions[where] < end]:
+            await self._once(behind)
 
-    async def _once(self) -> None:
-        gone = await self.poll()
+    async def _once(self, behind: Collection[Where] | None = None) -> None:
+        gone = await self.poll(behind)
         if gone:
             starts = {where: await self.earliest(where) for where in gone}
             self._assign({**self.positions, **starts})
