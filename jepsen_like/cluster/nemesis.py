@@ -39,6 +39,7 @@ class Nemesis:
         self._operator = Operator(world)
         self._is_stopped = False
         self._calm_until_ms = 0.0
+        self._awaits_newcomer = False
         self._kinds: dict[str, Callable[[], None]] = {
             "isolate": lambda: self._isolate(self._any_node()),
             "isolate-leader": lambda: self._isolate(self._leader()),
@@ -46,6 +47,7 @@ class Nemesis:
             "one-way": self._one_way,
             "deaf": self._deaf,
             "halves": self._halves,
+            "newcomer-first": self._newcomer_first,
             "bridge": self._bridge,
             "swizzle": self._swizzle,
             "crash": lambda: self._crash(self._any_node()),
@@ -210,6 +212,33 @@ class Nemesis:
         self._for_a_while(
             [(a, b) for a in left for b in right] + [(b, a) for a in left for b in right]
         )
+
+    def _newcomer_first(self) -> None:
+        """A leader that has just added somebody to its group hears nobody, and the newcomer before
+        all others: just late enough for a change that leaves no majority of those who answer."""
+        world, options = self._world, self._world.options
+        draw = Random(self._random.getrandbits(32))
+        if self._awaits_newcomer:
+            return
+        self._awaits_newcomer = True
+
+        def look() -> None:
+            if self._is_stopped:
+                return
+            found = world.watch.newcomers()
+            if not found:
+                world.schedule(1.0, look)
+                return
+            self._awaits_newcomer = False
+            leader, newcomer = draw.choice(found)
+            silent_ms = draw.uniform(0.7, 1.5) * options.election_ticks * options.tick_ms
+            others = [n for n in self._others(leader) if n != newcomer]
+            me = int(leader.node_id)
+            self._for_a_while([(me, newcomer), (newcomer, me)], silent_ms)
+            links = [pair for other in others for pair in ((me, other), (other, me))]
+            self._for_a_while(links, 3 * silent_ms)
+
+        look()
 
     def _bridge(self) -> None:
         """One node sees both halves, which do not see each other."""

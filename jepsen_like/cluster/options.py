@@ -19,6 +19,7 @@ FAULTS = (
     "one-way",
     "deaf",
     "halves",
+    "newcomer-first",
     "bridge",
     "swizzle",
     "crash",

@@ -176,7 +176,7 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
     ),
     "change-without-quorum": Bug(
         patching((readmission, "keeps_quorum", _whoever_answers)),
-        stress.replacements,
+        stress.newcomers,
         5,
         (6,),
         ("ChangeKeepsQuorum",),

@@ -108,6 +108,19 @@ def replacements(seed: int) -> ClusterOptions:
     ).with_weights(replace=5, halves=4, isolate_leader=3, one_way=1)
 
 
+def newcomers(seed: int) -> ClusterOptions:
+    """Storages are lost, and who has a new one is heard by its leader before the voters are."""
+    return drawn(
+        seed,
+        has_floors=False,
+        partitions=4,
+        election_ticks=10,
+        broker_session_ms=1_500,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(20.0, 200.0),
+    ).with_weights(wipe=2, newcomer_first=1)
+
+
 def journals(seed: int) -> ClusterOptions:
     """Votes are forgotten while others are out of touch, in terms that are still asked for."""
     return drawn(

@@ -153,6 +153,19 @@ class Watch:
                 found.append((-watcher.replica.leader_epoch, node.node_id, node))
         return [node for *_, node in sorted(found, key=lambda row: row[:2])]
 
+    def newcomers(self) -> list[tuple[ClusterNode, NodeId]]:
+        """Leaders and nodes that they have added to a group, which do not hold its log yet."""
+        found = []
+        for group in self.groups():
+            for node in self.leaders(group)[:1]:
+                core = self.machines[node.node_id, group].replica.core
+                _, committed = core.configurations.committed(core.commit_end)
+                for learner in committed.learners:
+                    progress = core.progress.get(learner)
+                    if progress is not None and progress.match_end < core.commit_end:
+                        found.append((node, learner.node_id))
+        return found
+
     def newest_leader(self, group: RaftGroupId) -> NodeId | None:
         """The first of `leaders`."""
         found, latest = None, -1
