@@ -232,11 +232,9 @@ class Nemesis:
             self._awaits_newcomer = False
             leader, newcomer = draw.choice(found)
             silent_ms = draw.uniform(0.7, 1.5) * options.election_ticks * options.tick_ms
-            others = [n for n in self._others(leader) if n != newcomer]
-            me = int(leader.node_id)
-            self._for_a_while([(me, newcomer), (newcomer, me)], silent_ms)
-            links = [pair for other in others for pair in ((me, other), (other, me))]
-            self._for_a_while(links, 3 * silent_ms)
+            links = self._links_of(leader)
+            self._for_a_while([link for link in links if newcomer in link], silent_ms)
+            self._for_a_while([link for link in links if newcomer not in link], 3 * silent_ms)
 
         look()
 

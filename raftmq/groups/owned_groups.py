@@ -252,11 +252,13 @@ class OwnedGroups:
 
         Above half the shortest session, members are answered NOT_COORDINATOR.
         """
-        return self._clock.monotonic_ms() - self._confirmed_at_ms if self._groups else 0.0
+        return self._confirmed_age_ms() if self._groups else 0.0
+
+    def _confirmed_age_ms(self) -> float:
+        return self._clock.monotonic_ms() - self._confirmed_at_ms
 
     def _is_confirmed(self) -> bool:
-        age_ms = self._clock.monotonic_ms() - self._confirmed_at_ms
-        return age_ms <= self._session_ms_min / 2
+        return self._confirmed_age_ms() <= self._session_ms_min / 2
 
     def _confirm(self, as_of_ms: float) -> None:
         """All that was committed before `as_of_ms` is applied here, so our claims stood then."""
