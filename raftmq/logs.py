@@ -21,6 +21,8 @@ else:
 
 import msgspec
 
+from raftmq.visible import ascii_json, visible
+
 __all__ = ["LEVELS", "configure_logs", "structlog"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -53,14 +55,19 @@ def configure_logs(
 
 
 def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    try:
+        return ascii_json(msgspec.json.encode(event, enc_hook=str))
+    except (TypeError, ValueError):  # a lone surrogate, a key that is no text
+        shown = {str(key): visible(str(value)) for key, value in event.items()}
+        return ascii_json(msgspec.json.encode(shown))
 
 
 def _render_console(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
     time, level = event.pop("timestamp", ""), event.pop("level", "")
-    name = str(event.pop("event", ""))
-    trace = event.pop("exception", "")
+    name = visible(str(event.pop("event", "")))
+    trace = str(event.pop("exception", ""))
     event.pop("cluster", None)
-    fields = " ".join(f"{key}={value}" for key, value in event.items())
+    fields = " ".join(f"{visible(str(key))}={visible(str(value))}" for key, value in event.items())
     line = f"{time} {level:<7} {name:<{_EVENT_WIDTH}} {fields}".rstrip()
-    return f"{line}\n{trace}" if trace else line
+    # Indented, since a message in a traceback may hold what looks like a line of its own.
+    return "\n".join([line, *(f"    {visible(part)}" for part in trace.split("\n") if part)])

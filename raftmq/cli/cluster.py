@@ -28,7 +28,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
+from raftmq.cli.console import clear_screen, out
 from raftmq.cli.main import EXIT_FAILED
 from raftmq.cli.picture import (
     CATCH_UP_COLUMNS,
@@ -100,7 +100,8 @@ def status(
             while True:
                 look = _look_until(0, bootstrap, timeout, addresses)
                 if sys.stdout.isatty() and not as_json:
-                    out("\x1b[H\x1b[2J" + time.strftime("%H:%M:%S"))
+                    clear_screen()
+                    out(time.strftime("%H:%M:%S"))
                 _show_look(look, as_json=as_json)
                 time.sleep(interval)
 

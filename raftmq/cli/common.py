@@ -15,11 +15,12 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from raftmq.cli.console import note, out
+from raftmq.cli.console import note, out, out_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.ports import DiskError
+from raftmq.visible import visible
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -111,7 +112,7 @@ def parse_addresses(text: str, option: str) -> list[str]:
 
 
 def _end(message: str, code: int, hint: str = "") -> None:
-    note(f"raftmq: {message}")
+    note(f"raftmq: {visible(message)}")
     if hint:
         note(hint)
     raise typer.Exit(code) from None
@@ -150,16 +151,16 @@ def show(
 
 def show_json(value: object) -> None:
     """Print a value as indented JSON."""
-    out(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1).decode())
+    out_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1))
 
 
 def text_of(value: object) -> str:
-    """A cell as text: lists as Kafka's tools write them, None as a dash."""
+    """A cell as text on one line: lists as Kafka's tools write them, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value)
-    return str(value)
+        return visible(",".join(str(item) for item in value))
+    return visible(str(value))
 
 
 def _show_plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

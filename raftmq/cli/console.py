@@ -7,14 +7,30 @@ from __future__ import annotations
 
 import sys
 
+from raftmq.visible import ascii_json, visible
+
 
 def out(line: str) -> None:
-    """A result, at once: whoever reads the pipe may wait for it."""
-    sys.stdout.write(line + "\n")
+    """A result, at once: a reader of the pipe may wait for it. What does not print is escaped."""
+    sys.stdout.write(visible(line) + "\n")
     sys.stdout.flush()
 
 
-def note(line: str) -> None:
-    """Something for people to read that is no result."""
-    sys.stderr.write(line + "\n")
+def out_json(encoded: bytes) -> None:
+    """A result for machines: JSON, perhaps on several lines."""
+    sys.stdout.write(ascii_json(encoded) + "\n")
+    sys.stdout.flush()
+
+
+def clear_screen() -> None:
+    """Begin at the top of an empty terminal."""
+    sys.stdout.write("\x1b[H\x1b[2J")
+
+
+def note(text: str) -> None:
+    """Something for people to read that is no result; lines stay, what does not print is escaped.
+
+    A name that somebody else chose is made `visible` before it becomes part of several lines.
+    """
+    sys.stderr.write("\n".join(map(visible, text.split("\n"))) + "\n")
     sys.stderr.flush()

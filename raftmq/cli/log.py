@@ -21,7 +21,7 @@ from raftmq.cli.common import (
     reported,
     show,
 )
-from raftmq.cli.console import note, out
+from raftmq.cli.console import note, out, out_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
 from raftmq.records import BatchHeader, read_records
 
@@ -293,4 +293,4 @@ def _record_text(record: dict[str, Any]) -> str:
 
 
 def _print_json(content: object) -> None:
-    out(msgspec.json.encode(content).decode())
+    out_json(msgspec.json.encode(content))
