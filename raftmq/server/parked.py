@@ -33,7 +33,11 @@ class Abandonable(Promise[T], Generic[T]):
 
 
 def gather(results: Sequence[T | Promise[T]], finish: Callable[[list[T]], R]) -> R | Promise[R]:
-    """`finish` of all values in order: at once when all are there, else when the last one comes."""
+    """`finish` of all values in order: at once when all are there, else when the last one comes.
+
+    What `finish` raises then fails the promise: the last value may come from a call of the engine,
+    which must not meet the faults of an answer.
+    """
     values: list[T | None] = []
     waiting: list[tuple[int, Promise[T]]] = []
     for i, result in enumerate(results):
@@ -61,7 +65,7 @@ def gather(results: Sequence[T | Promise[T]], finish: Callable[[list[T]], R]) ->
             values[i] = done.result()
             left -= 1
             if left == 0:
-                promise.resolve(finish(values))  # type: ignore[arg-type]
+                _resolve(promise, lambda: finish(values))  # type: ignore[arg-type]  # all are there
 
         return settled
 
@@ -70,8 +74,20 @@ def gather(results: Sequence[T | Promise[T]], finish: Callable[[list[T]], R]) ->
     return promise
 
 
+def _resolve(promise: Promise[R], finish: Callable[[], R]) -> None:
+    try:
+        value = finish()
+    except Exception as error:  # noqa: BLE001 - it concerns the request alone
+        promise.fail(error)
+    else:
+        promise.resolve(value)
+
+
 def chain(result: T | Promise[T], after: Callable[[T], R | Promise[R]]) -> R | Promise[R]:
-    """`after` of one value, now or later, and what that promises in turn."""
+    """`after` of one value, now or later, and what that promises in turn.
+
+    What `after` raises later fails the promise, as with `gather`.
+    """
     if not isinstance(result, Promise):
         return after(result)
     promise: Promise[R] = Promise()
@@ -80,7 +96,11 @@ def chain(result: T | Promise[T], after: Callable[[T], R | Promise[R]]) -> R | P
         if done.error is not None:
             promise.fail(done.error)
             return
-        last = after(done.result())
+        try:
+            last = after(done.result())
+        except Exception as error:  # noqa: BLE001 - it concerns the request alone
+            promise.fail(error)
+            return
         if isinstance(last, Promise):
             last.when_done(passed)
         else:

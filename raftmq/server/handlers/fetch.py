@@ -7,7 +7,7 @@ moves, until `max_wait_ms` is over. What it finally answers is read at that mome
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 from uuid import UUID
 
 from raftmq.cluster.deadlines import Deadline
@@ -383,6 +383,26 @@ def grid_ms(wait_ms: float) -> int:
     return min(max(steps * WAIT_GRID_MS, WAIT_GRID_MS), WAIT_GRID_MS_MAX)
 
 
+P = ParamSpec("P")
+Step = Callable[Concatenate["ParkedFetch", P], None]
+
+
+def _costs_its_fetch(step: Step[P]) -> Step[P]:
+    """Let a fault in a step fail that fetch: what called the step may be the engine, which has
+    nothing to do with it."""
+
+    def guarded(fetch: ParkedFetch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(fetch, *args, **kwargs)
+        except Exception as error:
+            if fetch.is_done:
+                raise  # of what was to be done with the answer
+            fetch._unpark()
+            fetch.fail(error)
+
+    return guarded
+
+
 class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
@@ -431,6 +451,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             promise = self._reading.broker.workers.submit(job.run)
             promise.when_done(settled_for(partition, job))
 
+    @_costs_its_fetch
     def _look(self, wait_ms: float) -> None:
         reading = self._reading
         if reading.is_large:
@@ -458,6 +479,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         assert isinstance(result, Promise), "so many partitions take more than a turn"
         result.when_done(looked)
 
+    @_costs_its_fetch
     def _judge(self, wait_ms: float) -> None:
         reading = self._reading
         if reading.jobs:
@@ -486,6 +508,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         if self._reading.is_large and self._reading.has_moved():
             self.woken()  # while the others were looked at
 
+    @_costs_its_fetch
     def woken(self) -> None:
         """A partition moved: answer if that is enough."""
         if self._reading.is_large:
@@ -507,6 +530,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
         waits.when_done(known)
 
+    @_costs_its_fetch
     def finish(self) -> None:
         """Answer what was read last.
 
@@ -536,6 +560,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         for place, partition in reading.beyond.items():
             partition.replica.read_barrier().when_done(settled_at(place))
 
+    @_costs_its_fetch
     def answer(self) -> None:
         """Answer what was read last, once clients can be told where to go with what is not here."""
         waits = self._reading.next_leaders()
@@ -550,6 +575,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self._unpark()
             self.resolve(FetchResponse())
 
+    @_costs_its_fetch
     def expire(self) -> None:
         """Its time is over."""
         reading = self._reading

@@ -37,6 +37,8 @@ WAIT_PARTITIONS_MAX: Final = 1000
 INTERNAL_TOPICS: Final = frozenset({METADATA_TOPIC})
 
 _TOPIC_IDS_FROM: Final = 10
+_NO_NAMES_FROM: Final = 12
+"""Before it the answer names every topic, though one may be asked for by id alone."""
 _AUTO_FLAG_FROM: Final = 4
 _NULL_IS_ALL_FROM: Final = 1
 _LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
@@ -200,10 +202,11 @@ def _wanted_topic(
     name, topic_id = one.name, one.topic_id
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
-            return _no_topic(ErrorCode.INVALID_REQUEST, name, topic_id), None
+            return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
         topic = broker.find_topic(None, topic_id)
         if topic is None:
-            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id), None
+            no_name = None if version >= _NO_NAMES_FROM else ""
+            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
         return _topic(topic, operations), topic
     topic = broker.image.topics.get(name)
     if topic is not None:
