@@ -5,6 +5,7 @@
     python -m jepsen_like soak --minutes M [--seed FIRST] [--jobs J]  fresh seeds for so long
     python -m jepsen_like replicas --seeds N [--seed FIRST]           partitions without nodes
     python -m jepsen_like live --minutes M                            real nodes and clients
+    python -m jepsen_like fuzz --port P [--minutes M] [--seed S]      hostile bytes, real nodes
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
     python -m jepsen_like table [--write FILE]                        promises, rules and bugs
     python -m jepsen_like coverage [--seeds N] [--missing]            what seeds execute
@@ -243,6 +244,21 @@ def _planted(arguments: argparse.Namespace, out: TextIO) -> int:
     return 0 if caught == len(names) else 1
 
 
+def _fuzz(arguments: argparse.Namespace, out: TextIO) -> int:
+    from jepsen_like.fuzz.run import fuzz  # it takes real nodes, which the simulation does without
+
+    with _quiet_pipe():
+        outcome = fuzz(arguments.port, arguments.minutes, arguments.seed, out, arguments.out)
+        is_bad = bool(outcome.findings) or outcome.stalls > arguments.stalls_max
+        print(
+            f"{'FOUND' if is_bad else 'clean'}: {outcome.inputs} inputs, {len(outcome.kinds)} kinds"
+            f" of answers, {outcome.stalls} stalls, canary acknowledged {outcome.acknowledged},"
+            f" p99 {outcome.latency_ms_p99:.0f} ms, {len(outcome.findings)} findings",
+            file=out,
+        )
+    return 1 if is_bad else 0
+
+
 def _table(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.write is None:
         print(table(), file=out)
@@ -319,6 +335,15 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     _seeds(planted, 200)
     planted.add_argument("--bug", choices=[*BUGS, *CLUSTER_BUGS], action="append")
     planted.set_defaults(action=_planted)
+    fuzzing = commands.add_parser("fuzz", help="throw hostile bytes at the nodes of a cluster")
+    fuzzing.add_argument("--port", choices=["client", "peer", "admin"], required=True)
+    fuzzing.add_argument("--minutes", type=float, default=1.0)
+    fuzzing.add_argument("--seed", type=int, default=1)
+    fuzzing.add_argument(
+        "--stalls-max", type=int, default=0, help="so many late ticks of all nodes are no finding"
+    )
+    fuzzing.add_argument("--out", type=Path, default=Path("out"), help="corpus and findings")
+    fuzzing.set_defaults(action=_fuzz)
     promises = commands.add_parser("table", help="promises and rules, and what watches over them")
     promises.add_argument("--write", type=Path, help="the document to bring up to date")
     promises.set_defaults(action=_table)
