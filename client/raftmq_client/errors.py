@@ -7,7 +7,9 @@ never called a failure. `retriable` says that the same call may succeed later.
 
 from __future__ import annotations
 
+import copy
 from enum import Enum
+from typing import Any, Self
 
 from raftmq.errors import INDEFINITE, RETRIABLE, ErrorCode, RaftmqError
 
@@ -25,6 +27,27 @@ class ClientError(RaftmqError):
 
     outcome: Outcome = Outcome.FAILED
     retriable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructors differ: copy and pickle must not call them with `args`.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+    def fresh(self) -> Self:
+        """An equal error with the same cause and no traceback, to be raised.
+
+        Several may wait for what one error ends. Each `raise` of one object would make its
+        traceback longer, and keep alive what the frames of the others hold.
+        """
+        error = copy.copy(self)
+        error.__cause__ = self.__cause__
+        error.__suppress_context__ = self.__suppress_context__
+        return error
+
+
+def _rebuild(kind: type[ClientError], args: tuple[Any, ...], state: dict[str, Any]) -> ClientError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class BrokerError(ClientError):
@@ -121,8 +144,12 @@ class BufferFullError(ClientError):
 
 
 class CorruptAnswerError(ClientError):
-    """A broker sent bytes that break the protocol or a batch's checksum."""
+    """A broker sent bytes that break the protocol, or left out what it was asked.
 
+    The request had been read, so what it asked for may have been done.
+    """
+
+    outcome = Outcome.UNKNOWN
     retriable = True
 
 
@@ -132,6 +159,8 @@ class CorruptRecordsError(CorruptAnswerError):
     `offset` is its first record that was due, `next_offset` where a `seek` gets past it, as far as
     its header can be believed.
     """
+
+    outcome = Outcome.FAILED
 
     def __init__(
         self, message: str, topic: str, partition: int, offset: int, next_offset: int | None = None

@@ -55,6 +55,28 @@ _LEVELS: Final = {Codec.GZIP: (-1, 9), Codec.LZ4: (0, 17), Codec.ZSTD: (-131_072
 """Of each codec that has any, as Kafka has them."""
 
 
+_TEXTS: Final = ("client_id", "group", "instance_id", "rack")
+"""Settings that are said to brokers."""
+_TEXT_MAX: Final = 32_767
+
+
+def check_text(name: str, value: object) -> None:
+    """Whether a setting that is a text can be said to a broker.
+
+    Raises:
+        UsageError: it cannot; the message names the setting.
+    """
+    if name not in _TEXTS or value is None:
+        return
+    try:
+        size = len(value.encode()) if isinstance(value, str) else -1
+    except UnicodeEncodeError:
+        size = -1
+    if not 0 <= size <= _TEXT_MAX:
+        said = ascii(value)[:60]
+        raise UsageError(f"{name} is a text of at most {_TEXT_MAX} bytes in UTF-8, not {said}")
+
+
 def check_number(name: str, value: object) -> None:
     """Whether a setting's value is a number that makes sense, where it is one at all.
 

@@ -156,30 +156,41 @@ def serialize(encode: Callable[[Any], bytes] | None, value: Any, what: str, topi
     if value is None:
         return None
     try:
-        return _encode_bytes(value) if encode is None else encode(value)
+        encoded: Any = _encode_bytes(value) if encode is None else encode(value)
     except Exception as error:
         raise SerializationError(f"{what} of a record for {topic!r}: {error}") from error
+    if type(encoded) is bytes or encoded is None:
+        return encoded
+    if isinstance(encoded, bytes | bytearray | memoryview):
+        return bytes(encoded)
+    kind = type(encoded).__name__
+    raise SerializationError(f"{what} of a record for {topic!r}: its serializer gave {kind}")
 
 
-def check_extras(headers: Sequence[Any], timestamp: Any, topic: str) -> None:
-    """Whether headers and a timestamp can be written; a batch of many is no place to find out.
+def check_extras(
+    headers: Sequence[Any], timestamp: Any, topic: str
+) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers as they are written; a batch of many is no place to find out that they cannot be.
 
     Raises:
-        SerializationError: they cannot be.
+        SerializationError: headers or timestamp cannot be written.
     """
     if timestamp is not None and not (
-        isinstance(timestamp, int) and -_TIMESTAMPS <= timestamp < _TIMESTAMPS
+        isinstance(timestamp, int)
+        and not isinstance(timestamp, bool)
+        and 0 <= timestamp < _TIMESTAMPS
     ):
         raise SerializationError(
             f"timestamp of a record for {topic!r}: {timestamp!r} is no number of milliseconds"
         )
+    checked: list[tuple[str, bytes | None]] = []
     for header in headers:
         try:
             name, content = header
-            name.encode()
-            if content is not None:
-                _encode_bytes(content)
+            _encode_str(name)
+            checked.append((name, None if content is None else _encode_bytes(content)))
         except Exception as error:
             raise SerializationError(
                 f"header {header!r} of a record for {topic!r}: {error}"
             ) from error
+    return tuple(checked)

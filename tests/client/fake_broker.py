@@ -78,10 +78,11 @@ class _Connection:
 class Fault:
     """What to do to one coming request of an API."""
 
-    def __init__(self, kind: str, code: ErrorCode = ErrorCode.NONE) -> None:
-        assert kind in ("refuse", "drop", "drop after", "hold")
+    def __init__(self, kind: str, code: ErrorCode = ErrorCode.NONE, body: bytes = b"") -> None:
+        assert kind in ("refuse", "drop", "drop after", "hold", "garble")
         self.kind = kind
         self.code = code
+        self.body = body
         self.was_met = threading.Event()
 
 
@@ -100,6 +101,7 @@ class FakeBroker:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
+        self.advertised = ("127.0.0.1", self.port)
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
@@ -140,6 +142,12 @@ class FakeBroker:
     def fault(self, api: ApiKey, kind: str, code: ErrorCode = ErrorCode.NONE) -> Fault:
         """Do this to the next request of an API that has no fault yet."""
         fault = Fault(kind, code)
+        self.faults.setdefault(api, deque()).append(fault)
+        return fault
+
+    def garble(self, api: ApiKey, body: bytes) -> Fault:
+        """Do the work of the next request of an API, and answer with these bytes."""
+        fault = Fault("garble", body=body)
         self.faults.setdefault(api, deque()).append(fault)
         return fault
 
@@ -219,6 +227,8 @@ class FakeBroker:
             raise _Drop
         if body is None or (fault is not None and fault.kind == "hold"):
             return None
+        if fault is not None and fault.kind == "garble":
+            body = fault.body
         if not isinstance(body, bytes):
             body = encode_response(api, version, body)
         return encode_response_header(api, version, header.correlation_id) + body
@@ -239,8 +249,9 @@ class FakeBroker:
             if request.topics is None
             else [topic.name for topic in request.topics]
         )
+        host, port = self.advertised
         return Struct(
-            brokers=[Struct(node_id=NODE_ID, host="127.0.0.1", port=self.port)],
+            brokers=[Struct(node_id=NODE_ID, host=host, port=port)],
             cluster_id=CLUSTER_ID,
             controller_id=NODE_ID,
             topics=[self._topic(name, code) for name in names],

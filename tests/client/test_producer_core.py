@@ -62,6 +62,9 @@ class ModelLog:
     recent: deque[tuple[int, int, int]] = field(factory=lambda: deque(maxlen=5))
 
     def append(self, header: BatchHeader, values: list[bytes]) -> tuple[ErrorCode, int]:
+        if header.producer_id < 0:
+            self.values.extend(values)
+            return ErrorCode.NONE, len(self.values) - len(values)
         if header.producer_epoch < self.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, -1
         if header.producer_epoch > self.epoch:

@@ -16,7 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from raftmq_client.aio.wires import Backend, Wire, current_backend, say
+from raftmq_client.aio.wires import UNREACHABLE, Backend, Wire, current_backend, say
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore, Link
@@ -314,7 +314,7 @@ class Engine:
         try:
             with anyio.move_on_after(timeout) as channel.dialing:
                 wire = await self._backend.dial(link.host, link.port, channel)
-        except OSError as error:
+        except UNREACHABLE as error:
             reason = say(error)
         if wire is None:
             self.drop(channel, reason)

@@ -20,6 +20,7 @@ from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
 from raftmq_client.core.outstanding import tell
+from raftmq_client.core.partitioners import check_partition
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import check_extras, serialize
@@ -129,9 +130,12 @@ class Producer:
             value = serialize(self._encode_value, value, "value", topic)
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
-        record = key, value, stamp, tuple(headers)
-        if record[3] or timestamp is not None:
-            check_extras(record[3], timestamp, topic)
+        extras = tuple(headers)
+        if extras or timestamp is not None:
+            extras = check_extras(extras, timestamp, topic)
+        if partition is not None and type(partition) is not int:
+            check_partition(partition)  # True would be taken for 1 below
+        record = key, value, stamp, extras
         receipt: Receipt | None = None
         if on_delivery is None:
             receipt = core.append(topic, record, partition, self)

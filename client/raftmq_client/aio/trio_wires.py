@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from raftmq.types import Buffer
-from raftmq_client.aio.wires import Sink, say
+from raftmq_client.aio.wires import UNREACHABLE, Sink, say
 
 _SEND_PIECES_MAX: Final = 64
 
@@ -28,7 +28,7 @@ class TrioBackend:
 
     async def dial(self, host: str, port: int, sink: Sink) -> TrioWire:
         """Connect."""
-        failure = OSError(f"{host} has no address")
+        failure: Exception = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in await trio.socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         ):
@@ -37,7 +37,7 @@ class TrioBackend:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await wrapped.connect(address)
-            except OSError as error:
+            except UNREACHABLE as error:
                 wrapped.close()
                 failure = error
             except BaseException:

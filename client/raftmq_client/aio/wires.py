@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import sniffio
 
@@ -64,6 +64,7 @@ class Backend(Protocol):
 
         Raises:
             OSError: nobody is there.
+            ValueError: no host can be called that; OverflowError: no port has that number.
         """
         ...
 
@@ -75,6 +76,10 @@ def current_backend() -> Backend:
     return cast(Backend, module.make_backend())
 
 
-def say(error: OSError) -> str:
-    """An OS error for people."""
-    return error.strerror or str(error)
+UNREACHABLE: Final = (OSError, ValueError, OverflowError)
+"""What `dial` raises where nobody is: brokers may name hosts and ports that no socket takes."""
+
+
+def say(error: Exception) -> str:
+    """Why nobody was reached, for people."""
+    return getattr(error, "strerror", None) or str(error)

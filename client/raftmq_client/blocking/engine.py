@@ -47,7 +47,7 @@ def _look_up(link: Link) -> tuple[list[Place], str]:
     """The addresses of a link's host, or why there are none. May take seconds: hold no lock."""
     try:
         found = socket.getaddrinfo(link.host, link.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:  # or nobody can be called that
         return [], _say(error)
     return [(family, address) for family, _, _, _, address in found], ""
 
@@ -347,7 +347,11 @@ class Engine:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = _Channel(link, sock)
         self._channels[link.node_id] = channel
-        code = sock.connect_ex(address)
+        try:
+            code = sock.connect_ex(address)
+        except (ValueError, OverflowError) as error:
+            self._drop(channel, _say(error))
+            return
         if code not in (0, errno.EINPROGRESS):
             self._drop(channel, os.strerror(code))
             return
@@ -439,5 +443,5 @@ def _consume(out: deque[Buffer], count: int) -> None:
         count -= size
 
 
-def _say(error: OSError) -> str:
-    return error.strerror or str(error)
+def _say(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -84,10 +84,11 @@ class Receipt(msgspec.Struct, eq=False):
     @property
     def error(self) -> ClientError | None:
         """Why it failed or is unknown; None while pending or ok."""
-        if self._error is not None:
-            return self._error
-        batch = self._follow()
-        return batch.error if batch is not None else None
+        if self._error is None:
+            batch = self._follow()
+            if batch is not None and batch.error is not None:
+                self._error = batch.error.fresh()  # one's traceback is no other's
+        return self._error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged.
@@ -103,7 +104,7 @@ class Receipt(msgspec.Struct, eq=False):
             raise TimeoutError("the record is still on its way")
         error = self.error
         if error is not None:
-            raise error
+            raise error.fresh()
         place = self.place
         assert place is not None
         return place

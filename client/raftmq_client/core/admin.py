@@ -18,7 +18,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
-from raftmq_client.errors import BrokerError, check_code
+from raftmq_client.errors import BrokerError, CorruptAnswerError, check_code
 
 T = TypeVar("T")
 
@@ -157,6 +157,17 @@ class QuorumInfo:
     observers: tuple[QuorumReplica, ...]
 
 
+def check_named(wanted: Iterable[object], found: Iterable[object]) -> None:
+    """Whether an answer tells of everything that was asked.
+
+    Raises:
+        CorruptAnswerError: it leaves something out, whose outcome is therefore unknown.
+    """
+    missing = set(wanted).difference(found)
+    if missing:
+        raise CorruptAnswerError(f"an answer without {', '.join(sorted(map(str, missing)))}")
+
+
 def cluster_operation(topics: Sequence[str] | None) -> Operation[ClusterInfo]:
     """Brokers, controller and topics; all topics for None, none for an empty sequence."""
     return Operation(
@@ -194,6 +205,7 @@ def create_topics(
             created.append(
                 CreatedTopic(item.name, item.topic_id, item.num_partitions, item.replication_factor)
             )
+        check_named((topic.name for topic in topics), (topic.name for topic in created))
         return created
 
     return Operation(ApiKey.CREATE_TOPICS, request, read, is_repeatable=validate_only)
@@ -225,6 +237,7 @@ def delete_topics(names: Sequence[str], *, timeout_ms: int) -> Operation[None]:
         for item in response.responses:
             message = item.error_message
             check_code(item.error_code, message, about=f"topic {item.name!r}")
+        check_named(names, (item.name for item in response.responses))
 
     return Operation(ApiKey.DELETE_TOPICS, request, read, is_repeatable=False)
 
@@ -235,6 +248,7 @@ def create_partitions(name: str, count: int, *, timeout_ms: int) -> Operation[No
     def read(response: Struct) -> None:
         for item in response.results:
             check_code(item.error_code, item.error_message, about=f"topic {item.name!r}")
+        check_named([name], (item.name for item in response.results))
 
     request = Struct(
         topics=[Struct(name=name, count=count, assignments=None)],
@@ -293,6 +307,7 @@ def describe_configs(
                 )
                 for item in result.configs
             )
+        check_named([name], (result.resource_name for result in response.results))
         return sorted(entries, key=lambda entry: entry.name)
 
     request = Struct(
@@ -321,6 +336,7 @@ def alter_configs(
         for item in response.responses:
             about = f"{resource.name.lower()} {item.resource_name!r}"
             check_code(item.error_code, item.error_message, about=about)
+        check_named([name], (item.resource_name for item in response.responses))
 
     configs = [
         Struct(
@@ -351,6 +367,7 @@ def delete_records(
                 key = TopicPartition(topic.name, item.partition_index)
                 check_code(item.error_code, about=str(key))
                 found[key] = item.low_watermark
+        check_named(offsets, found)
         return found
 
     request = Struct(
@@ -382,6 +399,7 @@ def list_offsets(
             if isinstance(offset, BrokerError):
                 raise offset
             found[key] = offset
+        check_named(timestamps, found)
         return found
 
     # MAX_TIMESTAMP needs v7 (KIP-734); older brokers would look up a time before the epoch.

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
 from raftmq.types import TopicPartition
 from raftmq_client.core import admin as operations
 from raftmq_client.core import group_admin
@@ -34,6 +35,7 @@ from raftmq_client.errors import (
     BrokerError,
     ClientError,
     ConnectionFailedError,
+    CorruptAnswerError,
     Outcome,
     TimedOutError,
 )
@@ -90,7 +92,7 @@ class AdminFlows:
         was_sent = False
         while True:
             try:
-                return operation.read((yield from self._ask(operation, deadline)))
+                return _read(operation, (yield from self._ask(operation, deadline)))
             except ClientError as error:
                 if error.outcome is Outcome.UNKNOWN:
                     was_sent = True
@@ -242,7 +244,7 @@ class AdminFlows:
                         key = next(iter(part))
                         raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, about=str(key))
                     operation = make(node, part)
-                    found.update(operation.read((yield from self._ask(operation, deadline))))
+                    found.update(_read(operation, (yield from self._ask(operation, deadline))))
                 except ClientError as error:
                     if not error.retriable:
                         raise
@@ -271,3 +273,19 @@ class AdminFlows:
             leader = metadata.leader(*key)
             groups.setdefault(leader[0] if leader else None, {})[key] = value
         return list(groups.items())
+
+
+def _read(operation: Operation[T], response: Any) -> T:
+    """What an answer says; one that leaves out what was asked for is no answer.
+
+    Raises:
+        ClientError: the answer is a refusal.
+        CorruptAnswerError: it can be read, but makes no sense.
+    """
+    try:
+        return operation.read(response)
+    except ClientError:
+        raise
+    except Exception as error:
+        name = ApiKey(operation.api).name
+        raise CorruptAnswerError(f"an answer to {name} makes no sense: {error!r}") from error

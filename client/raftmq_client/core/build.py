@@ -26,6 +26,7 @@ from raftmq_client.options import (
     ConsumerSettings,
     ProducerSettings,
     check_number,
+    check_text,
     consumer_options,
     parse_bootstrap,
     producer_options,
@@ -72,6 +73,7 @@ def build_client(
     Raises:
         UsageError: a value makes no sense.
     """
+    check_text("client_id", client_id)
     options = ClientOptions(
         bootstrap=parse_bootstrap(bootstrap),
         client_id=client_id,
@@ -142,4 +144,5 @@ def _known(of: str, settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
             known = ", ".join(sorted(kind.__annotations__))
             raise UsageError(f"{of} has no setting {name!r}; it has {known}")
         check_number(name, settings[name])
+        check_text(name, settings[name])
     return dict(settings)

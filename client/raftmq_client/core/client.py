@@ -260,9 +260,13 @@ class ClientCore:
             link.connection.expire(now)
 
     def _connect(self, link: Link, now: float) -> None:
-        link.connection = ConnectionCore(
-            self.options.client_id, security=self.options.security, host=link.host
-        )
+        try:
+            link.connection = ConnectionCore(
+                self.options.client_id, security=self.options.security, host=link.host
+            )
+        except (ValueError, TypeError) as error:  # TLS: nobody can be called that
+            self.failed(link, f"{link.host!r} is no host name: {error}", now)
+            return
         link.opened_at = now
         link.connect_deadline = now + self.options.connect_timeout_ms
         self._connects.append(link)

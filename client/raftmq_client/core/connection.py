@@ -49,6 +49,7 @@ from raftmq_client.errors import (
     CorruptAnswerError,
     TimedOutError,
     UnsupportedError,
+    UsageError,
 )
 
 HANDSHAKE_VERSION = 3
@@ -308,7 +309,14 @@ class ConnectionCore:
             name = ApiKey(call.api).name
             call.complete(None, UnsupportedError(f"the broker offers no fitting {name}"), now)
             return
-        self._write(call, version)
+        try:
+            self._write(call, version)
+        except Exception as error:  # noqa: BLE001 - what one call cannot say ends no other
+            name = ApiKey(call.api).name
+            failure = UsageError(f"a request {name} cannot be written: {error}")
+            failure.__cause__ = error
+            call.complete(None, failure, now)
+            return
         if not call.expects_answer:
             call.complete(None, None, now)
 
@@ -323,11 +331,13 @@ class ConnectionCore:
 
     def _write(self, call: Call, version: int) -> None:
         correlation_id = self._next_correlation_id
-        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         header = encode_request_header(call.api, version, correlation_id, self._client_id)
         pieces = call.body(version)
         size = len(header) + sum(len(piece) for piece in pieces)
-        self._out.append(struct.pack(">i", size) + header)
+        head = struct.pack(">i", size) + header
+        # From here on nothing fails: a request is written whole or not at all.
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        self._out.append(head)
         self._out.extend(pieces)
         call.sent = True
         if call.expects_answer:
@@ -345,10 +355,13 @@ class ConnectionCore:
         self.answered += 1
         try:
             response = call.read(item.version, frame[position:])
-        except RaftmqError as error:
-            # The frame's bounds are known, but a broker that garbles one answer is not trusted on.
-            call.complete(None, CorruptAnswerError(str(error)), now)
-            raise RemoteProtocolError(str(error)) from error
+        except Exception as error:
+            # Whatever the bytes break, it ends here. The frame's bounds are known, but a broker
+            # that garbles one answer is not trusted on.
+            reason = str(error) if isinstance(error, RaftmqError) else repr(error)
+            about = f"an answer to API {call.api}"
+            call.complete(None, CorruptAnswerError(f"{about}: {reason}"), now)
+            raise RemoteProtocolError(reason) from error
         call.complete(response, None, now)
 
 

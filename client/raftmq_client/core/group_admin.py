@@ -12,7 +12,7 @@ from attrs import frozen
 
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
-from raftmq_client.core.admin import Operation, Route, by_topic
+from raftmq_client.core.admin import Operation, Route, by_topic, check_named
 from raftmq_client.errors import check_code
 
 
@@ -160,6 +160,7 @@ def delete_groups(group: str) -> Operation[None]:
     def read(response: Struct) -> None:
         for item in response.results:
             check_code(item.error_code, about=f"group {item.group_id!r}")
+        check_named([group], (item.group_id for item in response.results))
 
     request = Struct(groups_names=[group])
     return Operation(

@@ -7,6 +7,7 @@ gives the requests that are due.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 from uuid import UUID
@@ -17,7 +18,13 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call, struct_call
-from raftmq_client.errors import AuthenticationError, BrokerError, ClientError, TimedOutError
+from raftmq_client.errors import (
+    AuthenticationError,
+    BrokerError,
+    ClientError,
+    TimedOutError,
+    UsageError,
+)
 
 NO_LEADER: Final = -1
 
@@ -65,6 +72,25 @@ class ClusterInfo:
     controller: int
     brokers: tuple[Broker, ...]
     topics: tuple[TopicInfo, ...]
+
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def check_topic(name: object) -> None:
+    """Whether a topic can be called that, by Kafka's rule.
+
+    One request asks about all topics of a client: a name that cannot be said must not get there.
+
+    Raises:
+        UsageError: no topic can.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or not _TOPIC.fullmatch(name):
+        said = ascii(name)
+        raise UsageError(
+            "a topic is a name of 1 to 249 letters, digits, '.', '_' and '-', not"
+            f" {said if len(said) < 60 else said[:60] + '...'}"
+        )
 
 
 def read_metadata(response: Struct) -> ClusterInfo:
@@ -159,6 +185,7 @@ class MetadataCore:
         """Keep these topics in the cache from now on."""
         for topic in topics:
             if topic not in self._wanted:
+                check_topic(topic)
                 self._wanted[topic] = None
                 self._is_due = True
 

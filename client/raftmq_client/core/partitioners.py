@@ -199,6 +199,17 @@ def make_partitioner(name: str | PartitionFunction, random: Random) -> Partition
     raise UsageError(f"unknown partitioner {name!r}; one of {', '.join(PARTITIONERS)}")
 
 
+def check_partition(partition: object) -> None:
+    """Whether this may be the number of a partition.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    is_number = isinstance(partition, int) and not isinstance(partition, bool)
+    if not is_number or partition < 0:  # type: ignore[operator]  # it is a number
+        raise UsageError(f"a partition is a number from 0 on or None, not {partition!r}")
+
+
 def choose_partition(
     partitioner: Partitioner, topic: str, key: bytes | None, wanted: int | None, count: int
 ) -> int:
@@ -215,6 +226,6 @@ def choose_partition(
         chosen = partitioner.choose(topic, key, count)
     except Exception as error:
         raise UsageError(f"the partitioner failed: {error!r}") from error
-    if not isinstance(chosen, int) or not 0 <= chosen < count:
+    if not isinstance(chosen, int) or isinstance(chosen, bool) or not 0 <= chosen < count:
         raise UsageError(f"the partitioner chose {chosen!r} of {count} partitions of {topic!r}")
     return chosen

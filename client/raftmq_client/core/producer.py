@@ -28,9 +28,9 @@ from raftmq_client.core.accumulator import (
 )
 from raftmq_client.core.call import Call
 from raftmq_client.core.identity import ProducerIdentity
-from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.metadata import Broker, MetadataCore, check_topic
 from raftmq_client.core.outstanding import Listeners, Outstanding
-from raftmq_client.core.partitioners import Partitioner, choose_partition
+from raftmq_client.core.partitioners import Partitioner, check_partition, choose_partition
 from raftmq_client.core.produce_requests import (
     ACKS_ALL,
     NOT_APPENDED,
@@ -108,10 +108,11 @@ class ProducerCore:
             RecordTooLargeError: it cannot fit into a request.
             UsageError: topic or partition are none.
         """
-        if not isinstance(topic, str) or not topic:
-            raise UsageError(f"a topic is a name, not {topic!r}")
-        if partition is not None and (not isinstance(partition, int) or partition < 0):
-            raise UsageError(f"a partition is a number from 0 on or None, not {partition!r}")
+        check_topic(topic)
+        if partition is not None:
+            check_partition(partition)
+        if on_delivery is not None and not callable(on_delivery):
+            raise UsageError(f"on_delivery is a function of a receipt, not {on_delivery!r}")
         size = record_size(record)
         if size > self.options.request_bytes_max:
             raise RecordTooLargeError(
@@ -388,6 +389,8 @@ class ProducerCore:
         partition.in_flight.append(batch)
         partition.node = node
         partition.sent_at = now
+        if self.options.is_idempotent:
+            self._wake(now + STALL_MS)  # whatever else happens: see _watch_in_flight
         return Attempt.of(partition, batch)
 
     def _number(self, partition: PartitionState, batch: Batch) -> None:
@@ -483,6 +486,7 @@ class ProducerCore:
         if not error.retriable or (batch.may_exist and self.options.sends_once):
             partition.in_flight.remove(batch)
             if batch.may_exist:
+                error = error.fresh()  # it may be another batch's, too
                 error.outcome = Outcome.UNKNOWN  # an earlier attempt may have been appended
             else:
                 self._rewind(partition, batch)

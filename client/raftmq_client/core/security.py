@@ -42,6 +42,9 @@ class Plain:
 
     mechanism = "PLAIN"
 
+    def __attrs_post_init__(self) -> None:
+        check_credentials(self.username, self.password)
+
     def exchange(self) -> Exchange:
         """Say both."""
         yield f"\0{self.username}\0{self.password}".encode()
@@ -59,6 +62,7 @@ class Scram:
     def __attrs_post_init__(self) -> None:
         if self.algorithm not in ("SHA-256", "SHA-512"):
             raise UsageError(f"algorithm is SHA-256 or SHA-512, not {self.algorithm!r}")
+        check_credentials(self.username, self.password)
 
     @property
     def mechanism(self) -> str:
@@ -99,6 +103,21 @@ class Scram:
             _fields(verdict).get("v", "").encode(), base64.b64encode(expected)
         ):
             raise AuthenticationError("the broker does not know the password either")
+
+
+def check_credentials(username: str, password: str) -> None:
+    """Whether these can be said.
+
+    Raises:
+        UsageError: they cannot; the message keeps the password to itself.
+    """
+    for name, text in (("username", username), ("password", password)):
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{name} has characters that UTF-8 cannot say") from None
 
 
 @frozen
