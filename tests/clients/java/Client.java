@@ -1,0 +1,82 @@
+// Kafka's own client behind the command line of ../programs.py:
+//   java -cp LIBS Client.java java consume BOOTSTRAP TOPIC PARTITION OFFSET END FETCH_BYTES
+//   java -cp LIBS Client.java java produce BOOTSTRAP TOPIC PARTITION
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.ExecutionException;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.StringDeserializer;
+import org.apache.kafka.common.serialization.StringSerializer;
+
+class Client {
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    public static void main(String[] words) throws Exception {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", words[2]);
+        TopicPartition at = new TopicPartition(words[3], Integer.parseInt(words[4]));
+        if (words[1].equals("consume")) {
+            settings.put("max.partition.fetch.bytes", words[7]);
+            settings.put("fetch.max.bytes", words[7]);
+            settings.put("fetch.max.wait.ms", "200");
+            consume(settings, at, Long.parseLong(words[5]), Long.parseLong(words[6]));
+        } else {
+            settings.put("acks", "all");
+            produce(settings, at);
+        }
+    }
+
+    static void tell(Map<String, Object> line) throws Exception {
+        System.out.println(JSON.writeValueAsString(line));
+    }
+
+    static void consume(Properties settings, TopicPartition at, long offset, long end) throws Exception {
+        StringDeserializer text = new StringDeserializer();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(settings, text, text)) {
+            consumer.assign(List.of(at));
+            consumer.seek(at, offset);
+            while (true) {
+                for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(500))) {
+                    Map<String, Object> line = new LinkedHashMap<>();
+                    line.put("offset", record.offset());
+                    line.put("key", record.key());
+                    line.put("value", record.value());
+                    tell(line);
+                    if (record.offset() >= end - 1) return;
+                }
+            }
+        }
+    }
+
+    static String text(JsonNode node) {
+        return node == null || node.isNull() ? null : node.asText();
+    }
+
+    static void produce(Properties settings, TopicPartition at) throws Exception {
+        StringSerializer text = new StringSerializer();
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings, text, text)) {
+            BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                JsonNode given = JSON.readTree(line);
+                try {
+                    tell(Map.of("offset", producer.send(new ProducerRecord<>(
+                        at.topic(), at.partition(), text(given.get("key")), text(given.get("value"))
+                    )).get().offset()));
+                } catch (ExecutionException error) {
+                    tell(Map.of("error", String.valueOf(error.getCause())));
+                }
+            }
+        }
+    }
+}
