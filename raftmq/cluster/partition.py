@@ -323,6 +323,8 @@ class Partition:
             return ReadResult(code)
         start = replica.log_start_offset
         end = self.readable_end
+        if end < offset <= self._committed_end:
+            end = offset  # in a hole, or behind it: to who was there before, that is the end
         if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
             diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
             if diverging is not None:
@@ -340,13 +342,15 @@ class Partition:
             return ReadResult(ErrorCode.NONE, end, start)
         if offset == end or (bytes_max <= 0 and not at_least_one):
             return ReadResult(ErrorCode.NONE, end, start)
+        log = replica.log
         if self._buggify("partition.short_read"):
             bytes_max = min(bytes_max, 1)
         try:
+            offset = log.past_holes(offset)
             job = None if may_wait else self._needed_first(offset, bytes_max)
             if job is not None:
                 return ReadResult(ErrorCode.NONE, end, start, job=job)
-            found = replica.log.locate(
+            found = log.locate(
                 offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
             )
             spans = tuple(found)
@@ -358,11 +362,11 @@ class Partition:
             return ReadResult(error.code, end, start)
         except DiskError:
             return ReadResult(ErrorCode.KAFKA_STORAGE_ERROR, end, start)
-        size = 0
+        size = record_count = 0
         for span in spans:
             size += span.size
-        next_offset = Offset(spans[-1].end_offset) if spans else offset
-        return ReadResult(ErrorCode.NONE, end, start, spans, size, next_offset, job=job)
+            record_count += span.end_offset - max(span.base_offset, offset)
+        return ReadResult(ErrorCode.NONE, end, start, spans, size, record_count, job=job)
 
     def _needed_first(
         self, offset: Offset, bytes_max: int, *, is_unverified: bool = False
@@ -389,7 +393,18 @@ class Partition:
 
     @property
     def readable_end(self) -> Offset:
-        """Where consumers must stop: the high watermark; on a follower also what it has flushed."""
+        """Where consumers must stop: at the last committed record, which a follower has flushed.
+
+        That is the high watermark, or less where nothing but a hole lies below it. It is what
+        clients are told as the high watermark: no fetch brings them beyond it.
+        """
+        end = self._committed_end
+        start = min(self.replica.log_start_offset, end)
+        return max(start, self.replica.log.records_end(end))
+
+    @property
+    def _committed_end(self) -> Offset:
+        """The high watermark; on a follower, as far as it has flushed."""
         replica = self.replica
         if replica.is_leader:
             return replica.high_watermark
@@ -455,6 +470,7 @@ class Partition:
             # KIP-207: a new leader may know a lower high watermark than its predecessor gave out.
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         if timestamp == LATEST:
+            end = self.readable_end
             return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
         if timestamp == LATEST_TIERED:
             return OffsetResult(ErrorCode.NONE)  # nothing is tiered

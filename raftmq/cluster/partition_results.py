@@ -19,6 +19,8 @@ class FileSpan(Span, Protocol):
     """Whole batches of a segment (`log.FileSpan`)."""
 
     @property
+    def base_offset(self) -> int: ...
+    @property
     def end_offset(self) -> int: ...
 
 
@@ -31,8 +33,8 @@ class ReadResult:
     log_start_offset: Offset = NO_OFFSET
     spans: tuple[FileSpan, ...] = ()
     size: int = 0
-    next_offset: Offset = NO_OFFSET
-    """Of the last batch in `spans`."""
+    record_count: int = 0
+    """Offsets from the wanted one on that `spans` cover."""
     diverging: tuple[LeaderEpoch, Offset] | None = None
     job: Runnable | None = None
     """Bytes must be read or checked first, in a worker; then `Partition.prepared`, and again."""

@@ -101,6 +101,7 @@ class Checker:
             return []  # cut, replaced or dropped meanwhile
         for start, end in job.verified:
             segment.verified.add(start, end)
+        segment.holes.add_all(job.holes)
         for damage in job.damages:
             segment.mark_damaged(damage)
         return [(Offset(d.start), Offset(d.end)) for d in job.damages]

@@ -52,14 +52,15 @@ class LogEntry:
 class FileSpan:
     """Verified bytes of whole batches in a file.
 
-    The span keeps the file alive: the log may unlink, replace or drop it meanwhile. `end_offset` is
-    the next offset of its last batch.
+    The span keeps the file alive: the log may unlink, replace or drop it meanwhile. `base_offset`
+    is that of its first batch, `end_offset` the next offset of its last one.
     """
 
     file: File
     position: int
     size: int
     end_offset: int = -1
+    base_offset: int = -1
 
 
 @frozen(slots=True)

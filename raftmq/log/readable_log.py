@@ -96,7 +96,8 @@ class ReadableLog:
     ) -> list[FileSpan]:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
 
-        What is not verified is checked here, or ends the spans where that may not be.
+        What is not verified is checked here, or ends the spans where that may not be. A batch that
+        carries no records is in no span: the next that does goes along in its place.
 
         Raises:
             DamagedError: the first of them is damaged.
@@ -106,6 +107,15 @@ class ReadableLog:
         return self._reader.locate(
             offset, bytes_max, end, at_least_one=at_least_one, may_check=may_check
         )
+
+    def past_holes(self, offset: Offset) -> Offset:
+        """The first offset at or above `offset` where there may be a record, as far as is known."""
+        return Offset(self._reader.past_holes(offset))
+
+    def records_end(self, end: Offset) -> Offset:
+        """Where the records below `end` end: readers are told so, since one that waits for what
+        lies in a hole would wait for ever."""
+        return Offset(self._reader.records_end(end))
 
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
         """Headers of the batches that overlap `[start, end)`.

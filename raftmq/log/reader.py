@@ -17,6 +17,7 @@ from attrs import Factory, define
 
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.cold import WarmJob, cold_job, lookup_job
+from raftmq.log.holes import carries_records
 from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
@@ -31,6 +32,10 @@ from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 _CURSORS_MAX: Final = 32
 _SEGMENTS_AHEAD: Final = 8
 _BARE_OVERHEAD: Final = 64
+_SPANS_MAX: Final = 64
+"""Each hole between two batches costs a span, and its span a look into the index."""
+_HOLE_CHECK_BYTES: Final = 64 << 10
+"""Of empty batches that nobody checked yet, about a thousand; at most twice in one look."""
 
 
 @define(slots=True)
@@ -269,7 +274,8 @@ class LogReader:
     ) -> list[FileSpan]:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
 
-        What is not verified is checked here, or ends the spans where that may not be.
+        What is not verified is checked here, or ends the spans where that may not be. Batches
+        without records are left out (`holes.py`).
 
         Raises:
             DamagedError: the first of them is damaged.
@@ -278,7 +284,11 @@ class LogReader:
         limit = min(int(end), self.segments.end_offset)
         left = bytes_max
         spans: list[FileSpan] = []
-        while at < limit and (left > 0 or (at_least_one and not spans)):
+        has_met_hole = False
+        while (left > 0 or (at_least_one and not spans)) and len(spans) < _SPANS_MAX:
+            at = self.past_holes(at)
+            if at >= limit:
+                break
             try:
                 must = at_least_one and not spans
                 span, after = self._span(at, left, limit, must=must, may_check=may_check)
@@ -287,7 +297,11 @@ class LogReader:
                     break
                 raise
             if span is None:
-                break
+                if after == at or has_met_hole:
+                    break  # a row of empty batches that takes longer is the next look's
+                has_met_hole = True
+                at = after
+                continue
             left -= span.size
             last = spans[-1] if spans else None
             if (
@@ -296,7 +310,7 @@ class LogReader:
                 and (last.position + last.size == span.position)
             ):
                 size = last.size + span.size
-                spans[-1] = FileSpan(last.file, last.position, size, after)
+                spans[-1] = FileSpan(last.file, last.position, size, after, last.base_offset)
             else:
                 spans.append(span)
             at = after
@@ -311,18 +325,22 @@ class LogReader:
             if found is not None:
                 return found
         segment, position, first = self._batch_at(offset)
-        if first.next_offset > end or (first.size > left and not must):
+        if first.next_offset > end or (first.size > left and not must and carries_records(first)):
             return None, offset
         verified_end = segment.verified.end_from(position)
         if verified_end < position + first.size:
             if not may_check:
                 return None, offset  # a worker's to check, when they are asked for
+            if not carries_records(first):
+                return None, self._check_hole(segment, position, first.base_offset)
             after, to = self._verify(segment, position, first, left, end)
         else:
             limit = min(verified_end, position + max(left, first.size))
+            limit = segment.holes.position_from(position, limit)
             after, to = _boundary(segment, position, first, limit, end)
         self._remember(after, segment, to)
-        return FileSpan(segment.file, position, to - position, after), after
+        base = first.base_offset
+        return FileSpan(segment.file, position, to - position, after, base), after
 
     def _recent_span(
         self, slot: int, left: int, end: int, *, must: bool
@@ -337,9 +355,11 @@ class LogReader:
         limit = min(start + max(left, first.size), segment.verified.end_from(start))
         if start < 0 or limit < start + first.size:
             return None
+        limit = segment.holes.position_from(start, limit)
         last = self.recent.last_within(slot, end, limit, segment.base_offset)
         size = last.position + last.size - start
-        return FileSpan(segment.file, start, size, last.next_offset), last.next_offset
+        after = last.next_offset
+        return FileSpan(segment.file, start, size, after, first.base_offset), after
 
     def _batch_at(self, offset: int) -> tuple[Segment, int, BatchHeader]:
         """Segment, position and header of the batch that contains `offset`."""
@@ -353,6 +373,49 @@ class LogReader:
         position, header = segment.batch_at(offset)
         return segment, position, header
 
+    def _check_hole(self, segment: Segment, position: int, base: int) -> int:
+        """Check a row of empty batches, as far as one look may; returns the offset after it.
+
+        Raises:
+            DamagedError: the first of them is damaged.
+        """
+        limit = position + _HOLE_CHECK_BYTES
+        try:
+            for batch in segment.batches_from(position, base, chunk=_HOLE_CHECK_BYTES):
+                if carries_records(batch.header) or batch.position >= limit:
+                    break
+        except DamagedError:
+            if segment.holes.past(base) == base:
+                raise
+        return segment.holes.past(base)
+
+    def past_holes(self, offset: int) -> int:
+        """The first offset at or above `offset` that is not known to lie in a hole."""
+        segments = self.segments.all
+        at = self.segments.at(offset)
+        while 0 <= at < len(segments) and segments[at].holes:
+            after = segments[at].holes.past(offset)
+            if after == offset or after < segments[at].end_offset:
+                return after
+            offset = after
+            at += 1
+        return offset
+
+    def records_end(self, end: int) -> int:
+        """Where the records below `end` end: before the hole that reaches up to it, if one does."""
+        segments = self.segments.all
+        if segments and end > segments[-1].base_offset and not segments[-1].holes:
+            return end  # nearly always
+        start = min(end, int(self.log_start.offset))
+        at = self.segments.at(end - 1)
+        while at >= 0 and end > start:
+            before = segments[at].holes.before(end)
+            if before == end or before > segments[at].base_offset:
+                return max(before, start)
+            end = before
+            at -= 1
+        return max(end, start)
+
     def _verify(
         self, segment: Segment, position: int, first: BatchHeader, left: int, end: int
     ) -> tuple[int, int]:
@@ -363,6 +426,8 @@ class LogReader:
         try:
             for batch in segment.batches_from(position, first.base_offset, chunk=bytes_max):
                 if batch.header.next_offset > end or batch.position + batch.header.size > limit:
+                    break
+                if not carries_records(batch.header):
                     break
                 to, after = batch.position + batch.header.size, batch.header.next_offset
                 if to >= limit:

@@ -329,8 +329,11 @@ class _Recovery:
             offset, position = self._resume_point(segment, size, claimed_offset)
         scan = self._scan(segment, offset, position, size, next_base)
         wanted = claimed_offset if next_base is None else next_base
-        if position and (scan.damages or scan.offset < wanted):
-            # It will be checked whole at each opening from now on; this one tells no less.
+        if position and (
+            scan.damages or scan.offset < wanted or segment.holes.past(offset) > offset
+        ):
+            # It will be checked whole at each opening from now on; this one tells no less. A hole
+            # where the scan began may begin before it.
             scan = self._scan(segment, segment.base_offset, 0, size, next_base)
         if next_base is not None and scan.offset > next_base:
             raise UnusableLogError(f"{segment.path}: runs into the next segment")

@@ -25,6 +25,7 @@ from raftmq.log.batch_reader import (
     find_after,
     walk_headers,
 )
+from raftmq.log.holes import Holes
 from raftmq.log.model import DamagedError, LogConfig
 from raftmq.log.offset_index import OffsetIndex
 from raftmq.log.shared import Shared
@@ -78,6 +79,7 @@ class Segment:
         "created_ms",
         "damages",
         "end_offset",
+        "holes",
         "is_dirty",
         "is_missing",
         "max_timestamp",
@@ -115,6 +117,7 @@ class Segment:
         self.version = 0  # changes when bytes that a reader may have seen are cut, or all are given
         # up, and when the indexes were made anew: what jobs found before that is void
         self.verified = VerifiedRanges()
+        self.holes = Holes()  # among what was ever verified
         self._reset()
 
     def _reset(self) -> None:
@@ -123,6 +126,7 @@ class Segment:
         self.max_timestamp = -1
         self.max_timestamp_offset = self.base_offset
         self.damages: list[Damage] = []
+        self.holes.clear()
         self._unindexed_bytes = 0
         self._indexed_timestamp = -1
 
@@ -223,8 +227,13 @@ class Segment:
         self._shared.indexes.forget(self.time_index.path)
 
     def write_indexes(self, *, is_closed: bool) -> None:
-        """Write pending index entries; a full disk keeps them in memory."""
-        log_size = self.size if is_closed else 0
+        """Write pending index entries; a full disk keeps them in memory.
+
+        The index does not vouch for a segment that ends in a hole: the next opening is to find the
+        hole, since readers are told that the log ends before it.
+        """
+        ends_in_hole = self.holes.before(self.end_offset) < self.end_offset
+        log_size = self.size if is_closed and not ends_in_hole else 0
         summary = SegmentSummary(
             self.base_offset,
             DAMAGED if self.damages else log_size,
@@ -260,6 +269,7 @@ class Segment:
             raise
         self.note(position, header)
         self.verified.add(position, position + size)
+        self.holes.note(position, header)
         self.is_dirty = True
         return position
 
@@ -379,6 +389,7 @@ class Segment:
                 )
                 for batch in found:
                     self.verified.add(batch.position, batch.position + batch.header.size)
+                    self.holes.note(batch.position, batch.header)
                     yield batch
         except BadBatch as bad:
             damage = self.add_damage(bad)
@@ -424,6 +435,7 @@ class Segment:
             try:
                 for at, header, _ in checked_batches(file, position, file_size, offset, epochs):
                     self.note(at, header)
+                    self.holes.note(at, header)
                 self.verified.add(position, self.size)
                 return Scan(self.size, self.end_offset, damages, None)
             except BadBatch as bad:
@@ -483,6 +495,7 @@ class Segment:
         self.max_timestamp_offset = twin.max_timestamp_offset
         self._unindexed_bytes = twin._unindexed_bytes
         self._indexed_timestamp = twin._indexed_timestamp
+        self.holes.add_all(twin.holes)
         try:
             for position, header in walk_headers(self.file, self.size, size, self.end_offset):
                 self.note(position, header)
@@ -523,6 +536,7 @@ class Segment:
             damage.position_end = min(damage.position_end, position)
         self.damages = [d for d in self.damages if d.start < d.end]
         self.verified.cut(position)
+        self.holes.cut(offset, position)
         self.size, self.end_offset = position, offset
         try:
             self.offset_index.cut(offset)

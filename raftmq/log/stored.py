@@ -69,7 +69,7 @@ class StoredJob(VerifyJob):
                     (header.base_offset, header.next_offset, header.leader_epoch, header.size)
                 )
                 self.checksum = crc32c(data, self.checksum)
-                self._add_verified(position, position + header.size)
+                self._add_verified(position, header)
                 self.position, self.offset = position + header.size, header.next_offset
         except BadBatch as bad:
             if not self.batches:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from attrs import Factory, define
 
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after
+from raftmq.log.holes import Holes
 from raftmq.log.segment import Damage, Segment
 from raftmq.ports import File
+from raftmq.records import BatchHeader
 
 
 @define(slots=True, eq=False)
@@ -19,6 +21,7 @@ class VerifyJob:
 
     Attributes:
         verified: byte ranges found sound.
+        holes: which of them hold no records.
         damages: what is not.
         sound_count: how many batches were found sound.
         offset: after `run`, the offset up to which the job came.
@@ -37,6 +40,7 @@ class VerifyJob:
     is_scrub: bool = False
     skip: tuple[Damage, ...] = ()
     verified: list[tuple[int, int]] = Factory(list)
+    holes: Holes = Factory(Holes)
     damages: list[Damage] = Factory(list)
     read_bytes: int = 0
     sound_count: int = 0
@@ -68,13 +72,15 @@ class VerifyJob:
             return
         for batch in checked_batches(self.file, self.position, limit, self.offset, self.epochs):
             end = batch.position + batch.header.size
-            self._add_verified(batch.position, end)
+            self._add_verified(batch.position, batch.header)
             self.position, self.offset = end, batch.header.next_offset
             if end - start >= self.bytes_max:
                 return
 
-    def _add_verified(self, start: int, end: int) -> None:
+    def _add_verified(self, start: int, header: BatchHeader) -> None:
         self.sound_count += 1
+        self.holes.note(start, header)
+        end = start + header.size
         if self.verified and self.verified[-1][1] == start:
             self.verified[-1] = (self.verified[-1][0], end)
         else:

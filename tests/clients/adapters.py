@@ -22,6 +22,8 @@ from aiokafka.structs import TopicPartition as AioTopicPartition
 from attrs import frozen
 
 TIMEOUT_S = 90.0
+FETCH_BYTES = 1 << 20
+"""The clients' own default, of a partition in an answer."""
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
@@ -58,7 +60,9 @@ class ClientAdapter(Protocol):
     def produce(
         self, topic: str, messages: Sequence[Message], *, codec: str, idempotent: bool
     ) -> list[int]: ...
-    def read(self, topic: str, partition: int, offset: int, count: int) -> list[Message]: ...
+    def read(
+        self, topic: str, partition: int, offset: int, count: int, *, fetch_bytes: int = FETCH_BYTES
+    ) -> list[Message]: ...
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int | None: ...
     def member(self, group: str, topic: str) -> GroupMember: ...
 
@@ -161,13 +165,16 @@ class Confluent:
         assert not errors, errors[:3]
         return offsets
 
-    def read(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
+    def read(
+        self, topic: str, partition: int, offset: int, count: int, *, fetch_bytes: int = FETCH_BYTES
+    ) -> list[Message]:
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
                 "group.id": "unused",
                 "enable.auto.commit": False,
                 "fetch.wait.max.ms": 100,
+                "fetch.message.max.bytes": fetch_bytes,
             }
         )
         try:
@@ -300,9 +307,14 @@ class KafkaPython:
         finally:
             producer.close()
 
-    def read(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
+    def read(
+        self, topic: str, partition: int, offset: int, count: int, *, fetch_bytes: int = FETCH_BYTES
+    ) -> list[Message]:
         consumer = kafka.KafkaConsumer(
-            bootstrap_servers=self._servers, enable_auto_commit=False, fetch_max_wait_ms=100
+            bootstrap_servers=self._servers,
+            enable_auto_commit=False,
+            fetch_max_wait_ms=100,
+            max_partition_fetch_bytes=fetch_bytes,
         )
         try:
             where = kafka.TopicPartition(topic, partition)
@@ -454,10 +466,15 @@ class AioKafka:
         offsets: list[int] = self._loop.run(work())
         return offsets
 
-    def read(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
+    def read(
+        self, topic: str, partition: int, offset: int, count: int, *, fetch_bytes: int = FETCH_BYTES
+    ) -> list[Message]:
         async def work() -> list[Message]:
             consumer = AIOKafkaConsumer(
-                bootstrap_servers=self._bootstrap, enable_auto_commit=False, fetch_max_wait_ms=100
+                bootstrap_servers=self._bootstrap,
+                enable_auto_commit=False,
+                fetch_max_wait_ms=100,
+                max_partition_fetch_bytes=fetch_bytes,
             )
             await consumer.start()
             try:

@@ -57,6 +57,7 @@ class FakeSpan:
 
     data: bytes
     end_offset: int
+    base_offset: int
     position: int = 0
 
     @property
@@ -79,6 +80,7 @@ class FakeLog:
     job: Any = None  # the check that cold bytes need, once
     cold_jobs: list[Runnable] = field(factory=list)
     checks: int = 0
+    hole: tuple[int, int] = (0, 0)
 
     @property
     def size_bytes(self) -> int:
@@ -106,8 +108,15 @@ class FakeLog:
             if len(data) > bytes_max and (spans or not at_least_one):
                 break
             bytes_max -= len(data)
-            spans.append(FakeSpan(data, header.next_offset))
+            spans.append(FakeSpan(data, header.next_offset, header.base_offset))
         return spans
+
+    def past_holes(self, offset: Offset) -> Offset:
+        start, end = self.hole
+        return Offset(end) if start <= offset < end else offset
+
+    def records_end(self, end: Offset) -> Offset:
+        return Offset(self.hole[0]) if self.hole[0] < end <= self.hole[1] else end
 
     def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
         known = sorted({header.leader_epoch for header, _ in self.batches})

@@ -402,6 +402,27 @@ def test_followers_serve_what_they_flushed_and_were_told() -> None:
     assert lost.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+@pytest.mark.parametrize("is_leader", [True, False])
+@pytest.mark.parametrize(("offset", "end"), [(0, 2), (2, 2), (3, 3), (4, 4)])
+def test_a_hole_below_the_high_watermark_is_no_end_to_wait_for(
+    offset: int, end: int, is_leader: bool
+) -> None:
+    """Who is before it is told that the log ends there; who was behind it already, that he is at
+    the end: neither waits for records that are gone, nor is anybody out of range."""
+    bench = filled()
+    bench.replica.log.hole = (2, 4)
+    if not is_leader:
+        bench.replica.follow()
+    partition = bench.partition
+    result = partition.read(Offset(offset), 1 << 20, may_follow=True)
+    assert (result.code, result.high_watermark) == (ErrorCode.NONE, end)
+    assert result.record_count == (2 if offset == 0 else 0)
+    if is_leader:
+        assert partition.list_offset(-1).offset == 2
+    bench.replica.start_at(3)  # records are deleted up to within the hole
+    assert partition.readable_end == 3
+
+
 def test_divergence_is_told() -> None:
     bench = filled()
     partition = bench.partition

@@ -57,7 +57,7 @@ def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Off
                 continue
             replica = partition.replica
             position = Offset(max(offsets[at].offset, replica.log_start_offset))
-            lag = max(0, replica.high_watermark - position)
+            lag = max(0, partition.readable_end - position)
             yield (name, at.topic, str(at.partition)), partition, position, lag
 
 

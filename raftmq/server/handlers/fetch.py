@@ -121,7 +121,7 @@ class _EndedLog:
             return True
         replica = partition.replica
         if (
-            replica.high_watermark != self._end
+            partition.readable_end != self._end
             or replica.log_start_offset != self._start
             or not partition.is_leader
             or not partition.serves_fetches
@@ -358,8 +358,7 @@ class Reading:
                 answer.preferred_read_replica = closest
                 answer.records = ()
         if answer.records:
-            messages = result.next_offset - request.fetch_offset
-            self._found.append((found.counts, messages, result.size))
+            self._found.append((found.counts, result.record_count, result.size))
         return answer
 
     def _refuse(self, wanted: Wanted, code: ErrorCode) -> FetchPartitionResponse:

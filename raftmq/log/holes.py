@@ -1,0 +1,98 @@
+"""Where a segment holds batches without records, so that readers are sent past them.
+
+Clients do not agree on a batch that carries nothing: some never get past one that stands alone in
+an answer, one jumps back, one lets each cost it twice the memory. So none is ever sent: an answer
+to Fetch holds batches that carry records, and where the first has none the next one goes along,
+whatever its size. What leaves holes is the acceptance of a loss (`filler.py`) today; whatever will
+drop records and keep their offsets notes its holes here too: a batch whose records all went as the
+bytes that it takes, the end of one that lost its last records as a run of no bytes behind it.
+
+Noted where a batch is checked, never from a header that nobody summed: a damaged count must not
+make readers pass over records. Since only checked bytes are served, what may be served is known.
+
+Invariant: runs are disjoint, ascending in offset and in position, and merged where they touch, so
+that a long row of empty batches is passed in one step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from raftmq.records import BatchHeader
+
+
+def carries_records(header: BatchHeader) -> bool:
+    """True for a batch that a client can be given: there is something in it."""
+    return header.record_count > 0
+
+
+class Holes:
+    """The known runs of one segment's offsets, and of the bytes they take, that hold no record."""
+
+    __slots__ = ("_ends", "_position_ends", "_positions", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._positions: list[int] = []
+        self._position_ends: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def note(self, position: int, header: BatchHeader) -> None:
+        """Remember a checked batch if it carries nothing."""
+        if not carries_records(header):
+            end = position + header.size
+            self.add(header.base_offset, header.next_offset, position, end)
+
+    def add(self, start: int, end: int, position: int, position_end: int) -> None:
+        """No record has an offset in `[start, end)`, nor any byte in `[position, position_end)`."""
+        left = bisect_left(self._ends, start)
+        right = bisect_right(self._starts, end)
+        if left < right:
+            start = min(start, self._starts[left])
+            position = min(position, self._positions[left])
+            end = max(end, self._ends[right - 1])
+            position_end = max(position_end, self._position_ends[right - 1])
+        self._starts[left:right] = [start]
+        self._ends[left:right] = [end]
+        self._positions[left:right] = [position]
+        self._position_ends[left:right] = [position_end]
+
+    def add_all(self, other: Holes) -> None:
+        """Take over what another one knows of the same file."""
+        for run in zip(
+            other._starts, other._ends, other._positions, other._position_ends, strict=True
+        ):
+            self.add(*run)
+
+    def past(self, offset: int) -> int:
+        """The first offset at or above `offset` that is not known to be in a hole."""
+        at = bisect_right(self._starts, offset) - 1
+        return max(offset, self._ends[at]) if at >= 0 else offset
+
+    def before(self, end: int) -> int:
+        """The last offset at or below `end` with no hole right before it: `end` of the records."""
+        at = bisect_left(self._starts, end) - 1
+        return self._starts[at] if at >= 0 and self._ends[at] >= end else end
+
+    def position_from(self, position: int, limit: int) -> int:
+        """Where bytes that carry nothing begin at or after `position`; at most `limit`."""
+        at = bisect_right(self._position_ends, position)
+        return min(limit, self._positions[at]) if at < len(self._positions) else limit
+
+    def cut(self, offset: int, position: int) -> None:
+        """The segment ends at `offset` now."""
+        keep = bisect_left(self._starts, offset)
+        for column in (self._starts, self._ends, self._positions, self._position_ends):
+            del column[keep:]
+        if self._ends and self._ends[-1] > offset:
+            self._ends[-1], self._position_ends[-1] = offset, position
+
+    def clear(self) -> None:
+        """Nothing is known."""
+        self.cut(-1, 0)
