@@ -208,7 +208,7 @@ CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         stress.deletions_at_rest,
         7,
         (3, 14),
-        (_REFUSED, "duplicate"),
+        ("ProducersAgree", "duplicate"),
     ),
     "producer-ids-twice": Bug(
         lambda: patch.dict(metadata_apply._HANDLERS, {AllocateProducerIds: _same_ids}),

@@ -14,9 +14,11 @@ from attrs import define, field
 
 from jepsen_like.invariants import InvariantViolation
 from raftmq.cluster.metadata_snapshot import encode_image
+from raftmq.cluster.partition import Partition
 from raftmq.types import RaftGroupId
 
 if TYPE_CHECKING:
+    from jepsen_like.cluster.watch import Watcher
     from jepsen_like.cluster.world import ClusterWorld
 
 MOMENT_MS = 500.0
@@ -94,7 +96,20 @@ class Settling:
             return f"not all can be seen below {common}"
         if any(digest != digests[0] for digest in digests):
             raise InvariantViolation("Convergence", f"{group}: logs differ below {common}")
+        self._judge_producers(group, watchers)
         return ""
+
+    def _judge_producers(self, group: RaftGroupId, watchers: list[Watcher]) -> None:
+        """What logs of the same end say of producers is the same, whatever each was read from."""
+        known: dict[int, bytes] = {}
+        for watcher in watchers:
+            log = watcher.replica.log
+            if not isinstance(watcher.inner, Partition) or log.damaged:
+                continue
+            state = watcher.inner._producers.current().encode()
+            if known.setdefault(log.log_end_offset, state) != state:
+                told = f"{group}: replicas know different producers below {log.log_end_offset}"
+                raise InvariantViolation("ProducersAgree", told)
 
     def _images_apart(self) -> str:
         world, images = self._world, self._images

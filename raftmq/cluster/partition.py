@@ -94,7 +94,7 @@ class Partition:
         self.counts = counts or TopicCounts()
         self._replica_counts = replica_counts or ReplicaCounts()
         self.fetches = ParkedFetches(deadlines)
-        self._producers = PartitionProducers(checkpoints or ProducerCheckpoints())
+        self._producers = PartitionProducers(checkpoints or ProducerCheckpoints(), clock)
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
@@ -578,7 +578,14 @@ class Partition:
             return
         if soft.role is not Role.LEADER:
             self._fail_parked(self._no_leader_code())
+        elif not self._is_internal:
+            self._producers.led(is_first=self._is_first_leader())
         self.fetches.wake_all()
+
+    def _is_first_leader(self) -> bool:
+        log = self.replica.log
+        before = LeaderEpoch(self.replica.leader_epoch - 1)
+        return not log.log_start.index and log.end_offset_for_epoch(before) is None
 
     def state_at(self, offset: Offset, _index: RaftIndex) -> bytes:
         """What producers had written exactly below `offset`."""

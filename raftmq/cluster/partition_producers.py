@@ -3,7 +3,8 @@
 `producer_state.py` is the pure table; this follows the log with it: forward at each append, back at
 a truncation, to any offset for a log start. Checkpoints at committed offsets bound how much of the
 log is read again for that. A batch behind a refused one is refused as that was; so is one behind a
-gap that the leader before may still fill (`refused_batches.py`).
+gap that the leader before may still fill (`refused_batches.py`), and the first batch of a producer
+that the log does not know while one before it may be under way.
 
 Invariant: the table given out is exactly what the batches of the log say; while damage hides some
 of them there is none.
@@ -21,6 +22,7 @@ from raftmq.cluster.refused_batches import RefusedBatches
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
+from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
@@ -29,6 +31,13 @@ CHECKPOINT_BATCHES: Final = 4_000
 """So many headers are replayed at most when a log start moves or a suffix is truncated."""
 CHECKPOINT_PRODUCERS_MAX: Final = 2_000
 """Beyond this taking the state costs more than replaying does."""
+
+MISSING_BATCH_MS: Final = 60_000.0
+"""So long may a batch wait for the answer of a leader before this one until its producer sends it
+here: `socket.timeout.ms` of librdkafka, the longest of the clients' defaults."""
+FIRST_LEADER_MS: Final = 1_000.0
+"""The same where there was no leader before: what a producer had under way to a topic of the same
+name that was deleted is refused within moments, and comes again."""
 
 COMES_AGAIN: Final = frozenset(
     {
@@ -40,7 +49,6 @@ COMES_AGAIN: Final = frozenset(
 )
 """After these a client sends the batch again as it is."""
 _OUT_OF_ORDER: Final = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-_LEAVES_A_GAP: Final = (_OUT_OF_ORDER, ErrorCode.UNKNOWN_PRODUCER_ID)
 
 
 class BehindRefusedError(KafkaError):
@@ -61,13 +69,16 @@ class HeaderLog(Protocol):
 class PartitionProducers:
     """The table of one partition's idempotent producers, and its past."""
 
-    def __init__(self, checkpoints: ProducerCheckpoints) -> None:
+    def __init__(self, checkpoints: ProducerCheckpoints, clock: Clock) -> None:
+        self._clock = clock
         self.table = ProducerStateTable()
         """What `current` gives; without what damage hides, while there is damage."""
         self._is_hidden = False
         self._refused = RefusedBatches()
         self._leader_epoch = LeaderEpoch(-1)  # of the leadership whose batches were judged last
         self._leads_from = Offset(0)  # the log's end when its first one was
+        # Until then a batch may be missing of which nothing is known here.
+        self._complete_from_ms = 0.0
         self._checkpoints = checkpoints
         self._log: HeaderLog | None = None
         self._batches_since = 0
@@ -101,13 +112,15 @@ class PartitionProducers:
         table = self.current()
         if leader_epoch != self._leader_epoch:
             self._leader_epoch, self._leads_from = leader_epoch, table.next_offset
+        if header.base_sequence > 0 and table.get(header.producer_id) is None:
+            self._check_first(header)
         try:
             verdict = table.check(header)
         except KafkaError as error:
-            if error.code not in _LEAVES_A_GAP:
+            if error.code is not _OUT_OF_ORDER:
                 raise
             expected = table.next_sequence(header.producer_id, header.producer_epoch)
-            if error.code is _OUT_OF_ORDER and self._is_new_here(header.producer_id):
+            if self._is_new_here(header.producer_id):
                 self._refused.await_missing(header.producer_id, header.producer_epoch, expected)
             code = self._refused.reason_behind(header, expected)
             if code is None:
@@ -121,6 +134,28 @@ class PartitionProducers:
             else:
                 self._check_order(header)
         return verdict
+
+    def led(self, *, is_first: bool) -> None:
+        """This node leads from now on; the first to lead this log ever, or not."""
+        self._doubt_for(FIRST_LEADER_MS if is_first else MISSING_BATCH_MS)
+
+    def _doubt_for(self, milliseconds: float) -> None:
+        end_ms = self._clock.monotonic_ms() + milliseconds
+        self._complete_from_ms = max(self._complete_from_ms, end_ms)
+
+    def _check_first(self, header: BatchHeader) -> None:
+        """Refuse a batch above sequence 0 of a producer that the log does not know, where one
+        before it may come. Else it may start anywhere: it wrote to a topic of the same name, or was
+        idle for longer than it is remembered."""
+        code = self._refused.reason_first(header)
+        if code is _OUT_OF_ORDER:
+            raise KafkaError(f"sequence {header.base_sequence} follows a refused one", code=code)
+        if code is None and self._clock.monotonic_ms() < self._complete_from_ms:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            batch = header.producer_id, header.producer_epoch, header.base_sequence
+            self._refused.note(*batch, code)  # what follows waits for it
+        if code is not None:
+            raise BehindRefusedError("one before it may come", code=code)
 
     def _check_order(self, header: BatchHeader) -> None:
         """Refuse a batch that the log has, where one before it was refused and comes again."""
@@ -141,7 +176,7 @@ class PartitionProducers:
 
     def refused(self, records: memoryview | None, error: KafkaError) -> None:
         """A produced batch was refused: remember it when it may come again."""
-        if error.code in _LEAVES_A_GAP or isinstance(error, BehindRefusedError):
+        if error.code is _OUT_OF_ORDER or isinstance(error, BehindRefusedError):
             return
         if records is None or len(records) < HEADER_SIZE:
             return
@@ -151,10 +186,13 @@ class PartitionProducers:
             return  # nobody's
         if header.producer_id >= 0:
             batch = header.producer_id, header.producer_epoch, header.base_sequence
+            forgotten_count = self._refused.forgotten_count
             if error.code in COMES_AGAIN:
                 self._refused.note(*batch, error.code)
             else:
                 self._refused.refuse_for_good(*batch)
+            if self._refused.forgotten_count > forgotten_count:
+                self._doubt_for(MISSING_BATCH_MS)
 
     def refusal(
         self,
@@ -171,7 +209,7 @@ class PartitionProducers:
         """
         self.refused(records, error)
         refusal = AppendResult(error.code, message=error.message)
-        if error.code not in _LEAVES_A_GAP:
+        if error.code is not _OUT_OF_ORDER:
             return refusal
         told: Promise[AppendResult] = Promise()
 

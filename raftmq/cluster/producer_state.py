@@ -5,15 +5,14 @@ log below `next_offset`: `append` is called with every batch, in log order, on l
 alike, so a new leader that replayed its log decides as the old one would have. `check` never
 changes anything. It is rolled back by decoding an older state and appending again.
 
-Invariants: a producer's batches continue its sequence without a gap, or start at 0 under a higher
-epoch; the last five batches of each producer are known as duplicates (a producer may have five
-requests in flight). Idle producers expire by the log's own greatest timestamp, never by a clock,
-so that all replicas forget the same ones at the same offset; the last ones to write never expire,
-since one client or leader whose clock is days ahead makes all others look idle.
-
-Divergence from Kafka (KIP-360): a producer id that was never seen here must start at sequence 0.
-Kafka lets it start anywhere, so of two pipelined batches the second may be taken when only the
-first one was refused (a leadership just arriving), and the order is lost.
+Invariants: a known producer's batches continue its sequence without a gap, or start at 0 under a
+higher epoch; one that is not known may start anywhere, as in Kafka (KIP-360): it may have written
+to a topic of the same name, or have been forgotten. (Whether a batch before it is still on its way
+is asked in `partition_producers.py`.) The last five batches of each producer are known as
+duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
+greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
+the last ones to write never expire, since one client or leader whose clock is days ahead makes all
+others look idle.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ NO_OFFSET: Final = Offset(-1)
 
 _MAGIC: Final = b"RQPS"
 _VERSION: Final = 1
-# magic, version u16, producer count u32, next offset, greatest timestamp, greatest expired id
+# magic, version u16, producer count u32, next offset, greatest timestamp, -1 (once the greatest
+# expired id)
 _HEADER: Final = struct.Struct(">4sHIqqq")
 # producer id, epoch, batch count u8, seen at, first offset of the open transaction or -1
 _PRODUCER: Final = struct.Struct(">qhBqq")
@@ -113,7 +113,6 @@ class ProducerStateTable:
     next_offset: Offset = Offset(0)
     expiration_ms: int = EXPIRATION_MS
     _greatest_timestamp: int = -1
-    _greatest_expired_id: int = -1
     # In the order of their last batch, so that the longest idle one stands first.
     _producers: dict[ProducerId, Producer] = field(factory=dict)
 
@@ -139,7 +138,7 @@ class ProducerStateTable:
         """Judge a batch that a client wants to append at the log's end.
 
         Raises:
-            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID.
+            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER.
         """
         if header.producer_id < 0:
             return ACCEPT
@@ -147,7 +146,6 @@ class ProducerStateTable:
             raise _refusal(ErrorCode.INVALID_PRODUCER_EPOCH, header, "has no epoch")
         producer = self._producers.get(ProducerId(header.producer_id))
         if producer is None:
-            self._check_unknown(header)
             return ACCEPT
         if header.producer_epoch < producer.epoch:
             raise _refusal(
@@ -173,14 +171,6 @@ class ProducerStateTable:
                 f"follows sequence {producer.last_sequence}",
             )
         return ACCEPT
-
-    def _check_unknown(self, header: BatchHeader) -> None:
-        if header.base_sequence == 0:
-            return
-        if header.producer_id <= self._greatest_expired_id:
-            # Perhaps forgotten for being idle: the producer starts a new epoch and goes on.
-            raise _refusal(ErrorCode.UNKNOWN_PRODUCER_ID, header, "has expired")
-        raise _refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, header, "starts above 0")
 
     def expects(self, header: BatchHeader) -> bool:
         """True when a batch goes on where its producer was, or has no producer."""
@@ -236,8 +226,6 @@ class ProducerStateTable:
                 # An open transaction keeps its producer; its end will be judged by this entry.
                 producer.seen_at = self._greatest_timestamp
                 producers[producer_id] = producer
-                continue
-            self._greatest_expired_id = max(self._greatest_expired_id, producer_id)
 
     @property
     def first_open_offset(self) -> Offset | None:
@@ -266,7 +254,7 @@ class ProducerStateTable:
                 len(self._producers),
                 self.next_offset,
                 self._greatest_timestamp,
-                self._greatest_expired_id,
+                -1,
             )
         ]
         for producer_id, producer in self._producers.items():
@@ -301,10 +289,10 @@ class ProducerStateTable:
         body = view[: -_CRC.size]
         if _CRC.unpack(view[-_CRC.size :])[0] != crc32c(body):
             raise ProducerStateError("producer state is damaged")
-        magic, version, count, next_offset, timestamp, expired = _HEADER.unpack_from(body)
+        magic, version, count, next_offset, timestamp, _ = _HEADER.unpack_from(body)
         if magic != _MAGIC or version != _VERSION:
             raise ProducerStateError(f"producer state of format {version}, known is {_VERSION}")
-        table = cls(Offset(next_offset), expiration_ms, timestamp, expired)
+        table = cls(Offset(next_offset), expiration_ms, timestamp)
         position = _HEADER.size
         for _ in range(count):
             producer_id, epoch, batches, seen_at, since = _PRODUCER.unpack_from(body, position)

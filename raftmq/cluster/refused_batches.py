@@ -16,6 +16,9 @@ The same for a repeated batch behind a refused one, both of which the log has: t
 is there and the first is refused, librdkafka believes in the first as well, but has no offset of
 it to tell.
 
+A producer that the log does not know may start at any sequence, as in Kafka, unless a batch before
+is remembered here: that one comes first.
+
 Owns which sequences were refused lately and why. Never takes a batch: it only names the reason.
 Invariants: bounded in producers, and in answers per refusal, so that a producer that never sends
 the refused batch again is told the truth in the end; lost with the process, as the connections are.
@@ -30,7 +33,7 @@ from attrs import define
 
 from raftmq.cluster.producer_state import BATCHES_REMEMBERED
 from raftmq.errors import ErrorCode
-from raftmq.records import BatchHeader
+from raftmq.records import SEQUENCE_MODULUS, BatchHeader
 
 PRODUCERS_MAX: Final = 100
 """So many producers are remembered per partition; the one refused longest ago goes first."""
@@ -50,10 +53,12 @@ class _Refused:
 class RefusedBatches:
     """What was refused lately, by producer id."""
 
-    __slots__ = ("_refused",)
+    __slots__ = ("_refused", "forgotten_count")
 
     def __init__(self) -> None:
         self._refused: dict[int, _Refused] = {}
+        self.forgotten_count = 0
+        """So many producers had to go for others, with what was refused of them."""
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -75,6 +80,7 @@ class RefusedBatches:
             sequences = (*others[1 - BATCHES_REMEMBERED :], sequence)
         while len(self._refused) >= PRODUCERS_MAX:
             del self._refused[next(iter(self._refused))]
+            self.forgotten_count += 1
         self._refused[producer_id] = _Refused(epoch, sequences, code, answers)
 
     def await_missing(self, producer_id: int, epoch: int, sequence: int) -> None:
@@ -104,6 +110,20 @@ class RefusedBatches:
             return None
         if expected not in known.sequences or not known.answers_left:
             return None
+        known.answers_left -= 1
+        return known.code
+
+    def reason_first(self, header: BatchHeader) -> ErrorCode | None:
+        """Why the first batch of a producer that the log does not know is refused: one before it
+        was, and may come again (or will not: then this one is out of order). None otherwise."""
+        known = self._refused.get(header.producer_id)
+        if known is None or known.epoch != header.producer_epoch:
+            return None
+        ahead = ((header.base_sequence - other) % SEQUENCE_MODULUS for other in known.sequences)
+        if not any(0 < distance < SEQUENCE_MODULUS // 2 for distance in ahead):
+            return None
+        if not known.answers_left:
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         known.answers_left -= 1
         return known.code
 

@@ -291,6 +291,14 @@ class FakeReplica:
         self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
         self.partition.role_changed(SoftState(Role.FOLLOWER, Term(self.leader_epoch), leader))
 
+    def lead(self) -> None:
+        """Leadership comes, in a term of its own."""
+        self.is_leader = self.is_writable = True
+        self.leader = REPLICAS[0]
+        self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
+        term = Term(self.leader_epoch)
+        self.partition.role_changed(SoftState(Role.LEADER, term, self.leader))
+
     def truncate(self, end: int) -> None:
         """Entries from `end` on are gone."""
         self.log.batches = [row for row in self.log.batches if row[0].next_offset <= end]

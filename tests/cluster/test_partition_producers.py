@@ -16,6 +16,7 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
 from raftmq.types import Offset
+from tests.cluster.fake_replica import FakeClock
 from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
 
 _TEMPLATE = parse_header(
@@ -67,7 +68,7 @@ def filled(
     disk: SimDisk | None = None, count: int = 2 * CHECKPOINT_BATCHES + 100
 ) -> tuple[PartitionProducers, Log]:
     log = Log()
-    producers = PartitionProducers(make(disk))
+    producers = PartitionProducers(make(disk), FakeClock())
     producers.attach(log)
     for offset in range(count):
         log.rows.append(header(offset))
@@ -96,7 +97,7 @@ def test_truncation_goes_back_exactly() -> None:
 def test_what_is_not_committed_is_no_checkpoint() -> None:
     log = Log()
     checkpoints = make()
-    producers = PartitionProducers(checkpoints)
+    producers = PartitionProducers(checkpoints, FakeClock())
     producers.attach(log)
     for offset in range(CHECKPOINT_BATCHES + 5):
         log.rows.append(header(offset))
@@ -124,7 +125,7 @@ def test_a_restart_reads_little_and_trusts_nothing(harm: str) -> None:
         else:
             file.pwrite(b"\xff\xff", 4)
         file.close()
-    again = PartitionProducers(make(disk))
+    again = PartitionProducers(make(disk), FakeClock())
     log.reads = 0
     again.attach(log)
     assert again.table.encode() == truth(len(log.rows))
@@ -136,7 +137,7 @@ def test_a_log_that_lost_its_end_ignores_later_checkpoints() -> None:
     disk = SimDisk(Random(1))
     _, log = filled(disk)
     del log.rows[CHECKPOINT_BATCHES + 7 :]
-    again = PartitionProducers(make(disk))
+    again = PartitionProducers(make(disk), FakeClock())
     again.attach(log)
     assert again.table.encode() == truth(CHECKPOINT_BATCHES + 7)
 
@@ -147,7 +148,7 @@ def test_checkpoints_below_the_log_start_go() -> None:
     start = CHECKPOINT_BATCHES + 10
     log.log_start = LogStart(offset=Offset(start), index=start, state=truth(start))  # type: ignore[arg-type]
     assert producers.state_at(Offset(start)) == truth(start)
-    again = PartitionProducers(make(disk))
+    again = PartitionProducers(make(disk), FakeClock())
     again.attach(log)
     assert again.table.encode() == truth(len(log.rows))
 
@@ -204,12 +205,12 @@ def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int,
         log.append_batch(batch)
     flush(log)
     log.close()
-    before = PartitionProducers(make())
+    before = PartitionProducers(make(), FakeClock())
     before.attach(log)
     disk.flip(segment(), number * len(batches[0]) + byte, 7)
     log = open_log(disk, BIG, claimed=log.flushed_end)
     assert log.damaged == [], "its indexes vouch for a closed segment"
-    producers = PartitionProducers(make())
+    producers = PartitionProducers(make(), FakeClock())
     producers.attach(log)
     with pytest.raises(DamagedError):
         producers.current()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.cluster.partition import ACKS_ALL
+from raftmq.cluster.partition_producers import FIRST_LEADER_MS, MISSING_BATCH_MS
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.producer_state import BATCHES_REMEMBERED
 from raftmq.cluster.refused_batches import NEW_LEADER_ANSWERS, PRODUCERS_MAX, RefusedBatches
@@ -120,8 +121,8 @@ def test_a_gap_of_the_producers_own_making_is_called_so() -> None:
     assert send(bench, batch(5, producer_id=10)) is NOT_LEADER
     no_leader(bench, True)
     assert send(bench, batch(1, epoch=1)) is OUT_OF_ORDER, "of another epoch"
-    assert send(bench, batch(7, producer_id=11)) is OUT_OF_ORDER, "of another producer"
-    assert send(bench, batch(6, producer_id=10)) is OUT_OF_ORDER, "not the one that is expected"
+    assert send(bench, batch(7, producer_id=11)) is ErrorCode.NONE, "of another producer"
+    assert send(bench, batch(6, producer_id=10)) is NOT_LEADER, "behind the first of an unknown one"
     assert send(bench, batch(1)) is ErrorCode.NONE
     assert send(bench, batch(3)) is OUT_OF_ORDER, "what was refused came again"
 
@@ -266,6 +267,95 @@ def test_it_tells_the_truth_in_the_end() -> None:
     assert answers == [NOT_LEADER] * NEW_LEADER_ANSWERS + [OUT_OF_ORDER] * 2
     assert send(bench, batch(2)) is ErrorCode.NONE
     assert send(bench, batch(3)) is ErrorCode.NONE
+
+
+def test_a_producer_that_is_not_known_may_start_anywhere() -> None:
+    """It wrote to a topic of the same name that was deleted, or has been idle for days."""
+    bench = made()
+    assert [send(bench, batch(i)) for i in (5, 6, 7)] == [ErrorCode.NONE] * 3
+    assert send(bench, batch(9)) is OUT_OF_ORDER
+
+
+def test_nor_is_it_forgotten_what_was_refused_before_it() -> None:
+    bench = made()
+    no_leader(bench, False)
+    assert send(bench, batch(10)) is NOT_LEADER
+    no_leader(bench, True)
+    assert [send(bench, batch(i)) for i in (11, 12)] == [NOT_LEADER] * 2
+    assert [send(bench, batch(i)) for i in (10, 11, 12)] == [ErrorCode.NONE] * 3
+
+
+@pytest.mark.parametrize(
+    ("is_first", "wait_ms"), [(True, FIRST_LEADER_MS), (False, MISSING_BATCH_MS)]
+)
+def test_a_new_leader_lets_nobody_start_above_0_at_once(is_first: bool, wait_ms: float) -> None:
+    """The batch before may wait for an answer of another leader, or of the deleted topic's."""
+    bench = made()
+    if not is_first:
+        assert send(bench, batch(0, producer_id=1)) is ErrorCode.NONE
+    bench.replica.lead()
+    assert send(bench, batch(0, producer_id=2)) is ErrorCode.NONE, "its first"
+    assert send(bench, batch(11)) is NOT_LEADER
+    bench.sleep(wait_ms - 1)
+    assert send(bench, batch(10)) is NOT_LEADER
+    bench.sleep(1)
+    assert send(bench, batch(11)) is NOT_LEADER, "behind the one refused a moment ago"
+    assert [send(bench, batch(i)) for i in (10, 11, 12)] == [ErrorCode.NONE] * 3
+
+
+def test_the_missing_first_batch_ends_the_wait() -> None:
+    bench = made()
+    assert send(bench, batch(0, producer_id=1)) is ErrorCode.NONE
+    bench.replica.lead()
+    assert send(bench, batch(2)) is NOT_LEADER
+    assert [send(bench, batch(i)) for i in (0, 1, 2)] == [ErrorCode.NONE] * 3
+
+
+def test_a_log_that_starts_above_0_had_other_leaders() -> None:
+    bench = made()
+    assert send(bench, batch(0, producer_id=1)) is ErrorCode.NONE
+    bench.replica.start_at(1)
+    bench.replica.lead()
+    bench.sleep(MISSING_BATCH_MS - 1)
+    assert send(bench, batch(5)) is NOT_LEADER
+    bench.sleep(1)
+    assert send(bench, batch(5)) is ErrorCode.NONE
+
+
+def test_where_more_was_refused_than_is_remembered_nobody_starts_above_0() -> None:
+    bench = made()
+    no_leader(bench, False)
+    for producer_id in range(PRODUCERS_MAX + 1):
+        assert send(bench, batch(0, producer_id=producer_id)) is NOT_LEADER
+    no_leader(bench, True)
+    assert send(bench, batch(1, producer_id=0)) is NOT_LEADER, "nobody knows of its first batch"
+    assert [send(bench, batch(i, producer_id=0)) for i in (0, 1)] == [ErrorCode.NONE] * 2
+    bench.sleep(MISSING_BATCH_MS)
+    assert send(bench, batch(7, producer_id=1_000)) is ErrorCode.NONE
+
+
+@given(st.data())
+def test_the_order_of_a_producer_that_is_not_known_is_kept(data: st.DataObject) -> None:
+    """As with a known one: whatever is refused comes again, in order, and nothing is overtaken."""
+    bench = made()
+    bench.replica.lead()
+    first = data.draw(st.integers(1, 3))
+    next_new, waiting = first, list[int]()
+    for _ in range(data.draw(st.integers(1, 12))):
+        while len(waiting) < 5:
+            waiting.append(next_new)
+            next_new += 1
+        refused = []
+        for sequence in waiting:
+            no_leader(bench, data.draw(st.booleans()))
+            bench.sleep(data.draw(st.sampled_from([0, FIRST_LEADER_MS / 3])))
+            code = send(bench, batch(sequence))
+            assert code is not OUT_OF_ORDER
+            if code is not ErrorCode.NONE:
+                refused.append(sequence)
+        waiting = refused
+    sequences = [header.base_sequence for header, _ in bench.replica.log.batches]
+    assert sequences == list(range(first, first + len(sequences)))
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
