@@ -18,6 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from raftmq.cluster.formation import FormationState
+from raftmq.durable_file import replace_file
 from raftmq.errors import RaftmqError
 from raftmq.ports import Disk
 from raftmq.types import NodeId, StorageId
@@ -196,12 +197,4 @@ def _checksum(content: bytes | msgspec.Raw) -> str:
 def _replace(disk: Disk, root: str, name: str, content: msgspec.Struct) -> None:
     raw = msgspec.json.encode(content)
     data = msgspec.json.encode(_Sealed(_checksum(raw), msgspec.Raw(raw))) + b"\n"
-    file = disk.open(f"{root}/{name}.new", create=True)
-    try:
-        file.truncate(0)
-        file.pwrite(data, 0)
-        file.fdatasync()
-    finally:
-        file.close()
-    disk.rename(f"{root}/{name}.new", f"{root}/{name}")
-    disk.sync_directory(root)
+    replace_file(disk, f"{root}/{name}", data, temporary=f"{root}/{name}.new")

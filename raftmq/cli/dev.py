@@ -20,9 +20,11 @@ from typing import Final
 
 from raftmq.cli.console import note, out
 from raftmq.cli.dev_cluster import (
+    PORT_DEFAULT,
     DevCluster,
     DevError,
     DevNode,
+    find_cluster,
     is_dev_node,
     read_cluster_file,
     read_node_file,
@@ -217,9 +219,9 @@ def _run_all(options: argparse.Namespace) -> int:
     settings = _settings(options.set)
     is_temporary = options.data is None
     folder = Path(options.data or tempfile.mkdtemp(prefix="raftmq-dev-")).absolute()
-    known = read_cluster_file(folder)
+    known = find_cluster(folder)
     nodes = options.nodes or (len(known["nodes"]) if known else 3)
-    port = options.port or (known["nodes"][0]["port"] if known else 9092)
+    port = options.port or (known["nodes"][0]["port"] if known else PORT_DEFAULT)
     signals = Signals()
     cluster: DevCluster | None = None
     try:

@@ -13,10 +13,10 @@ import ctypes
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,14 +25,21 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from attrs import define, field, frozen
 
-from raftmq.config import NodeConfig, load_config
+from raftmq.adapters.disk import RealDisk
+from raftmq.cli.console import note
+from raftmq.config import ConfigError, NodeConfig, load_config
+from raftmq.durable_file import replace_file
 from raftmq.errors import RaftmqError
+from raftmq.ports import DiskError
 
 if TYPE_CHECKING:
     from raftmq.node import Listeners
 
 HOST: Final = "127.0.0.1"
 CLUSTER_FILE: Final = "cluster.json"
+PORT_DEFAULT: Final = 9092
+_NODE_FILE: Final = re.compile(r"node-(\d+)\.toml$")
+_NODE_FOLDER: Final = re.compile(r"node-(\d+)$")
 VOTERS_MAX: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 _HEALTH_TIMEOUT_S: Final = 0.25
@@ -41,6 +48,10 @@ _LOG_TAIL_BYTES: Final = 2_000
 
 class DevError(RaftmqError):
     """The cluster cannot be started; the message says why and what to do."""
+
+
+class ClusterFileError(DevError):
+    """`cluster.json` is damaged; `find_cluster` writes it anew where the nodes are there."""
 
 
 @frozen
@@ -110,7 +121,7 @@ class DevCluster:
             DevError: the folder holds another number of nodes, or runs already.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        known = read_cluster_file(folder)
+        known = find_cluster(folder)
         if known is not None:
             plans = [_plan_of(node) for node in known["nodes"]]
             if len(plans) != nodes:
@@ -131,7 +142,7 @@ class DevCluster:
     @property
     def bootstrap(self) -> str:
         """The addresses for clients."""
-        return ",".join(f"{HOST}:{node.plan.port}" for node in self.nodes)
+        return _bootstrap(node.plan for node in self.nodes)
 
     def config(self, node: DevNode) -> NodeConfig:
         """A node's configuration, as its file says."""
@@ -206,11 +217,8 @@ class DevCluster:
 
     def write_file(self) -> None:
         """Write `cluster.json` anew, atomically."""
-        content = {
-            "bootstrap": self.bootstrap,
-            "nodes": [_as_json(node.plan, node.pid) for node in self.nodes],
-        }
-        write_cluster_file(self.folder, content)
+        pids = {node.plan.id: node.pid for node in self.nodes}
+        write_cluster_file(self.folder, _as_content([node.plan for node in self.nodes], pids))
 
     def reap(self) -> list[DevNode]:
         """Notice children that ended; gives them."""
@@ -280,7 +288,14 @@ class DevCluster:
                 "[defaults]",
                 *(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.defaults.items()),
             ]
-            (self.folder / f"node-{plan.id}.toml").write_text("\n".join(lines) + "\n")
+            path = self.folder / f"node-{plan.id}.toml"
+            data = ("\n".join(lines) + "\n").encode()
+            if not path.exists() or path.read_bytes() != data:
+                _replace(path, data)
+        kept = {node.plan.id for node in self.nodes}
+        for node_id, path in _node_files(self.folder):
+            if node_id not in kept:
+                path.unlink()  # of an attempt with more nodes that never served
 
 
 def read_node_file(folder: Path, node_id: int) -> NodeConfig:
@@ -294,6 +309,11 @@ def read_node_file(folder: Path, node_id: int) -> NodeConfig:
         text = path.read_text()
     except FileNotFoundError:
         raise DevError(f"no node {node_id} in {folder}: {path.name} is missing") from None
+    if not text.strip("\0 \n"):
+        raise DevError(
+            f"{path} is empty, as after a power loss: start the whole cluster once with "
+            f"`raftmq dev --data {folder}`, which writes it anew"
+        )
     # No RAFTMQ_* variables: they would make every node the same one.
     return load_config(text)
 
@@ -302,27 +322,91 @@ def read_cluster_file(folder: Path) -> dict[str, Any] | None:
     """What `cluster.json` says; None without one.
 
     Raises:
-        DevError: it is not what this command wrote.
+        ClusterFileError: it is damaged, or not what this command wrote.
     """
     path = folder / CLUSTER_FILE
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        content["nodes"][0]["port"]
+        for node in content["nodes"]:
+            _plan_of(node)
+            node["pid"]
+        content["nodes"][0]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DevError(f"{path} is not a cluster's file ({error!r}); remove it") from error
+        raise ClusterFileError(
+            f"{path} is damaged or not a cluster's file ({error!r}), and no node-ID.toml beside it "
+            "says what it should hold: remove it, or give another folder"
+        ) from error
     return content
 
 
+def find_cluster(folder: Path) -> dict[str, Any] | None:
+    """What `cluster.json` says; None without one. A damaged one is written anew from the nodes' own
+    files, and from their data where those are gone.
+
+    Raises:
+        DevError: it is damaged and the folder holds no node.
+    """
+    try:
+        return read_cluster_file(folder)
+    except ClusterFileError:
+        plans = _plans_of_nodes(folder)
+        if not plans:
+            raise
+    content = _as_content(plans, {})
+    write_cluster_file(folder, content)
+    note(f"{folder / CLUSTER_FILE} was damaged; written anew for the {len(plans)} nodes found")
+    return content
+
+
+def _plans_of_nodes(folder: Path) -> list[NodePlan]:
+    """The nodes that the folder holds by their configuration or data; ports that nobody remembers
+    are chosen anew."""
+    plans: dict[int, NodePlan] = {}
+    ids = {
+        int(match[1])
+        for path in folder.glob("node-*/node.json")
+        if (match := _NODE_FOLDER.match(path.parent.name))
+    }
+    for node_id, _ in _node_files(folder):
+        ids.add(node_id)
+        try:
+            config = read_node_file(folder, node_id)
+        except (DevError, ConfigError):
+            continue  # damaged too: its data must do
+        plans[node_id] = NodePlan(
+            node_id,
+            config.client_listener.port,
+            config.peer_listener.port,
+            config.admin_listener.port,
+            str(config.data),
+        )
+    if ids == plans.keys():
+        return [plans[node_id] for node_id in sorted(ids)]
+    first = min((plan.port - plan.id + 1 for plan in plans.values()), default=PORT_DEFAULT)
+    fresh = _new_plans(folder, max(ids), first)
+    return [plans.get(plan.id, plan) for plan in fresh]
+
+
+def _node_files(folder: Path) -> list[tuple[int, Path]]:
+    """The nodes' configuration files, by node id."""
+    found = [(_NODE_FILE.match(path.name), path) for path in folder.glob("node-*.toml")]
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
 def write_cluster_file(folder: Path, content: Mapping[str, Any]) -> None:
-    """Replace `cluster.json`: readers see the old one or the new one."""
-    path = folder / CLUSTER_FILE
-    handle, name = tempfile.mkstemp(prefix=".cluster", dir=folder)
-    with os.fdopen(handle, "w") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-    os.chmod(name, 0o644)
-    os.replace(name, path)
+    """Replace `cluster.json`, durably: readers see the old one or the new one."""
+    _replace(folder / CLUSTER_FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # The pid keeps apart what `raftmq dev` and `raftmq dev --node` write at the same moment.
+    temporary = f"{path.absolute()}.{os.getpid()}.tmp"
+    try:
+        replace_file(RealDisk(), str(path.absolute()), data, temporary)
+    except DiskError as error:
+        raise DevError(str(error)) from error
 
 
 def record_pid(folder: Path, node_id: int, pid: int) -> None:
@@ -331,7 +415,7 @@ def record_pid(folder: Path, node_id: int, pid: int) -> None:
     Raises:
         DevError: no such cluster or node.
     """
-    content = read_cluster_file(folder)
+    content = find_cluster(folder)
     if content is None:
         raise DevError(f"{folder} holds no cluster: {CLUSTER_FILE} is missing")
     for node in content["nodes"]:
@@ -367,6 +451,16 @@ def is_dev_node(pid: int, node_id: int) -> bool:
 
 def _plan_of(node: Mapping[str, Any]) -> NodePlan:
     return NodePlan(node["id"], node["port"], node["peer_port"], node["admin_port"], node["data"])
+
+
+def _bootstrap(plans: Iterable[NodePlan]) -> str:
+    return ",".join(f"{HOST}:{plan.port}" for plan in plans)
+
+
+def _as_content(plans: Sequence[NodePlan], pids: Mapping[int, int]) -> dict[str, Any]:
+    """What `cluster.json` holds."""
+    nodes = [_as_json(plan, pids.get(plan.id, 0)) for plan in plans]
+    return {"bootstrap": _bootstrap(plans), "nodes": nodes}
 
 
 def _as_json(plan: NodePlan, pid: int) -> dict[str, Any]:

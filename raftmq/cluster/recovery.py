@@ -107,6 +107,7 @@ class ReplicaOpener:
             self._aside_count += 1
             stamp = f"{self._opening.clock.wall_ms():x}-{self._aside_count}"
             self._opening.disk.rename(self._folder, f"{self._folder}.unusable-{stamp}")
+            self._opening.disk.sync_directory(self._folder.rpartition("/")[0])
             self._is_lost = True
             return False
         except _CutAhead as cut:

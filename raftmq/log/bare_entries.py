@@ -19,6 +19,7 @@ from typing import Final
 from attrs import define
 from crc32c import crc32c
 
+from raftmq.durable_file import replacing
 from raftmq.log.batch_reader import Epochs, is_zero
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, NewerFormatError
@@ -135,7 +136,6 @@ class BareEntries:
 
     def __init__(self, disk: Disk, folder: str, reserve_bytes: int) -> None:
         self._disk = disk
-        self._folder = folder
         self._path = f"{folder}/bare.entries"
         self._reserve_bytes = reserve_bytes
         self._file: File | None = None
@@ -286,8 +286,6 @@ class BareEntries:
         first = self._positions[0] if self._positions else self._end
         if not now and first < _COMPACT_AT:
             return
-        temporary = f"{self._path}.tmp"
-        file = self._disk.open(temporary, create=True)
         positions: list[int] = []
         slots: list[bytes] = []
         end = 0
@@ -295,18 +293,10 @@ class BareEntries:
             slots.append(encode_entry(entry))
             positions.append(end)
             end += len(slots[-1])
-        try:
-            file.truncate(0)
+        with replacing(self._disk, self._path) as file:
             if slots:
                 file.pwrite(b"".join(slots), 0)
             allocated = self._allocate_room(file, end, must=not now)
-            file.fdatasync()
-        except DiskFullError:
-            file.close()
-            self._disk.remove(temporary)  # room for others
-            raise
-        self._disk.rename(temporary, self._path)
-        self._disk.sync_directory(self._folder)
         self._file = file
         self._positions = positions
         self._end = end

@@ -19,6 +19,7 @@ from typing import Final
 from attrs import field, frozen
 from crc32c import crc32c
 
+from raftmq.durable_file import replace_file
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import NewerFormatError, UnusableLogError
 from raftmq.ports import Disk, DiskError, DiskFullError
@@ -211,16 +212,7 @@ class LogStartFile:
         Raises:
             DiskError: the old one is still in place.
         """
-        temporary = f"{self._path}.tmp"
-        file = self._disk.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(local.encode(), 0)
-            file.fdatasync()
-        finally:
-            file.close()
-        self._disk.rename(temporary, self._path)
-        self._disk.sync_directory(self._folder)
+        replace_file(self._disk, self._path, local.encode())
 
     def finish(self, local: LocalStart) -> None:
         """Note that the pending change is done: in place, since the disk may be full.

@@ -14,6 +14,7 @@ from raftmq.cli.dev import dev
 from raftmq.cli.dev_cluster import (
     DevCluster,
     DevError,
+    find_cluster,
     is_dev_node,
     is_healthy,
     read_cluster_file,
@@ -163,3 +164,65 @@ def test_start_refuses_a_bad_configuration_with_2(
         file.write_text(text)
     assert start(["--config", str(file)]) == 2
     assert says in capsys.readouterr().err
+
+
+HALF_FILES = ["", "\0" * 700, '{"bootstrap": "127.0.0.1:19', "[]"]
+
+
+def serve_once(folder: Path, nodes: int = 3) -> DevCluster:
+    """A cluster whose nodes have taken their folders."""
+    cluster = plan(folder, nodes)
+    cluster.write_file()
+    for node in cluster.nodes:
+        Path(node.plan.data).mkdir()
+        (Path(node.plan.data) / "node.json").write_text("{}")
+    return cluster
+
+
+@pytest.mark.parametrize("text", HALF_FILES)
+def test_a_damaged_cluster_file_is_written_anew(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What power loss makes of a file that was not synced."""
+    before = serve_once(tmp_path, nodes=5)
+    content = read_cluster_file(tmp_path)
+    (tmp_path / "cluster.json").write_text(text)
+    assert find_cluster(tmp_path) == content == read_cluster_file(tmp_path)
+    assert "was damaged; written anew for the 5 nodes" in capsys.readouterr().err
+    assert [n.plan for n in plan(tmp_path, nodes=5).nodes] == [n.plan for n in before.nodes]
+
+
+@pytest.mark.parametrize("text", HALF_FILES)
+def test_the_nodes_data_tells_what_no_other_file_does(tmp_path: Path, text: str) -> None:
+    before = serve_once(tmp_path)
+    for path in [tmp_path / "cluster.json", *tmp_path.glob("node-*.toml")]:
+        path.write_text(text)
+    again = plan(tmp_path, port=before.nodes[0].plan.port)
+    assert [n.plan.data for n in again.nodes] == [n.plan.data for n in before.nodes]
+    assert [again.config(n).node_id for n in again.nodes] == [1, 2, 3]
+
+
+def test_one_lost_node_file_costs_one_node_its_ports(tmp_path: Path) -> None:
+    before = serve_once(tmp_path)
+    (tmp_path / "cluster.json").write_text("")
+    (tmp_path / "node-2.toml").write_text("")
+    again = plan(tmp_path)
+    kept = [n.plan for n in before.nodes if n.plan.id != 2]
+    assert [n.plan for n in again.nodes if n.plan.id != 2] == kept
+    assert again.nodes[1].plan.data == before.nodes[1].plan.data
+
+
+def test_a_node_alone_says_how_its_empty_file_comes_back(tmp_path: Path) -> None:
+    serve_once(tmp_path)
+    (tmp_path / "node-2.toml").write_text("")
+    with pytest.raises(DevError, match=r"node-2\.toml is empty.*raftmq dev --data"):
+        read_node_file(tmp_path, 2)
+
+
+def test_an_attempt_that_never_served_leaves_no_nodes_behind(tmp_path: Path) -> None:
+    plan(tmp_path, nodes=5)
+    serve_once(tmp_path)
+    (tmp_path / "cluster.json").write_text("")
+    found = find_cluster(tmp_path)
+    assert found is not None
+    assert [node["id"] for node in found["nodes"]] == [1, 2, 3]

@@ -6,14 +6,17 @@ ends the filesystem as a power cut would; after a remount only what was synced i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.live.harness import Cluster, lack, need
+from tests.cli.test_live_cli import Dev
+from tests.live.harness import Cluster, lack, need, wait_until
 from tests.live.load import Load, create_topic
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.root]
@@ -45,7 +48,12 @@ class PowerDisk:
         run(need("xfs_io"), "-x", "-c", "shutdown", str(self.mount_point))
 
     def unmount(self) -> None:
-        run(need("umount"), str(self.mount_point))
+        """Once the killed processes have let go of their files."""
+        command = [need("umount"), str(self.mount_point)]
+        wait_until(
+            lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
+            what="the mount point being free",
+        )
 
 
 def run(*command: str) -> None:
@@ -81,3 +89,26 @@ def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
         reckoning = load.reckon()
         reckoning.check()
         assert reckoning.acknowledged >= 22_000
+
+
+def test_power_lost_under_a_local_cluster(power_disk: PowerDisk) -> None:
+    """`raftmq dev` finds its folder whole: it starts again with the same ports and the record."""
+    with Dev(power_disk.mount_point / "dev", nodes=3) as dev:
+        before = dev.file()
+        done = dev.run("produce", "t", "kept")
+        assert done.returncode == 0, done.stderr
+        power_disk.lose_power()
+        assert dev.process is not None
+        for pid in (node["pid"] for node in before["nodes"]):
+            with contextlib.suppress(ProcessLookupError):  # it noticed that its disk is gone
+                os.kill(pid, signal.SIGKILL)
+        dev.process.kill()
+        dev.end()
+        power_disk.unmount()
+        power_disk.mount()
+        dev.start()
+        after = dev.file()
+        assert [n["data"] for n in after["nodes"]] == [n["data"] for n in before["nodes"]]
+        assert [n["peer_port"] for n in after["nodes"]] == [n["peer_port"] for n in before["nodes"]]
+        done = dev.run("consume", "t", "-o", "earliest", "--count", "1")
+        assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
