@@ -305,7 +305,7 @@ def check_consumer_delivery(
 ) -> None:
     """Whether a consumer's settings can keep what `delivery` promises.
 
-    At least once: a record is committed after the caller came back for the next one, and who has no
+    At least once: a record is committed after the caller asked for the next one, and who has no
     commit starts at the beginning. At most once: a record is committed before it is handed out,
     and never by a timer.
 

@@ -94,6 +94,8 @@ class FakeBroker:
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.commits: list[tuple[int, dict[tuple[str, int], int]]] = []
+        """Generation and offsets of every commit that was taken."""
         self.seen: list[tuple[ApiKey, int]] = []
         self.faults: dict[ApiKey, deque[Fault]] = {}
         self.versions = dict(ANNOUNCED)
@@ -521,10 +523,15 @@ class FakeBroker:
         request = decode_request(ApiKey.OFFSET_COMMIT, version, body)
         known = self.groups.setdefault(request.group_id, {})
         topics = []
+        offsets = {
+            (topic.name, part.partition_index): part.committed_offset
+            for topic in request.topics
+            for part in topic.partitions
+        }
+        if not code:
+            known.update(offsets)
+            self.commits.append((request.generation_id_or_member_epoch, offsets))
         for topic in request.topics:
-            for part in topic.partitions:
-                if not code:
-                    known[(topic.name, part.partition_index)] = part.committed_offset
             parts = [
                 Struct(partition_index=part.partition_index, error_code=code)
                 for part in topic.partitions

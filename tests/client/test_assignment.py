@@ -120,12 +120,16 @@ def test_topics_and_partitions_by_hand_are_two_ways(
         consumer.assign([T1])
 
 
-def test_without_names_everything_is_paused_and_resumed(broker: FakeBroker, driver: Driver) -> None:
+def test_what_is_paused_is_what_is_named(broker: FakeBroker, driver: Driver) -> None:
     fill(driver, broker, "t", 0, 1)
     fill(driver, broker, "t", 1, 1)
+    nothing: list[TopicPartition] = []
     with driver.consumer(broker.address, reset="earliest") as consumer:
         consumer.assign([T0, T1])
-        consumer.pause()
+        consumer.pause(*consumer.assignment)
         assert consumer.poll(0.3) == []
-        consumer.resume()
+        consumer.resume(*nothing)
+        assert consumer.poll(0.3) == [], "an empty list is not everything"
+        consumer.resume(T0, T1)
+        consumer.pause(*nothing)
         assert offsets(read(consumer, 2)) == [(0, 0), (1, 0)]

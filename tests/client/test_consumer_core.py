@@ -39,7 +39,7 @@ class Reader:
         topics = (TopicInfo("t", None, False, parts),)
         client.metadata.apply(ClusterInfo("c", 1, (Broker(1, "h", 1),), topics), 0)
         self.core = ConsumerCore(consumer_options(**settings), client)
-        self.core.assign({T0: 0, T1: 0})
+        self.core.assign({T0: 0, T1: 0}, 0)
         self.batches: dict[TopicPartition, list[bytearray]] = {T0: [], T1: []}
         self.now = 0.0
 

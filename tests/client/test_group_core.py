@@ -258,6 +258,103 @@ def test_a_cooperative_member_that_was_thrown_out_loses_everything() -> None:
     assert owned_in(member.due())[0] == ()
 
 
+U0 = TopicPartition("u", 0)
+
+
+@pytest.mark.parametrize("chosen_while", ["stable", "joining", "giving up"])
+def test_a_cooperative_member_gives_a_topic_up_before_it_joins_without_it(
+    chosen_while: str,
+) -> None:
+    """Others may get its partitions in the very generation that this join makes (KIP-429)."""
+    member = cooperative()
+    member.core.subscribe(["t", "u"], 0)
+    member.find()
+    member.join(leader="somebody else")
+    member.sync(T0, U0)
+    member.look_up(p0=1)
+    member.core.events.clear()
+    join = None
+    if chosen_while != "stable":
+        member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        join = member.due()
+    if chosen_while == "giving up":
+        assert join is not None
+        rejoin(member, join, 2)
+        member.sync(U0)
+        (event,) = member.core.events
+        assert event == GaveUp((T0,), is_lost=False)
+    member.core.subscribe(["t"], member.now)
+    if chosen_while == "joining":
+        assert join is not None
+        rejoin(member, join, 2)
+    if chosen_while == "giving up":
+        member.core.gave_up(member.core.events.popleft())  # type: ignore[arg-type]
+    assert member.core.calls(member.now) == [], "first the consumer stops reading it"
+    (event,) = member.core.events
+    assert event == GaveUp((U0,), is_lost=False)
+    assert member.due(3_000).api == ApiKey.HEARTBEAT, "a member meanwhile"
+    member.core.gave_up(event)
+    assert U0 not in member.core.owned
+
+
+def test_a_pattern_that_no_longer_matches_gives_up_first() -> None:
+    member = cooperative()
+    member.core.subscribe(re.compile("[tu]"), 0)
+    member.metadata.apply(named("t", "u"), 0)
+    member.find()
+    member.join(leader="somebody else")
+    member.sync(T0, U0)
+    member.look_up(p0=1)
+    member.core.events.clear()
+    del member.metadata.topics["u"]
+    member.metadata.apply(named("t"), 0)
+    assert member.core.calls(member.now) == []
+    assert list(member.core.events) == [GaveUp((U0,), is_lost=False)]
+
+
+def test_a_member_put_out_while_it_gives_up_has_lost_that_too() -> None:
+    member = Member().settle()
+    member.core.events.clear()
+    pending = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    commit = member.due()
+    commit.sent = True
+    later = member.core.commit({TopicPartition("other", 0): CommittedOffset(9)}, member.now)
+    member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    event = member.core.events.popleft()
+    assert event == GaveUp((T0, T1), is_lost=False)
+    (beat,) = member.core.calls(member.now + 3_000)
+    member.say(beat, error_code=ErrorCode.UNKNOWN_MEMBER_ID)
+    assert event == GaveUp((T0, T1), is_lost=True), "while it is being told"
+    assert not member.core.events, "and not once more"
+    assert pending.error is not None
+    assert pending.error.outcome is Outcome.UNKNOWN
+    assert isinstance(later.error, BrokerError)
+    assert later.error.outcome is Outcome.FAILED
+    refused = member.core.commit({T0: CommittedOffset(9)}, member.now)
+    assert refused.error is not None
+    assert is_outdated(refused.error)
+    member.core.gave_up(event)  # type: ignore[arg-type]
+    (call,) = member.core.calls(member.now)
+    assert call.api == ApiKey.JOIN_GROUP, "no commit without a generation"
+
+
+def test_events_are_confirmed_one_by_one() -> None:
+    """A member does not join while its consumer still reads what the second event asks for."""
+    member = cooperative().settle()
+    member.core.events.clear()
+    member.say(member.due(3_000), error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    rejoin(member, member.due(), 2)
+    member.sync(T1)
+    beat = member.due(3_000)
+    member.say(beat, error_code=ErrorCode.UNKNOWN_MEMBER_ID)
+    first, second = member.core.events
+    assert (first, second) == (GaveUp((T0,), is_lost=True), GaveUp((T1,), is_lost=True))
+    member.core.gave_up(first)  # type: ignore[arg-type]
+    assert member.core.calls(member.now) == []
+    member.core.gave_up(second)  # type: ignore[arg-type]
+    assert member.due().api == ApiKey.JOIN_GROUP
+
+
 def test_a_pattern_follows_the_topics_that_come_and_go() -> None:
     member = Member()
     member.core.subscribe(re.compile("log-.*"), 0)

@@ -2,7 +2,7 @@
 
 Owns waiting and the group's callbacks, which run in the task that polls; heartbeats have a task of
 their own, so a slow handler that awaits does not stall them. What was handed out and what is
-committed decides `core/consumer.py`: a record is committed once the caller came back for more.
+committed decides `core/consumer.py`: a record is finished once the caller came back for more.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Consumer:
         topics: str | Iterable[str] | re.Pattern[str] = (),
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
+        on_lost: Callback | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         parts = build_consumer(bootstrap, topics, settings)
@@ -61,6 +62,7 @@ class Consumer:
         self._topics = parts.topics
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._on_lost = on_revoked if on_lost is None else on_lost
 
     async def __aenter__(self) -> Self:
         await self._engine.start()
@@ -74,12 +76,12 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        # After an error in the block the last records may not have been handled: no commit.
+        # A block that ends without an error has finished what it had in hand, as a transaction's.
         try:
             if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
                 self._leave_at_once()  # the tasks that would hear the answer are cancelled, too
             else:
-                await self._leave(commit=kind is None)
+                await self._leave(commit=True, is_done=kind is None)
         finally:
             swallowed = await self._engine.stop(kind, error, trace)
         return swallowed
@@ -116,15 +118,17 @@ class Consumer:
         self,
         partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets.
+        """Read exactly these partitions; a mapping gives offsets, or EARLIEST or LATEST.
 
         Without one, what is new begins where the group committed; without that as `reset` says.
+        Where commits are automatic, what is finished of the others is committed.
 
         Raises:
-            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand, or these
+                are no partitions and offsets.
         """
         self._engine.check()
-        self._core.assign(partitions)
+        self._core.assign(partitions, self._engine.now())
         self._engine.wake()
 
     @property
@@ -138,7 +142,11 @@ class Consumer:
         return self._core.generation
 
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
-        """Go on at another offset; None starts over by the reset policy."""
+        """Go on at another offset, EARLIEST or LATEST; None starts over by the reset policy.
+
+        Raises:
+            UsageError: the partition is not assigned, or this is no offset.
+        """
         self._engine.check()
         self._core.seek(partition, offset)
         self._engine.wake()
@@ -149,7 +157,7 @@ class Consumer:
         return self._core.position(partition)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of these for now; without any named, of all that is assigned."""
+        """Hand out nothing of these for now; `pause(*consumer.assignment)` is about all."""
         self._set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -215,7 +223,7 @@ class Consumer:
     ) -> None:
         """Save positions and wait: those of all records handed out, one record's, or given ones.
 
-        A record's commit is its offset + 1: everything up to and with it is done.
+        A record's commit is its offset + 1: everything up to and with it is finished.
 
         Raises:
             ClientError: refused, or unknown at the timeout (see `outcome`).
@@ -238,9 +246,13 @@ class Consumer:
         return {key: item.offset for key, item in found.items()}
 
     async def close(self, *, commit: bool = True) -> None:
-        """Commit (when commits are automatic), leave the group and stop."""
+        """Commit what is finished (when commits are automatic), leave the group and stop.
+
+        What is in hand is not finished: its next reader gets it again. `commit()` before it, or
+        leaving the `with` block without an error, finishes it.
+        """
         try:
-            await self._leave(commit=commit)
+            await self._leave(commit=commit, is_done=False)
         finally:
             self._engine.shut()
 
@@ -272,7 +284,9 @@ class Consumer:
     async def _give_up(self, event: GaveUp) -> None:
         if not event.is_lost:
             await self._last_commit(event.partitions)
-        await self._tell(self._on_revoked, event.partitions)
+        # Looked at again: the commit may have brought the word that they are lost.
+        callback = self._on_lost if event.is_lost else self._on_revoked
+        await self._tell(callback, event.partitions)
 
     @staticmethod
     async def _tell(callback: Callback, partitions: tuple[TopicPartition, ...]) -> None:
@@ -290,9 +304,7 @@ class Consumer:
 
     async def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
         """At most once: what does not get committed is not handed out."""
-        pending = self._core.commit(None, self._engine.now())
-        if pending is None:
-            return True
+        pending = self._core.commit_first(self._engine.now())
         try:
             await self._await(pending, 30.0)
         except BaseException as error:
@@ -300,18 +312,20 @@ class Consumer:
             if isinstance(error, ClientError) and is_outdated(error):
                 return False  # these are read on by whoever has the partitions now
             raise
+        self._core.committed_first()
         return True
 
-    async def _leave(self, *, commit: bool) -> None:
+    async def _leave(self, *, commit: bool, is_done: bool) -> None:
         engine, core = self._engine, self._core
         if engine.is_closed or core.group is None or engine.crash is not None:
             return
         held = core.assignment
+        core.stop(is_done=is_done)
         try:
             if commit:
                 await self._last_commit(held)
             if held:
-                await self._tell(self._on_revoked, held)
+                await self._tell(self._on_lost if core.is_lost else self._on_revoked, held)
         except BaseException:
             self._leave_at_once()  # cancelled, or the callback's error: others need not wait
             raise
@@ -326,9 +340,12 @@ class Consumer:
         engine = self._engine
         if engine.is_closed or engine.crash is not None:
             return
-        call = self._core.leave(lambda _response, _error, _now: None)
-        if call is not None:
-            engine.send_last(call)
+        self._core.stop(is_done=False)
+        commit = self._core.parting_commit()
+        leave = self._core.leave(lambda _response, _error, _now: None)
+        for call in (commit, leave):
+            if call is not None:
+                engine.send_last(call)
 
     async def _await(self, pending: Pending, timeout: float) -> Any:
         engine = self._engine

@@ -2,7 +2,7 @@
 
 Owns waiting and the group's callbacks, which run in the thread that polls and without the lock, so
 that heartbeats go on. What was handed out and what is committed decides `core/consumer.py`: a
-record is committed once the caller came back for more.
+record is finished once the caller came back for more.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Consumer:
         topics: str | Iterable[str] | re.Pattern[str] = (),
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
+        on_lost: Callback | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         parts = build_consumer(bootstrap, topics, settings)
@@ -53,6 +54,7 @@ class Consumer:
         self._core = parts.core
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._on_lost = on_revoked if on_lost is None else on_lost
         self._engine.start()
         if parts.topics:
             self.subscribe(parts.topics)
@@ -66,8 +68,8 @@ class Consumer:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        # After an error in the block the last records may not have been handled: no commit.
-        self.close(commit=kind is None)
+        # A block that ends without an error has finished what it had in hand, as a transaction's.
+        self._end(commit=True, is_done=kind is None)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         while True:
@@ -102,16 +104,18 @@ class Consumer:
         self,
         partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets.
+        """Read exactly these partitions; a mapping gives offsets, or EARLIEST or LATEST.
 
         Without one, what is new begins where the group committed; without that as `reset` says.
+        Where commits are automatic, what is finished of the others is committed.
 
         Raises:
-            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand, or these
+                are no partitions and offsets.
         """
         with self._engine.lock:
             self._engine.check()
-            self._core.assign(partitions)
+            self._core.assign(partitions, now_ms())
             self._engine.wake()
 
     @property
@@ -127,7 +131,11 @@ class Consumer:
             return self._core.generation
 
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
-        """Go on at another offset; None starts over by the reset policy."""
+        """Go on at another offset, EARLIEST or LATEST; None starts over by the reset policy.
+
+        Raises:
+            UsageError: the partition is not assigned, or this is no offset.
+        """
         with self._engine.lock:
             self._engine.check()
             self._core.seek(partition, offset)
@@ -140,7 +148,7 @@ class Consumer:
             return self._core.position(partition)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of these for now; without any named, of all that is assigned."""
+        """Hand out nothing of these for now; `pause(*consumer.assignment)` is about all."""
         self._set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -205,7 +213,7 @@ class Consumer:
     ) -> None:
         """Save positions and wait: those of all records handed out, one record's, or given ones.
 
-        A record's commit is its offset + 1: everything up to and with it is done.
+        A record's commit is its offset + 1: everything up to and with it is finished.
 
         Raises:
             ClientError: refused, or unknown at the timeout (see `outcome`).
@@ -230,13 +238,20 @@ class Consumer:
         return {key: item.offset for key, item in found.items()}
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit (when commits are automatic), leave the group and stop."""
+        """Commit what is finished (when commits are automatic), leave the group and stop.
+
+        What is in hand is not finished: its next reader gets it again. `commit()` before it, or
+        leaving the `with` block without an error, finishes it.
+        """
+        self._end(commit=commit, is_done=False)
+
+    def _end(self, *, commit: bool, is_done: bool) -> None:
         engine = self._engine
         if engine.is_closed:
             return
         try:
             if self._core.group is not None and engine.crash is None:
-                self._leave(commit=commit)
+                self._leave(commit=commit, is_done=is_done)
         finally:
             engine.close()
 
@@ -272,7 +287,9 @@ class Consumer:
     def _give_up(self, event: GaveUp) -> None:
         if not event.is_lost:
             self._last_commit(event.partitions)
-        self._on_revoked(event.partitions)
+        # Looked at again: the commit may have brought the word that they are lost.
+        callback = self._on_lost if event.is_lost else self._on_revoked
+        callback(event.partitions)
 
     def _last_commit(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit before giving partitions up; a refusal means that others read them again."""
@@ -284,9 +301,7 @@ class Consumer:
 
     def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
         """At most once: what does not get committed is not handed out."""
-        pending = self._core.commit(None, now_ms())
-        if pending is None:
-            return True
+        pending = self._core.commit_first(now_ms())
         try:
             self._await(pending, 30.0)
         except BaseException as error:
@@ -294,15 +309,19 @@ class Consumer:
             if isinstance(error, ClientError) and is_outdated(error):
                 return False  # these are read on by whoever has the partitions now
             raise
+        self._core.committed_first()
         return True
 
-    def _leave(self, *, commit: bool) -> None:
-        held = self.assignment
+    def _leave(self, *, commit: bool, is_done: bool) -> None:
+        with self._engine.lock:
+            held = self._core.assignment
+            self._core.stop(is_done=is_done)
         try:
             if commit:
                 self._last_commit(held)
             if held:
-                self._on_revoked(held)
+                callback = self._on_lost if self._core.is_lost else self._on_revoked
+                callback(held)
         finally:  # whatever a callback raises: others need not wait for the session's end
             self._leave_group()
 

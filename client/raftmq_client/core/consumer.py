@@ -1,20 +1,22 @@
 """What a consumer decides beside fetching and membership: what was handed out, what to commit.
 
 Joins a `FetcherCore` and, with a group, a `GroupCore`: as its member, or with partitions chosen by
-hand, which begin where the group committed. Records handed out one by one count one by one, whole
-polls as a whole; a commit covers what was handed out and nothing behind it. Drivers run
-the callbacks, wait, and move bytes; nothing here blocks, reads a clock or a socket.
+hand, which begin where the group committed. Records handed out one by one are finished one by one,
+whole polls as a whole (`core/progress.py`), and whatever is committed by itself covers what is
+finished. Drivers run the callbacks, wait, and move bytes; nothing here blocks, reads a clock or a
+socket.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from attrs import define, field
 
 from raftmq.types import TopicPartition
+from raftmq_client.core.admin import EARLIEST, LATEST
 from raftmq_client.core.all_partitions import AllPartitions
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore
@@ -23,7 +25,12 @@ from raftmq_client.core.group import NO_GENERATION, GroupCore
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_state import Assigned, GaveUp, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.messages import ConsumerRecord, decoded
+from raftmq_client.core.metadata import check_topic
+from raftmq_client.core.progress import Places, Progress
 from raftmq_client.errors import DeserializationError, UsageError
+
+_COMMIT_PAUSE_MS: Final = 100.0
+"""Between two automatic commits while nothing comes, however short their interval is."""
 
 
 @define
@@ -56,11 +63,8 @@ class ConsumerCore:
             client.cores.append(self.group)
         self._auto_commit_ms = options.auto_commit_ms if self.group is not None else None
         self._commit_at: float | None = None  # the first records set it
-        self._open_commits: list[tuple[Pending, Mapping[TopicPartition, int]]] = []
-        self._handed_out: dict[TopicPartition, int] = {}
-        self._committed: dict[TopicPartition, int] = {}
-        self._epochs: dict[TopicPartition, int] = {}  # of the last record handed out (KIP-320)
-        self._epochs_before: dict[TopicPartition, int] = {}  # the last `take`
+        self._open_commits: list[tuple[Pending, dict[TopicPartition, int]]] = []
+        self._progress = Progress()
         self._batch: list[ConsumerRecord] = []  # taken for an iteration
         self._batch_next = 0
         self._is_by_hand: bool | None = None  # None until something is chosen
@@ -73,30 +77,46 @@ class ConsumerCore:
         """Read these topics, or all that a pattern matches: with a group as its member, else all.
 
         Raises:
-            UsageError: partitions were assigned by hand.
+            UsageError: partitions were assigned by hand, or these are no names.
         """
+        wanted: tuple[str, ...] | re.Pattern[str]
+        if isinstance(topics, re.Pattern):
+            if not isinstance(topics.pattern, str):
+                raise UsageError(f"a pattern for topics is one of text, not {topics.pattern!r}")
+            wanted = topics
+        else:
+            wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+            for topic in wanted:
+                check_topic(topic)
         self._choose(by_hand=False)
-        wanted = (topics,) if isinstance(topics, str) else topics
         if self.group is None:
             self._everything.want(wanted)
         else:
             self.group.subscribe(wanted, now)
 
     def assign(
-        self, partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None]
+        self,
+        partitions: Iterable[TopicPartition] | Mapping[TopicPartition, int | None],
+        now: float,
     ) -> None:
-        """Read exactly these partitions; a mapping gives offsets.
+        """Read exactly these partitions; a mapping gives offsets, or EARLIEST or LATEST.
 
         Without one, what is new begins where the group committed; without that as `reset` says.
+        Where commits are automatic, what is finished of the others is committed.
 
         Raises:
-            UsageError: the consumer reads topics, whose partitions are not chosen by hand.
+            UsageError: the consumer reads topics, whose partitions are not chosen by hand, or these
+                are no partitions and offsets.
         """
-        self._choose(by_hand=True)
         positions = partitions if isinstance(partitions, Mapping) else dict.fromkeys(partitions)
+        check_partitions(positions)
+        for offset in positions.values():
+            check_start(offset)
+        self._choose(by_hand=True)
         self.end_iteration()
         before = self.fetcher.readers
         unstarted = [key for key in positions if key in self._unstarted or key not in before]
+        self._stop_reading([key for key in before if key not in positions], now)
         self.fetcher.assign(positions)
         self._unstarted.clear()
         for key, offset in positions.items():
@@ -107,6 +127,19 @@ class ConsumerCore:
             self._starting = None  # what it brings is not for these
             for key in self._unstarted:
                 self.fetcher.readers[key].is_looking_up = True
+
+    def _stop_reading(self, partitions: Sequence[TopicPartition], now: float) -> None:
+        """Partitions chosen by hand are let go, and no rebalance will ask for their commit."""
+        if partitions:
+            self.last_commit(partitions, now)
+            self._forget(partitions)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = list(partitions)
+        self._progress.forget(gone)
+        for _, positions in self._open_commits:
+            for key in gone:
+                positions.pop(key, None)
 
     def _choose(self, *, by_hand: bool) -> None:
         if self._is_by_hand not in (None, by_hand):
@@ -124,14 +157,16 @@ class ConsumerCore:
         return NO_GENERATION if self.group is None else self.group.generation
 
     def seek(self, partition: TopicPartition, offset: int | None) -> None:
-        """Go on at another offset; None starts over by the reset policy."""
+        """Go on at another offset, EARLIEST or LATEST; None starts over by the reset policy."""
+        check_start(offset)
         self.need(partition)
         self.end_iteration()
         self._unstarted.pop(partition, None)
         self.fetcher.seek(partition, offset)
-        if offset is not None:
-            self._handed_out[partition] = offset
-            self._epochs.pop(partition, None)
+        if offset is None or offset < 0:
+            self._progress.restart(partition)
+        else:
+            self._progress.begin(partition, CommittedOffset(offset), is_saved=False)
 
     def position(self, partition: TopicPartition) -> int | None:
         """Offset of the next record to hand out; None while it is not known."""
@@ -142,11 +177,13 @@ class ConsumerCore:
         return self.fetcher.readers[partition].position
 
     def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
-        """Hand out nothing of these for now, or again; without any named, of all."""
-        if is_paused:
-            self.end_iteration()
-        for key in tuple(partitions) or self.assignment:
+        """Hand out nothing of these for now, or again."""
+        named = tuple(partitions)
+        for key in named:
             self.need(key)
+        if is_paused and named:
+            self.end_iteration()
+        for key in named:
             self.fetcher.readers[key].is_paused = is_paused
 
     def need(self, partition: TopicPartition) -> None:
@@ -156,6 +193,7 @@ class ConsumerCore:
             UsageError: it is not.
         """
         if partition not in self.fetcher.readers:
+            self.check()
             raise UsageError(f"{partition} is not assigned to this consumer")
 
     # Handing out.
@@ -171,27 +209,61 @@ class ConsumerCore:
         )
 
     def wait_until(self, deadline: float, now: float) -> float:
-        """Until when a poll may wait in one go: a group is to hear that it does."""
+        """Until when a poll may wait in one go: a group is to hear that it does.
+
+        What is finished is committed when its time has come, also while nothing comes.
+        """
         if self.group is None:
             return deadline
-        return min(deadline, now + self.options.grouping.max_poll_interval_ms / 2)
+        deadline = min(deadline, now + self.options.grouping.max_poll_interval_ms / 2)
+        if self._commit_at is not None:
+            unsaved = self._unsaved(self.fetcher.readers)
+            if unsaved and not self._open_commits:
+                deadline = min(deadline, max(self._commit_at, now + _COMMIT_PAUSE_MS))
+        return deadline
 
     def take(self, records_max: int, now: float) -> list[ConsumerRecord]:
-        """Records that are there; asking for more counts the earlier ones as handled.
+        """Records that are there; asking for more finishes the earlier ones.
 
         Raises:
+            UsageError: `records_max` is no number from 1 on.
             ClientError: a partition cannot go on.
         """
+        if type(records_max) is not int or records_max < 1:
+            raise UsageError(f"records_max is a number from 1 on, not {records_max!r}")
         if self._metadata.refusal is not None:
-            raise self._metadata.refusal
-        self.end_iteration()
+            raise self._metadata.refusal.fresh()
+        self._finish_all()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)
-        self._epochs_before = {key: self._epochs.get(key, -1) for key in self.fetcher.touched}
-        self._note(self.fetcher.touched, ())
+        if taken:
+            self._progress.took(self._places(self.fetcher.touched))
         if self.options.decode_key is not None or self.options.decode_value is not None:
             return self._decode(taken)
         return taken
+
+    def _finish_all(self) -> None:
+        """The caller came back for more: what was in hand is finished."""
+        self.end_iteration()
+        self._progress.finish()
+        self._note_starts()
+
+    def _note_starts(self) -> None:
+        """A position that a reset chose is committed as any other."""
+        starts = self.fetcher.starts
+        while starts:
+            key, offset = starts.popitem()
+            self._progress.begin_by_reset(key, offset)
+
+    def _places(self, keys: Iterable[TopicPartition]) -> Places:
+        """Where these stand in what was handed out."""
+        readers = self.fetcher.readers
+        places = {}
+        for key in keys:
+            reader = readers[key]
+            assert reader.position is not None, "records were taken from it"
+            places[key] = CommittedOffset(reader.position, reader.epoch)
+        return places
 
     def _decode(self, taken: list[ConsumerRecord]) -> list[ConsumerRecord]:
         """Keys and values by the user's functions; what fails stays where it is."""
@@ -205,7 +277,8 @@ class ConsumerCore:
                 if decode_value is not None and value is not None:
                     value = decode_value(value)
             except Exception as error:
-                self.put_back(taken[number:], taken[:number])
+                self._progress.hold_first(taken, number)
+                self._read_again(taken[number:])
                 if found:
                     break  # told by the next call
                 where = f"{record.topic}-{record.partition} at offset {record.offset}"
@@ -222,7 +295,7 @@ class ConsumerCore:
                 return None
             group.polled(now)
             if self._commit_at is not None and now >= self._commit_at:
-                self.note_iterated()
+                self._progress.finish_first(self._batch, self._batch_next)
                 self._auto_commit(now)
         if self._batch_next >= len(self._batch):
             return None
@@ -237,53 +310,27 @@ class ConsumerCore:
         return records[0]
 
     def end_iteration(self) -> None:
-        """What an iteration has not handed out is read again."""
-        handed, rest = self._batch[: self._batch_next], self._batch[self._batch_next :]
+        """What an iteration has not handed out is read again; its last record stays in hand."""
+        batch, handed = self._batch, self._batch_next
         self._batch, self._batch_next = [], 0
-        if rest:
-            self.put_back(rest, handed)
+        if not batch:
+            return
+        if not self.options.commits_first:
+            self._progress.finish_first(batch, handed - 1)
+            self._progress.hold_first(batch, handed)
+        self._read_again(batch[handed:])
 
-    def put_back(
-        self, records: Sequence[ConsumerRecord], handed: Sequence[ConsumerRecord] = ()
-    ) -> None:
-        """These were taken but not handed out: read them again. `handed` were taken with them."""
-        first = {TopicPartition(r.topic, r.partition): r.offset for r in reversed(records)}
-        for key, offset in first.items():
+    def put_back(self, records: Sequence[ConsumerRecord]) -> None:
+        """These were taken but not handed out: read them again."""
+        self._progress.drop()
+        self._read_again(records)
+
+    def _read_again(self, records: Sequence[ConsumerRecord]) -> None:
+        first = {(r.topic, r.partition): r.offset for r in reversed(records)}
+        for where, offset in first.items():
+            key = TopicPartition(*where)
             if key in self.fetcher.readers:
                 self.fetcher.seek(key, offset)
-                self._handed_out[key] = offset
-                self._epochs[key] = self._epochs_before.get(key, -1)
-        for record in handed:
-            key = TopicPartition(record.topic, record.partition)
-            if key in first:
-                self._epochs[key] = record.leader_epoch
-
-    def note_iterated(self) -> None:
-        """Count what an iteration has handed out, and no more."""
-        if self._batch and not self.options.commits_first:
-            handed = self._batch[: self._batch_next]
-            seen = {(record.topic, record.partition): record.leader_epoch for record in handed}
-            epochs = {TopicPartition(*key): epoch for key, epoch in seen.items()}
-            self._note(epochs, self._batch[self._batch_next :])
-            self._epochs.update(epochs)
-
-    def _note(self, keys: Iterable[TopicPartition], rest: Sequence[ConsumerRecord]) -> None:
-        """Count records of these as handed out; of partitions in `rest` more will come.
-
-        With nothing left behind them positions count, not offsets + 1: they also pass over control
-        batches and compacted gaps.
-        """
-        readers = self.fetcher.readers
-        for key in keys:
-            position = readers[key].position if key in readers else None
-            if position is not None:
-                self._handed_out[key] = position
-                self._epochs[key] = readers[key].epoch
-        for record in reversed(rest):
-            key = TopicPartition(record.topic, record.partition)
-            if key in readers:
-                self._handed_out[key] = record.offset
-                self._epochs[key] = self._epochs_before.get(key, -1)
 
     # The group.
 
@@ -302,12 +349,14 @@ class ConsumerCore:
         if group.error is not None and not (
             group.events and isinstance(group.events[0], GaveUp)  # told before the reason
         ):
-            error, group.error = group.error, None
-            raise error
+            error = group.error
+            if not group.is_shut:
+                group.error = None
+            raise error.fresh()
         self._look_starts_up(now)
         if not group.events:
             return None
-        self.end_iteration()
+        self._finish_all()
         event = group.events.popleft()
         if isinstance(event, Assigned):
             self._take_over(event)
@@ -320,11 +369,8 @@ class ConsumerCore:
         assert self.group is not None
         given = dict.fromkeys(event.partitions)
         self.fetcher.assign([key for key in self.fetcher.readers if key not in given])
-        for key in given:
-            self._handed_out.pop(key, None)
-            self._committed.pop(key, None)
-            self._epochs.pop(key, None)
-        self.group.gave_up()
+        self._forget(given)
+        self.group.gave_up(event)
 
     def begin_again(self, event: GroupEvent) -> None:
         """The callback was cancelled halfway: the next poll calls it anew."""
@@ -341,8 +387,8 @@ class ConsumerCore:
 
     def _begin_at(self, key: TopicPartition, committed: CommittedOffset) -> None:
         self.fetcher.seek(key, committed.offset)
-        self._handed_out[key] = self._committed[key] = committed.offset
-        self._epochs[key] = committed.leader_epoch
+        place = CommittedOffset(committed.offset, committed.leader_epoch)
+        self._progress.begin(key, place, is_saved=True)
 
     def _look_starts_up(self, now: float) -> None:
         """Ask where the group committed, for partitions assigned by hand that begin there."""
@@ -373,42 +419,82 @@ class ConsumerCore:
         """Begin to save positions: those of all records handed out, one record's, or given ones.
 
         None when there is nothing to save. A record's commit is its offset + 1. What was handed
-        out is saved with the leader epoch of its last record, given offsets without any.
+        out is saved with the leader epoch of its last record, given offsets without any. All of it
+        counts as finished.
 
         Raises:
-            UsageError: the consumer has no group.
+            UsageError: the consumer has no group, or these are no partitions and offsets.
         """
         self.need_group()
-        self.note_iterated()
+        places: Places
         if offsets is None:
-            return self._save(self._handed_out, self._epochs, now)
+            if self._batch:
+                self._progress.finish_first(self._batch, self._batch_next)
+            else:
+                self._progress.finish()
+            self._note_starts()
+            return self._save(self._progress.finished, now)
         if isinstance(offsets, ConsumerRecord):
             key = TopicPartition(offsets.topic, offsets.partition)
-            return self._save({key: offsets.offset + 1}, {key: offsets.leader_epoch}, now)
-        return self._save(offsets, {}, now)
+            places = {key: CommittedOffset(offsets.offset + 1, offsets.leader_epoch)}
+        else:
+            check_partitions(offsets)
+            for offset in offsets.values():
+                check_offset(offset)
+            places = {key: CommittedOffset(offset) for key, offset in offsets.items()}
+        for key, place in places.items():
+            if key in self.fetcher.readers:
+                self._progress.finish_up_to(key, place)
+        return self._save(places, now)
 
-    def _save(
-        self,
-        positions: Mapping[TopicPartition, int],
-        epochs: Mapping[TopicPartition, int],
-        now: float,
-    ) -> Pending | None:
-        if not positions:
-            return None
-        commit = {
-            key: CommittedOffset(offset, epochs.get(key, -1)) for key, offset in positions.items()
-        }
-        pending = self.need_group().commit(commit, now)
-        self._reap_commits()
-        self._open_commits.append((pending, dict(positions)))
+    def commit_first(self, now: float) -> Pending:
+        """Begin to save the places behind what was just taken, before it is handed out."""
+        self.need_group()
+        pending = self._save(self._progress.in_hand, now)
+        assert pending is not None, "records were taken"
         return pending
 
-    def last_commit(self, partitions: Iterable[TopicPartition], now: float) -> Pending | None:
-        """The commit before partitions are given up; None where commits are not automatic."""
-        if self._auto_commit_ms is None or self.group is None:
+    def committed_first(self) -> None:
+        """That commit stands: its records are nobody else's, whatever becomes of them."""
+        self._progress.finish()
+
+    def _save(self, places: Places, now: float) -> Pending | None:
+        if not places:
             return None
-        self.note_iterated()
-        return self._save(self._changed(partitions), self._epochs, now)
+        pending = self.need_group().commit(dict(places), now)
+        self._reap_commits()
+        positions = {key: place.offset for key, place in places.items()}
+        self._open_commits.append((pending, positions))
+        return pending
+
+    def stop(self, *, is_done: bool) -> None:
+        """Hand out nothing more. `is_done`: what is in hand is finished; else it never will be."""
+        self.end_iteration()
+        if is_done:
+            self._progress.finish()
+        else:
+            self._progress.drop()
+
+    def last_commit(self, partitions: Iterable[TopicPartition], now: float) -> Pending | None:
+        """The commit before partitions are given up; None where only `commit` commits."""
+        if self.group is None or not self._commits_by_itself:
+            return None
+        return self._save(self._unsaved(partitions), now)
+
+    @property
+    def _commits_by_itself(self) -> bool:
+        return self._auto_commit_ms is not None or self.options.commits_first
+
+    def parting_commit(self) -> Call | None:
+        """The last commit as a call, for a consumer that cannot wait for the answer."""
+        if self.group is None or not self._commits_by_itself:
+            return None
+        return self.group.commit_call(self._unsaved(self.fetcher.readers))
+
+    @property
+    def is_lost(self) -> bool:
+        """True when others may read already what this member still has."""
+        return self.group is not None and self.group.is_lost
 
     def committed(self, partitions: Iterable[TopicPartition] | None, now: float) -> Pending:
         """Begin to look committed offsets up: of these, or of all that is assigned.
@@ -424,10 +510,22 @@ class ConsumerCore:
 
         Raises:
             UsageError: the consumer has no group.
+            ClientError: why this member can never be in its group.
         """
         if self.group is None:
             raise UsageError("commits need a group")
+        self.check()
         return self.group
+
+    def check(self) -> None:
+        """Tell, as often as it is asked, that the group has put this member out for good.
+
+        Raises:
+            ClientError: why it did.
+        """
+        group = self.group
+        if group is not None and group.is_shut and group.error is not None and not group.events:
+            raise group.error.fresh()
 
     def leave(self, finish: Finish) -> Call | None:
         """Stop reading and leave the group; the call to send, if any."""
@@ -443,23 +541,51 @@ class ConsumerCore:
         if now < self._commit_at:
             return
         self._commit_at = now + self._auto_commit_ms
-        changed = self._changed(self.fetcher.readers)
-        if changed and not self._open_commits:
-            self._save(changed, self._epochs, now)
+        unsaved = self._unsaved(self.fetcher.readers)
+        if unsaved and not self._open_commits:
+            self._save(unsaved, now)
 
     def _reap_commits(self) -> None:
         """Remember what got through."""
         for pending, positions in self._open_commits:
             if pending.is_done and pending.error is None:
-                self._committed.update(positions)
+                self._progress.saved(positions)
         self._open_commits = [item for item in self._open_commits if not item[0].is_done]
 
-    def _changed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def _unsaved(self, partitions: Iterable[TopicPartition]) -> Places:
         self._reap_commits()
-        return {
-            key: self._handed_out[key]
-            for key in partitions
-            if key in self._handed_out
-            and key in self.fetcher.readers
-            and self._committed.get(key) != self._handed_out[key]
-        }
+        self._note_starts()
+        readers = self.fetcher.readers
+        return self._progress.unsaved(key for key in partitions if key in readers)
+
+
+def check_partitions(partitions: Iterable[TopicPartition]) -> None:
+    """Refuse what names no partitions, before anything is done with it.
+
+    Raises:
+        UsageError: the first of them that is none.
+    """
+    for key in partitions:
+        if not isinstance(key, TopicPartition) or type(key.partition) is not int or key[1] < 0:
+            raise UsageError(f"not a TopicPartition of a name and a number from 0 on: {key!r}")
+        check_topic(key.topic)
+
+
+def check_offset(offset: int) -> None:
+    """Refuse what is no position.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if type(offset) is not int or not 0 <= offset < 1 << 63:
+        raise UsageError(f"an offset is a number from 0 on, not {offset!r}")
+
+
+def check_start(offset: int | None) -> None:
+    """Refuse where no reading can begin: None stands for the policy, EARLIEST and LATEST for it.
+
+    Raises:
+        UsageError: it is none of these, and no offset.
+    """
+    if offset is not None and not (type(offset) is int and offset in (EARLIEST, LATEST)):
+        check_offset(offset)

@@ -62,6 +62,9 @@ class Reset(Enum):
     NONE = "none"
 
 
+_START: Final = {Reset.EARLIEST: EARLIEST, Reset.LATEST: LATEST, Reset.NONE: None}
+
+
 @frozen
 class FetcherOptions:
     """How partitions are read. Times in milliseconds."""
@@ -88,6 +91,8 @@ class FetcherCore:
         self.readers: dict[TopicPartition, PartitionReader] = {}
         self.touched: list[TopicPartition] = []
         """The partitions of the records that `take` gave last."""
+        self.starts: dict[TopicPartition, int] = {}
+        """Positions that lookups have chosen; whoever commits takes them from here."""
         self._metadata = metadata
         self._busy: dict[int, int] = {}
         self._asked_bytes = 0  # that fetches under way may bring
@@ -103,14 +108,16 @@ class FetcherCore:
         wanted = dict.fromkeys(partitions)
         for key in [key for key in self.readers if key not in wanted]:
             self._drop_buffer(self.readers.pop(key))
+            self.starts.pop(key, None)
         for key in wanted:
             self.readers.setdefault(key, PartitionReader(key))
         self._metadata.want(dict.fromkeys(key.topic for key in wanted))
 
     def seek(self, key: TopicPartition, offset: int | None) -> None:
-        """Go on at `offset`; None looks the position up by the reset policy."""
+        """Go on at `offset`, or where EARLIEST or LATEST is; None asks the reset policy."""
         reader = self.readers[key]
         self._drop_buffer(reader)
+        self.starts.pop(key, None)
         reader.move(offset)
 
     def positions(self) -> dict[TopicPartition, int]:
@@ -225,7 +232,7 @@ class FetcherCore:
         if reader.not_before > now:
             self._wake(reader.not_before)
             return None
-        if reader.position is None and self.options.reset is Reset.NONE:
+        if reader.position is None and self._wanted_start(reader) is None:
             reader.error = NoOffsetError(f"{reader.key} has no position, and reset is none")
             return None
         if leader is None:
@@ -282,12 +289,15 @@ class FetcherCore:
 
     # Looking up positions.
 
+    def _wanted_start(self, reader: PartitionReader) -> int | None:
+        """EARLIEST or LATEST, as a seek or the policy says; None when the policy is none."""
+        return _START[self.options.reset] if reader.start is None else reader.start
+
     def _lookup(self, node: int, readers: Sequence[PartitionReader]) -> Call:
-        which = EARLIEST if self.options.reset is Reset.EARLIEST else LATEST
         tokens = [(reader, reader.token) for reader in readers]
-        operation = list_offsets(
-            node, {reader.key: which for reader in readers}, isolation=self.options.isolation
-        )
+        starts = {reader.key: self._wanted_start(reader) for reader in readers}
+        wanted = {key: start for key, start in starts.items() if start is not None}
+        operation = list_offsets(node, wanted, isolation=self.options.isolation)
 
         def finish(response: Any, error: ClientError | None, now: float) -> None:
             found = {} if error is not None else read_offsets(response)
@@ -296,12 +306,14 @@ class FetcherCore:
                     continue
                 reader.is_looking_up = False
                 offset = found.get(reader.key)
-                if isinstance(offset, OffsetFound):
+                if isinstance(offset, OffsetFound) and offset.offset >= 0:
                     reader.move(offset.offset)
+                    self.starts[reader.key] = offset.offset
                     reader.failures = 0
                 else:
                     missing = CorruptAnswerError(f"no offset of {reader.key} in an answer")
-                    self._failed(reader, error or offset or missing, now)
+                    failure = offset if isinstance(offset, BrokerError) else missing
+                    self._failed(reader, error or failure, now)
 
         for reader in readers:
             reader.is_looking_up = True

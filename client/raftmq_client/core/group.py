@@ -50,8 +50,10 @@ from raftmq_client.core.group_state import (
     Pending,
     expire,
     fence,
+    fence_member,
     is_final,
     is_outdated,
+    outdated,
     refuse,
 )
 from raftmq_client.core.metadata import Broker, MetadataCore
@@ -86,12 +88,14 @@ class GroupCore:
         self.owned: tuple[TopicPartition, ...] = ()
         self.events: deque[GroupEvent] = deque()
         self.error: ClientError | None = None
-        """Why the member can never be in this group; told once."""
+        """Why the member is not in its group."""
+        self.is_shut = False
+        """It never will be: `error` is told until other topics are chosen."""
         self._metadata = metadata
         self._topics: tuple[str, ...] = ()
         self._pattern: re.Pattern[str] | None = None
         self._is_subscribed = False
-        self._giving_up: tuple[TopicPartition, ...] = ()
+        self._giving_up: list[GaveUp] = []  # events that the consumer has not confirmed
         self._added: tuple[TopicPartition, ...] = ()
         self._must_rejoin = False
         self._coordinator: int | None = None
@@ -116,6 +120,8 @@ class GroupCore:
         """Be a member that reads these topics, or all whose whole name a pattern matches."""
         self._pattern = None
         self._is_subscribed = True
+        if self.is_shut:
+            self.is_shut, self.error = False, None
         if isinstance(topics, re.Pattern):
             self._pattern = topics
             self._metadata.want_all()
@@ -132,12 +138,14 @@ class GroupCore:
         if self.state is MemberState.IDLE and self._is_subscribed and self.error is None:
             self.state = MemberState.UNJOINED
 
-    def gave_up(self) -> None:
-        """The consumer stopped reading what it was told to (answer to `GaveUp`)."""
-        given, self._giving_up = dict.fromkeys(self._giving_up), ()
+    def gave_up(self, event: GaveUp | None = None) -> None:
+        """The consumer stopped reading what `event` told it to; None: all that it was told."""
+        done = [item for item in self._giving_up if event is None or item is event]
+        self._giving_up = [item for item in self._giving_up if not _is_in(item, done)]
+        given = dict.fromkeys(key for item in done for key in item.partitions)
         self.owned = tuple(key for key in self.owned if key not in given)
         fence(self._pending, given)
-        if self.state is not MemberState.GIVING_UP:
+        if self.state is not MemberState.GIVING_UP or self._giving_up:
             return
         if self._added:
             self.state = MemberState.LOOKING_UP
@@ -145,17 +153,36 @@ class GroupCore:
             self._must_rejoin = False
             self.state = MemberState.UNJOINED
 
+    @property
+    def is_lost(self) -> bool:
+        """True while this member was put out: others may read what it had."""
+        return self._is_subscribed and self.generation == NO_GENERATION
+
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], now: float) -> Pending:
-        """Save positions; fenced by the generation the member has when it is sent."""
+        """Save positions; fenced by the generation the member has when it is sent.
+
+        A member without a generation saves nothing: nobody could tell that it was put out.
+        """
         pending = Pending(
             lambda who: commit_request(who, offsets),
             read_commit,
             ApiKey.OFFSET_COMMIT,
             now + self.options.request_timeout_ms,
             frozenset(offsets),
+            self._is_subscribed,
         )
-        self._pending.append(pending)
+        if self.is_lost:
+            pending.settle(None, outdated(f"group {self.group!r} has no such member now"))
+        else:
+            self._pending.append(pending)
         return pending
+
+    def commit_call(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> Call | None:
+        """Save positions at the end, without waiting; None where it cannot be sent at once."""
+        if not offsets or self.is_lost or self._coordinator is None:
+            return None
+        request = commit_request(self._identity, dict(offsets))
+        return self._call(ApiKey.OFFSET_COMMIT, request, lambda _response, _error, _now: None)
 
     def committed(self, partitions: Sequence[TopicPartition], now: float) -> Pending:
         """Look committed offsets up."""
@@ -220,6 +247,10 @@ class GroupCore:
                 if self._metadata.version == 0:
                     return []  # it is on its way
                 self._topics = self._matching()
+            dropped = tuple(key for key in self.owned if key.topic not in self._topics)
+            if dropped:  # a cooperative member; others may get these as soon as it joins (KIP-429)
+                self._give_up(dropped, is_lost=False)
+                return []
             return [self._join()]
         if self.state is MemberState.ASSIGNING:
             return self._assign()
@@ -314,10 +345,10 @@ class GroupCore:
             if code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
             self.generation = NO_GENERATION
+            self._lose()
             self._rejoin(is_lost=True)
         elif is_final(error):
-            self._fall_out(error)
-            self._unsubscribe()
+            self._shut_out(error)
         else:
             if self.state in (MemberState.JOINING, MemberState.SYNCING):
                 self.state = MemberState.UNJOINED
@@ -352,11 +383,23 @@ class GroupCore:
     def _give_up(self, partitions: tuple[TopicPartition, ...], *, is_lost: bool) -> None:
         if is_lost or not self.is_cooperative:
             self._added = ()
-        rest = tuple(key for key in partitions if key not in self._giving_up)
-        if rest:
-            self.events.append(GaveUp(rest, is_lost))
-            self._giving_up += rest
+        self._ask_for(partitions, is_lost=is_lost)
         self.state = MemberState.GIVING_UP
+
+    def _ask_for(self, partitions: Iterable[TopicPartition], *, is_lost: bool) -> None:
+        """Tell the consumer to give up those of these that it was not told of yet."""
+        told = {key for event in self._giving_up for key in event.partitions}
+        rest = tuple(key for key in partitions if key not in told)
+        if rest:
+            event = GaveUp(rest, is_lost)
+            self.events.append(event)
+            self._giving_up.append(event)
+
+    def _lose(self) -> None:
+        """The group goes on without this member: what is being given up is lost, too."""
+        for event in self._giving_up:
+            event.is_lost = True
+        fence_member(self._pending)
 
     def _join(self) -> Call:
         self.state = MemberState.JOINING
@@ -537,11 +580,10 @@ class GroupCore:
 
     def _fall_out(self, error: ClientError) -> None:
         """Be no member any more: what it had is lost, which is told before the reason."""
-        self.events.clear()
-        self._giving_up = ()
-        fence(self._pending, self.owned)
-        if self.owned:
-            self.events.append(GaveUp(self.owned, True))
+        waiting, self.events = self.events, deque()
+        self._giving_up = [event for event in self._giving_up if not _is_in(event, waiting)]
+        self._lose()
+        self._ask_for(self.owned, is_lost=True)
         self.owned = self._added = ()
         self.error = error
         self._forget_member()
@@ -549,15 +591,17 @@ class GroupCore:
 
     def _shut_out(self, error: BrokerError) -> None:
         """No coordinator will ever be told: be no member, and wait for nothing."""
+        refuse(self._pending, error)
         if self._is_subscribed:
             self._fall_out(error)
             self._unsubscribe()
-        refuse(self._pending, error)
+            self.is_shut = True
 
     def _forget_member(self) -> None:
         self.member_id = ""
         self.generation = NO_GENERATION
         self._is_leader = False
+        fence_member(self._pending)
 
     def _leave_call(self, finish: Finish) -> Call:
         return self._call(ApiKey.LEAVE_GROUP, leave_request(self._identity), finish, 5_000)
@@ -595,3 +639,8 @@ class GroupCore:
 
     def _wake(self, at: float) -> None:
         self._wake_at = min(self._wake_at, at)
+
+
+def _is_in(event: GroupEvent, events: Iterable[GroupEvent]) -> bool:
+    """Whether it is one of these, and not merely equal to one."""
+    return any(event is item for item in events)

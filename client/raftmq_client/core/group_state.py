@@ -79,12 +79,13 @@ class MemberState(Enum):
     STABLE = "stable"
 
 
-@frozen
+@define
 class GaveUp:
-    """Event: stop reading these. `is_lost`: others may read them already, commit nothing."""
+    """Event: stop reading these."""
 
     partitions: tuple[TopicPartition, ...]
     is_lost: bool
+    """Others may read them already: commit nothing. It may become so while the event is told."""
 
 
 @frozen
@@ -125,6 +126,8 @@ class Pending:
     deadline: float
     partitions: frozenset[TopicPartition] = frozenset()
     """Whose positions a commit saves."""
+    is_members: bool = False
+    """A commit that the coordinator must be able to fence: it needs a generation."""
     is_done: bool = False
     result: Any = None
     error: ClientError | None = None
@@ -182,9 +185,23 @@ def fence(pending: deque[Pending], given_up: Iterable[TopicPartition]) -> None:
     In a later generation of this member the coordinator could not tell that it is an old one.
     """
     gone = frozenset(given_up)
-    for item in [item for item in pending if item.partitions & gone]:
+    _refuse_outdated(pending, [item for item in pending if item.partitions & gone])
+
+
+def fence_member(pending: deque[Pending]) -> None:
+    """Send no commit of a member that was put out: without a generation nothing would stop it."""
+    _refuse_outdated(pending, [item for item in pending if item.is_members])
+
+
+def outdated(about: str) -> BrokerError:
+    """What a commit ends with that the coordinator must not see."""
+    return BrokerError(ErrorCode.ILLEGAL_GENERATION, about=about)
+
+
+def _refuse_outdated(pending: deque[Pending], items: Iterable[Pending]) -> None:
+    for item in items:
         pending.remove(item)
-        error = BrokerError(ErrorCode.ILLEGAL_GENERATION, about="commit of what was given up since")
+        error = outdated("commit of what was given up since")
         if item.was_sent:
             error.outcome = Outcome.UNKNOWN
         item.settle(None, error)

@@ -24,6 +24,8 @@ class PartitionReader:
     key: TopicPartition
     position: int | None = None
     """Offset of the next record to hand out; None until it is looked up."""
+    start: int | None = None
+    """What is looked up while there is no position: EARLIEST, LATEST, or as the policy says."""
     epoch: int = -1
     """Leader epoch of the last record handed out."""
     fetch_offset: int = -1
@@ -56,11 +58,16 @@ class PartitionReader:
         return bool(self.buffered) or self.ready_index < len(self.ready)
 
     def move(self, offset: int | None) -> None:
-        """Take another position; everything buffered or on its way is void."""
+        """Take another position; everything buffered or on its way is void.
+
+        Below 0 it is EARLIEST or LATEST, and to be looked up, as None is by the policy.
+        """
         self.token += 1
-        self.position = offset
+        is_known = offset is not None and offset >= 0
+        self.position = offset if is_known else None
+        self.start = None if is_known else offset
         self.epoch = -1
-        self.fetch_offset = -1 if offset is None else offset
+        self.fetch_offset = -1 if self.position is None else self.position
         self.is_looking_up = False
         self.fetching_from = None
         self.buffered.clear()
