@@ -103,7 +103,8 @@ class FakeBroker:
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
-        self.advertised = ("127.0.0.1", self.port)
+        self.advertised: tuple[str, int] | None = None
+        """Another address than its own, told in metadata."""
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
@@ -251,7 +252,7 @@ class FakeBroker:
             if request.topics is None
             else [topic.name for topic in request.topics]
         )
-        host, port = self.advertised
+        host, port = self.advertised or ("127.0.0.1", self.port)
         return Struct(
             brokers=[Struct(node_id=NODE_ID, host=host, port=port)],
             cluster_id=CLUSTER_ID,
