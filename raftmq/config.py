@@ -134,7 +134,9 @@ class NodeConfig:
     request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
     request_elements_max: int = _key("Most array elements in one request.", default=100_000)
     request_memory_bytes_max: int = _key(
-        "Memory of this node for requests in hand; readers wait beyond it.", default=256 << 20
+        "Memory of this node for requests in hand and for what came of those on their way; large "
+        "ones wait beyond it, and the largest and slowest of the incomplete are hung up on.",
+        default=256 << 20,
     )
     connections_max: int = _key("Most client connections.", default=10_000)
     pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
@@ -147,6 +149,14 @@ class NodeConfig:
         "The kernel's send buffer of a client connection; 0: small for clients of this machine, "
         "the kernel's choice for others.",
         default=0,
+    )
+    request_receive_timeout_ms: int = _key(
+        "A client that sends no byte of a request it began for so long is hung up on; so is one "
+        "that needs more than this and its size at request_receive_bytes_per_s_min.",
+        default=30_000,
+    )
+    request_receive_bytes_per_s_min: int = _key(
+        "Slowest rate at which requests may come.", default=8 << 10
     )
     connection_idle_ms: int = _key("A connection silent for so long is closed.", default=600_000)
     peer_queue_bytes_max: int = _key("Most bytes waiting for one other node.", default=64 << 20)
@@ -386,6 +396,8 @@ _POSITIVE: Final = (
     "pipeline_depth_max",
     "request_bytes_max",
     "request_control_bytes_max",
+    "request_receive_timeout_ms",
+    "request_receive_bytes_per_s_min",
     "broker_session_ms",
     "broker_heartbeat_ms",
     "shutdown_timeout_ms",

@@ -48,7 +48,7 @@ from raftmq.server.broker import Broker
 from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.fetch import WAIT_GRID_MS
 from raftmq.server.handlers.table import HANDLERS
-from raftmq.server.limits import RequestMemory
+from raftmq.server.request_memory import RequestMemory
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,

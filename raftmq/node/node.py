@@ -172,6 +172,7 @@ class Node(NodeCore):
             look_later=partial(hear_later, self.deadlines),
             turns=turns,
             pause=self.plane.pause,
+            on_bug=self.dispatcher.judge,
         )
 
     def _make_engine(self) -> DrivenEngine:
@@ -199,6 +200,8 @@ class Node(NodeCore):
             connections_max=config.connections_max,
             pipeline_depth_max=config.pipeline_depth_max,
             pipeline_bytes_max=config.pipeline_bytes_max,
+            request_receive_timeout_ms=config.request_receive_timeout_ms,
+            request_receive_bytes_per_s_min=config.request_receive_bytes_per_s_min,
             connection_idle_ms=config.connection_idle_ms,
             socket_send_bytes=config.socket_send_bytes,
         )

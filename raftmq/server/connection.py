@@ -2,16 +2,18 @@
 
 A connection at rest is no task: `Readiness` calls `receive` when its socket has bytes. Small frames
 come through one scratch buffer that all connections share (only within one call, so nobody else can
-be in it), a large frame into a buffer of its own size, where the records stay: a Produce is stamped
-and appended from there without a copy. A request begins in that same call; nothing hops to another
-task between receive and append.
+be in it), a large frame through another one into a buffer that grows with it, where the records
+stay: a Produce is stamped and appended from there without a copy. A request begins in that same
+call; nothing hops to another task between receive and append.
 
 Who has to wait (room in the pipeline, memory, the rest of a large frame, a spent turn) leaves
 `Readiness` for a task, `_read`, which stays while its client is busy: it goes back to rest when the
 sweep finds it quiet. Either of both reads, never both. Answers that a socket does not take at once
 have a task of their own (`ReplyQueue.drain`), for as long.
 
-Never decides anything about a request but its size. What a client does wrong costs this connection.
+Never decides anything about a request but its size. What a client does wrong costs this connection,
+and so does a bug of ours that one of its requests meets: nothing but the loop's own exceptions
+leaves this module (`Shared.failed`).
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.low_water import LINGER_S, LowWater
+from raftmq.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.ports import DiskError
 from raftmq.server.cork import Cork
 from raftmq.server.elections import Hold
-from raftmq.server.limits import FRAME_HEAD, Limits, RequestMemory, check_frame
+from raftmq.server.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater, Readiness
 from raftmq.server.replies import ReplyQueue, Slot, SpanTruncatedError
+from raftmq.server.request_memory import PartialFrame, RequestMemory
 from raftmq.turns import (
     QUIET_RECEIVE_COST,
     RECEIVE_COST,
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from raftmq.server.fetch_memo import FetchMemo
 
 SCRATCH_BYTES: Final = 32 << 10
+PIECE_BYTES_MAX: Final = MARK_BYTES_MAX
+"""A large frame is received in pieces of so many bytes at most."""
 TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
 PART_S: Final = 0.1
@@ -77,6 +82,8 @@ class Shared:
         "memory",
         "metrics",
         "nursery",
+        "on_bug",
+        "piece",
         "readiness",
         "scratch",
         "turns",
@@ -91,8 +98,11 @@ class Shared:
         memory: RequestMemory | None = None,
         look_later: LookLater | None = None,
         turns: Turns | None = None,
+        on_bug: Callable[[Exception], object] | None = None,
     ) -> None:
+        """`on_bug` is told of each exception that cost a connection, and may end the node."""
         self.begin = begin
+        self.on_bug = on_bug
         self.cork = cork or Cork()
         self.limits = limits
         self.metrics = metrics
@@ -100,13 +110,30 @@ class Shared:
         self.turns = turns or Turns()
         self.readiness = Readiness(self.turns, self.cork.together, look_later)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.piece = memoryview(b"")  # made for the first large frame; as `scratch`
         self.nursery: trio.Nursery | None = None
         """Of the tasks that connections need for a while; open for as long as there are any."""
 
     def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a task for a connection."""
+        """Run a task for a connection, which lets no exception out."""
         assert self.nursery is not None, "connections are served within a nursery"
         self.nursery.start_soon(work)
+
+    def refused(self, bound: str) -> None:
+        """Count what was refused, or closed, by the bound (a config key) that said so."""
+        self.metrics.refuse(bound)
+
+    def failed(self, error: Exception, peer: str) -> None:
+        """A bug of ours that one connection met: it costs that connection, and is told once. Memory
+        that is not there is no bug, and costs the same."""
+        if isinstance(error, MemoryError):
+            self.refused("memory")
+            _log.error("connection closed: no memory for its request", peer=peer)
+            return
+        self.metrics.bug(error)
+        _log.error("connection closed: a bug", peer=peer, why=repr(error), exc_info=error)
+        if self.on_bug is not None:
+            self.on_bug(error)
 
 
 class Connection:
@@ -116,9 +143,9 @@ class Connection:
         "_is_ending",
         "_is_finishing",
         "_large",
-        "_large_since",
         "_lingering",
         "_on_closed",
+        "_partial",
         "_pending",
         "_reading",
         "_shared",
@@ -144,8 +171,8 @@ class Connection:
         self._shared = shared
         self._on_closed = on_closed
         self._pending = b""  # received, not begun: an incomplete frame; complete ones without room
-        self._large: LowWater | None = None  # of a large frame, in part here, in node memory
-        self._large_since = 0.0
+        self._partial: PartialFrame | None = None  # the frame at the front, while it is incomplete
+        self._large: LowWater | None = None  # of that frame, if it is a large one
         self._reading: trio.CancelScope | None = None  # of the task that reads
         self._lingering: trio.CancelScope | None = None  # of its wait for more, in a task
         self._writing: trio.CancelScope | None = None  # of the task that writes
@@ -192,10 +219,14 @@ class Connection:
         for scope in (self._reading, self._writing):
             if scope is not None:
                 scope.cancel()
+        self._drop_partial()
         self.replies.close()
         while self.on_close:
             _, callback = self.on_close.popitem()
-            callback()
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - the others are to be dropped, too
+                self._shared.failed(error, self.peer)
         trio.lowlevel.notify_closing(descriptor)
         self._sock.close()
         self._on_closed()
@@ -208,8 +239,16 @@ class Connection:
             self._shared.readiness.unwatch(self._sock.fileno())
             self._shared.spawn(self._end)
 
+    def failed(self, error: Exception) -> None:
+        """A bug of ours in sending an answer: hang up soon."""
+        self._shared.failed(error, self.peer)
+        self.broken()
+
     async def _end(self) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            self._shared.failed(error, self.peer)
 
     def finish(self) -> None:
         """Begin no more requests; answer those in hand, then hang up."""
@@ -235,19 +274,44 @@ class Connection:
         stalled_since = self.replies.stalled_since
         if stalled_since is not None:
             is_over = (now - stalled_since) * 1000 > limits.send_stall_ms
-        elif self._large is not None:
-            since_ms = (now - self._large_since) * 1000
-            is_over = quiet_ms > limits.receive_stall_ms or (
-                # Others wait for the memory that this frame holds, and it comes in drops.
-                self._shared.memory.waiting_count > 0 and since_ms > limits.receive_stall_ms
-            )
-            if quiet_ms > LINGER_S * 1000:
+        elif self._partial is not None:
+            is_over = self._is_too_slow(self._partial, now, quiet_ms)
+            if self._large is not None and quiet_ms > LINGER_S * 1000:
                 self._large.tolerate()
         else:
             is_over = self.replies.is_idle and quiet_ms > limits.connection_idle_ms
         if is_over:
             self.close()
         return is_over
+
+    def _is_too_slow(self, frame: PartialFrame, now: float, quiet_ms: float) -> bool:
+        limits = self._shared.limits
+        if frame.is_waiting:
+            return False  # for us
+        is_over = quiet_ms > limits.request_receive_timeout_ms or frame.age_s(now) > receive_s_max(
+            frame.size, limits
+        )
+        if is_over:
+            self._shared.refused("request_receive_timeout_ms")
+            _log.warning(
+                "connection closed: its request came too slowly",
+                peer=self.peer,
+                bytes_came=frame.held,
+                bytes_announced=frame.size,
+            )
+        return is_over
+
+    def _evicted(self) -> None:
+        """Others wait for the memory that an incomplete frame of this client holds."""
+        frame = self._partial
+        self._shared.refused("request_memory_bytes_max")
+        _log.warning(
+            "connection closed: request memory is wanted by others",
+            peer=self.peer,
+            bytes_came=0 if frame is None else frame.held,
+            bytes_announced=0 if frame is None else frame.size,
+        )
+        self.broken()
 
     # ---- reading at rest ----
 
@@ -289,6 +353,9 @@ class Connection:
             self.close()
         except OSError:
             self.close()  # the client is gone: nobody is left to tell
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this connection alone
+            self._shared.failed(error, self.peer)
+            self.close()
 
     def _receive_now(self) -> bool:
         """Take in what the socket has; False when that is its end."""
@@ -310,6 +377,8 @@ class Connection:
             end = start + count
             used = self._begin_complete(scratch[:end])
             self._pending = bytes(scratch[used:end]) if used < end else b""
+            if used < end or start:
+                self._note_pending(used)
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
                 cost = QUIET_RECEIVE_COST if self.is_quiet else SMALL_RECEIVE_COST
                 shared.turns.give_back(RECEIVE_COST - cost)
@@ -356,6 +425,9 @@ class Connection:
             self._refused(error)
         except (OSError, trio.ClosedResourceError):
             pass  # the client is gone: nobody is left to tell
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            is_over = True
+            self._shared.failed(error, self.peer)
         finally:
             self._reading = self._lingering = None
             if is_over:
@@ -377,10 +449,13 @@ class Connection:
             # not be begun, and be waited with for more to come.
             if not replies.has_room:
                 await replies.room()
+                if self.is_closed:
+                    break
             pending = self._pending
             used = self._begin_complete(memoryview(pending))
             if used:
                 self._pending = pending[used:]
+                self._note_pending(used)
                 continue
             size = self._size_of_large(pending)
             if size:
@@ -402,6 +477,8 @@ class Connection:
             self._received(count)
             used = self._begin_complete(scratch[: start + count])
             self._pending = pending = bytes(scratch[used : start + count])
+            if pending or start:
+                self._note_pending(used)
             is_all = not pending and start + count < SCRATCH_BYTES and replies.has_room
             # If so, asking the socket again would only tell that.
             if is_all and not await self._linger():
@@ -442,6 +519,9 @@ class Connection:
                 await self.replies.drain()
         except (OSError, trio.ClosedResourceError, DiskError, SpanTruncatedError):
             self.close()  # part of an answer may have left: there is no way back
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            self._shared.failed(error, self.peer)
+            self.close()
         finally:
             self._writing = None
 
@@ -490,42 +570,92 @@ class Connection:
         size: int = FRAME_HEAD.unpack_from(pending)[0]
         return size if size + 4 > SCRATCH_BYTES else 0
 
+    def _note_pending(self, used: int) -> None:
+        """What is pending changed: `used` bytes were begun. Charge what came of the frame at the
+        front, unless that frame only waits for its turn here."""
+        pending = self._pending
+        if used:
+            self._drop_partial()
+        size = 0
+        if len(pending) >= FRAME_HEAD.size:
+            size = FRAME_HEAD.unpack_from(pending)[0]
+        if not pending or 0 < size <= len(pending) - 4 or self._is_ending:
+            self._drop_partial()
+            return
+        memory = self._shared.memory
+        frame = self._partial
+        if frame is None:
+            frame = self._partial = memory.open(size, trio.current_time(), self._evicted)
+        frame.size = size
+        memory.hold(frame, len(pending))
+
+    def _drop_partial(self) -> None:
+        frame, self._partial = self._partial, None
+        if frame is not None:
+            self._shared.memory.drop(frame)
+
     async def _receive_large(self, size: int, pending: bytes) -> None:
         """Receive and begin the frame of which `pending` is all that came so far."""
-        memory = self._shared.memory
-        sock = self._sock
-        await memory.charge_when_free(size)
-        large = self._large = LowWater(sock)
-        self._large_since = trio.current_time()
+        shared = self._shared
+        memory = shared.memory
+        partial = self._partial
+        assert partial is not None, "a frame that came in part is charged"
+        if not shared.piece:
+            shared.piece = memoryview(bytearray(PIECE_BYTES_MAX))
+        frame = bytearray(pending[4:])
+        self._pending = b""
+        self._large = LowWater(self._sock)
         try:
-            frame = bytearray(size)
-            filled = len(pending) - 4
-            frame[:filled] = pending[4:]
-            self._pending = b""
-            view = memoryview(frame)
-            while filled < size:
-                try:
-                    count = sock.recv_into(view[filled:])
-                except BlockingIOError:
-                    self._turn_frames = self._turn_bytes = 0
-                    large.wait_for(size - filled)
-                    await trio.lowlevel.wait_readable(sock)
-                    continue
-                if count == 0:
-                    raise ConnectionResetError("closed in the middle of a frame")
-                filled += count
-                self._received(count)
-            large.end()
-            if not self._shared.turns.try_take(size):
-                await self._shared.turns.take(size)
+            memory.shrink(partial, 4)
+            while len(frame) < size:
+                await self._receive_piece(partial, frame, size - len(frame), self._large)
+            self._large.end()
+            charge = memory.complete(partial)
+            self._partial = None
+        finally:
+            self._large = None
+        try:
+            if not shared.turns.try_take(size):
+                await shared.turns.take(size)
             if self._is_ending:
                 raise trio.ClosedResourceError("hung up on meanwhile")
         except BaseException:
-            memory.release(size)
+            memory.release(charge)
             raise
-        finally:
-            self._large = None
         self._begin(frame)
+
+    async def _receive_piece(
+        self, partial: PartialFrame, frame: bytearray, missing: int, large: LowWater
+    ) -> None:
+        """Add to `frame` what is there of it, or wait until something is."""
+        memory, sock = self._shared.memory, self._sock
+        wanted = min(missing, PIECE_BYTES_MAX)
+        granted = memory.try_grow(partial, wanted)
+        if not granted:
+            self._turn_frames = self._turn_bytes = 0
+            granted = await memory.grow(partial, wanted)
+            self.last_active = trio.current_time()  # it was not the client who kept us waiting
+            self._check_open(partial)
+        piece = self._shared.piece[:granted]
+        try:
+            count = sock.recv_into(piece)
+        except BlockingIOError:
+            memory.shrink(partial, granted)
+            memory.pauses(partial)
+            self._turn_frames = self._turn_bytes = 0
+            large.wait_for(missing)
+            await trio.lowlevel.wait_readable(sock)
+            self._check_open(partial)
+            return
+        memory.shrink(partial, granted - count)
+        if count == 0:
+            raise ConnectionResetError("closed in the middle of a frame")
+        frame += piece[:count]  # grows by what came, an eighth more where that is little
+        self._received(count)
+
+    def _check_open(self, partial: PartialFrame) -> None:
+        if self._is_ending or not partial.is_open:
+            raise trio.ClosedResourceError("hung up on meanwhile")
 
     def _received(self, count: int) -> None:
         self._shared.metrics.bytes_in += count

@@ -264,9 +264,11 @@ class Dispatcher:
     def failed(self, header: RequestHeader, error: Exception) -> None:
         """A request met a bug of ours."""
         self._metrics[header.api_key].failures += 1
-        if _breaks_engine(error):
-            # What the engine holds in memory is not what it believes: it must promise nothing more.
-            self._broker.on_broken_invariant(f"broken invariant: {error!r}")
+        if isinstance(error, MemoryError):
+            self._broker.metrics.refuse("memory")
+        else:
+            self._broker.metrics.bug(error)
+        self.judge(error)
         _log.error(
             "request failed",
             api=ApiKey(header.api_key).title,
@@ -275,6 +277,12 @@ class Dispatcher:
             why=repr(error),
             exc_info=error,
         )
+
+    def judge(self, error: Exception) -> None:
+        """End the node if that exception means that its engine is not what it believes to be."""
+        if _breaks_engine(error):
+            # What the engine holds in memory is not what it believes: it must promise nothing more.
+            self._broker.on_broken_invariant(f"broken invariant: {error!r}")
 
 
 class _InHand:
@@ -340,7 +348,12 @@ class _InHand:
             self._dispatcher.failed(self._header, error)
             self._slot.fail()
             return
-        self._slot.answer(pieces)
+        try:
+            self._slot.answer(pieces)
+        except Exception as error:  # noqa: BLE001 - whoever settled this has no part in it
+            self._dispatcher.failed(self._header, error)
+            self._slot.fail()
+            return
         self._observe()
 
     @property

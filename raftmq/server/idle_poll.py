@@ -119,6 +119,12 @@ class IdlePoll:
 
     def expire(self) -> None:
         """The time of the request in hand is over."""
+        try:
+            self._expire()
+        except Exception as error:  # noqa: BLE001 - the deadlines have no part in it
+            self._connection.failed(error)
+
+    def _expire(self) -> None:
         reading, memo = self._reading, self._memo
         if not reading.finds_nothing():
             self._hand_over().expire()
@@ -135,10 +141,13 @@ class IdlePoll:
 
     def woken(self) -> None:
         """A partition moved: answer what is in hand if that is enough, listen for what is not."""
-        if self._slot is None:
-            self.end()
-        elif self._reading.has_news(self._memo.request.min_bytes):
-            self._hand_over().answer()
+        try:
+            if self._slot is None:
+                self.end()
+            elif self._reading.has_news(self._memo.request.min_bytes):
+                self._hand_over().answer()
+        except Exception as error:  # noqa: BLE001 - nor has the partition
+            self._connection.failed(error)
 
     def replaced(self) -> None:
         """The client asks for something else now: these words are not expected again."""

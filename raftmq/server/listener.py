@@ -18,10 +18,11 @@ import trio
 
 from raftmq.server.connection import Begin, Connection, Shared
 from raftmq.server.cork import Cork, Drains
-from raftmq.server.limits import Limits, RequestMemory
+from raftmq.server.limits import Limits
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.readiness import LookLater
+from raftmq.server.request_memory import RequestMemory
 from raftmq.turns import Turns
 
 BACKLOG: Final = 1024
@@ -75,11 +76,15 @@ class ClientPort:
         look_later: LookLater | None = None,
         turns: Turns | None = None,
         pause: Callable[[float], Awaitable[None]] = trio.sleep,
+        on_bug: Callable[[Exception], object] | None = None,
     ) -> None:
-        """`pause` waits for about so many seconds, between two looks at all connections."""
+        """`pause` waits for about so many seconds, between two looks at all connections; `on_bug`
+        is told of exceptions that cost a connection."""
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
+        self.shared = Shared(
+            begin, limits, metrics, Cork(drains), memory, look_later, turns, on_bug
+        )
         self.connections: dict[int, Connection] = {}
         self._next_id = 0
         self._pause = pause
@@ -162,7 +167,11 @@ class ClientPort:
                 _log.warning("connection refused: connections_max", peer=_peer_name(address))
                 sock.close()
             else:
-                self.adopt(sock, _peer_name(address))
+                try:
+                    self.adopt(sock, _peer_name(address))
+                except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+                    self.shared.failed(error, _peer_name(address))
+                    sock.close()
             answered += 1
             if answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
@@ -206,8 +215,12 @@ class ClientPort:
             await self._pause(SWEEP_S)
             now = trio.current_time()
             for connection in list(self.connections.values()):
-                if not connection.hang_up_if_stalled(now):
-                    connection.rest_if_quiet(now)
+                try:
+                    if not connection.hang_up_if_stalled(now):
+                        connection.rest_if_quiet(now)
+                except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+                    connection.failed(error)
+            self.shared.memory.relieve(now)
 
 
 def _close_listener(listen_sock: socket.socket) -> None:

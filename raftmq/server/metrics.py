@@ -65,10 +65,16 @@ _NAMES = {int(code): code.name for code in ErrorCode}
 
 
 class ServerMetrics:
-    """Everything the client port counts."""
+    """Everything the client port counts.
+
+    Attributes:
+        bugs: exceptions of ours that cost a connection, by kind.
+        refusals: what was refused or hung up on, by the bound (a config key) that said so.
+    """
 
     __slots__ = (
         "apis",
+        "bugs",
         "bytes_in",
         "bytes_out",
         "bytes_sendfile",
@@ -79,11 +85,14 @@ class ServerMetrics:
         "parked_fetches",
         "protocol_errors",
         "read_aheads",
+        "refusals",
         "writer_wakes",
     )
 
     def __init__(self) -> None:
         self.apis: dict[str, ApiMetrics] = {}
+        self.bugs: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_sendfile = 0
@@ -102,3 +111,12 @@ class ServerMetrics:
         if found is None:
             found = self.apis[name] = ApiMetrics()
         return found
+
+    def bug(self, error: Exception) -> None:
+        """Count an exception of ours that cost a connection."""
+        kind = type(error).__name__
+        self.bugs[kind] = self.bugs.get(kind, 0) + 1
+
+    def refuse(self, bound: str) -> None:
+        """Count something that a bound refused."""
+        self.refusals[bound] = self.refusals.get(bound, 0) + 1

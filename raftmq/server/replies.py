@@ -26,8 +26,9 @@ from raftmq.nap import Sleeper
 from raftmq.page_cache import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.server.cork import Cork
-from raftmq.server.limits import Limits, RequestMemory
+from raftmq.server.limits import Limits
 from raftmq.server.metrics import ServerMetrics
+from raftmq.server.request_memory import RequestMemory
 from raftmq.types import Buffer
 
 SENDFILE_TURN_BYTES_MAX: Final = 1 << 20
@@ -56,6 +57,10 @@ class Line(Protocol):
 
     def broken(self) -> None:
         """End the connection, soon: the caller may be in the middle of anything."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """As `broken`, for a bug of ours."""
         ...
 
 
@@ -207,6 +212,9 @@ class ReplyQueue:
             except OSError:
                 self.broken()
                 return
+            except Exception as error:  # noqa: BLE001 - whoever settled it has no part in this
+                self._failed(error)
+                return
             if is_done:
                 self._metrics.direct_sends += 1
                 return
@@ -218,6 +226,10 @@ class ReplyQueue:
     def broken(self) -> None:
         """End the connection."""
         self._line.broken()
+        self.close()
+
+    def _failed(self, error: Exception) -> None:
+        self._line.failed(error)
         self.close()
 
     async def room(self) -> None:
@@ -297,6 +309,8 @@ class ReplyQueue:
             # The client is gone, or the answer under way cannot be completed: either ends the
             # connection, and neither is the business of whoever settled this answer.
             self.broken()
+        except Exception as error:  # noqa: BLE001 - as in flush()
+            self._failed(error)
         finally:
             self._is_pumping = False
         if self._stall is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from raftmq.server.connection import SCRATCH_BYTES, Connection, Shared
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
-from raftmq.server.replies import Pieces, Slot
+from raftmq.server.replies import Pieces, ReplyQueue, Slot
 
 PRODUCE, METADATA = 0, 3
 
@@ -256,7 +257,21 @@ async def test_hang_up_in_the_middle_of_a_frame_gives_memory_back() -> None:
     async with connected(FakeBroker()) as client:
         await client.send(request(1, 500_000, PRODUCE)[:100_000])
         await trio.testing.wait_all_tasks_blocked()
-        assert client.shared.memory.bytes_used == 500_000
+        assert client.shared.memory.bytes_used == 100_000 - 4, "what came is charged"
+
+
+@pytest.mark.parametrize("sent", [4, 12, 40])
+async def test_an_announcement_costs_nothing(sent: int) -> None:
+    frame = struct.pack(">ihhi", 100 << 20, PRODUCE, 7, 1) + bytes(100)
+    tracemalloc.start()
+    try:
+        async with connected(FakeBroker()) as client:
+            await client.send(frame[:sent])
+            await trio.testing.wait_all_tasks_blocked()
+            assert client.shared.memory.bytes_used <= sent
+            assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_hang_up_abandons_what_is_parked() -> None:
@@ -284,7 +299,9 @@ async def test_late_answer_to_a_gone_client_harms_nobody() -> None:
 
 
 async def test_stalled_connections_are_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
-    limits = Limits(connection_idle_ms=10_000, receive_stall_ms=2_000, send_stall_ms=3_000)
+    limits = Limits(
+        connection_idle_ms=10_000, request_receive_timeout_ms=2_000, send_stall_ms=3_000
+    )
     broker = FakeBroker(parks=lambda i: i == 1)
     async with connected(broker, limits) as client:
         connection = client.connection
@@ -303,28 +320,145 @@ async def test_stalled_connections_are_hung_up_on(autojump_clock: trio.testing.M
             await client.is_served.wait()
 
 
-async def test_a_frame_that_comes_in_drops_costs_nobody_their_memory(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    limits = Limits(request_memory_bytes_max=600_000, receive_stall_ms=2_000)
+@pytest.mark.parametrize("size", [10_000, 500_000])
+async def test_a_frame_has_a_deadline(autojump_clock: trio.testing.MockClock, size: int) -> None:
+    limits = Limits(request_receive_timeout_ms=2_000, request_receive_bytes_per_s_min=100_000)
     async with connected(FakeBroker(), limits) as client:
         slow = client.connection
-        memory = client.shared.memory
-        frame = request(1, 500_000, PRODUCE)
+        frame = request(1, size, PRODUCE)
         await client.send(frame[:100])
         await trio.testing.wait_all_tasks_blocked()
-        for second in range(5):
+        seconds_max = 2 + size / 100_000
+        for second in range(int(seconds_max)):
             await trio.sleep(1)
             await client.send(frame[100 + second : 101 + second])
             await trio.testing.wait_all_tasks_blocked()
-            assert not slow.hang_up_if_stalled(trio.current_time()), "it is slow, and alone"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(memory.charge_when_free, 500_000)
+            assert not slow.hang_up_if_stalled(trio.current_time()), "it is slow, and in time"
+        await trio.sleep(1)
+        await client.send(frame[200:201])
+        await trio.testing.wait_all_tasks_blocked()
+        assert slow.hang_up_if_stalled(trio.current_time())
+        assert client.shared.metrics.refusals == {"request_receive_timeout_ms": 1}
+
+
+async def test_a_frame_on_a_thin_line_is_received(autojump_clock: trio.testing.MockClock) -> None:
+    """At just above the slowest rate, for longer than the timeout alone."""
+    limits = Limits(request_receive_timeout_ms=2_000, request_receive_bytes_per_s_min=10_000)
+    broker = FakeBroker()
+    async with connected(broker, limits) as client:
+        frame = request(1, 150_000, PRODUCE)
+        for start in range(0, len(frame), 10_000):
+            await client.send(frame[start : start + 10_000])
             await trio.testing.wait_all_tasks_blocked()
-            assert memory.waiting_count == 1
-            assert slow.hang_up_if_stalled(trio.current_time())
+            assert not client.connection.hang_up_if_stalled(trio.current_time())
+            await trio.sleep(1)
+        assert await client.receive_ids(1) == [1]
+        assert broker.sizes == [150_000]
+
+
+async def test_who_holds_memory_and_sends_nothing_makes_room(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    limits = Limits(request_memory_bytes_max=600_000)
+    async with connected(FakeBroker(), limits) as client:
+        memory = client.shared.memory
+        await client.send(request(1, 50 << 20, PRODUCE)[:550_000])
+        await trio.testing.wait_all_tasks_blocked()
+        assert 500_000 < memory.bytes_used < 600_000
+        other = memory.open(100_000, trio.current_time(), lambda: None)
+
+        async def receive() -> None:
+            while other.held < 100_000:
+                await memory.grow(other, 100_000 - other.held)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            assert memory.waiting_count == 1, "the frame may be on its way still"
+            await trio.sleep(1.1)
+            memory.relieve(trio.current_time())
         assert memory.waiting_count == 0, "who waited has the memory"
-        memory.release(500_000)
+        with trio.fail_after(5):
+            await client.is_served.wait()
+        assert client.shared.metrics.refusals == {"request_memory_bytes_max": 1}
+        memory.drop(other)
+
+
+async def test_memory_that_is_not_there_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_args: object) -> None:
+        raise MemoryError
+
+    async with connected(FakeBroker()) as client:
+        monkeypatch.setattr(Connection, "_receive_piece", none_left)
+        await client.send(request(1, 500_000, PRODUCE)[:1000])
+        with trio.fail_after(5):
+            await client.is_served.wait()
+        assert client.shared.metrics.refusals == {"memory": 1}
+        assert not client.shared.metrics.bugs
+
+
+BORDERS = [
+    "_receive_now",
+    "_begin_each",
+    "_note_pending",
+    "_read_while_busy",
+    "_receive_piece",
+    "_part",
+    "is_idle",
+    "_send_alone",
+    "_send_ready",
+    "drain",
+    "on_close",
+]
+
+
+@pytest.mark.parametrize("place", BORDERS)
+async def test_a_bug_costs_its_connection_alone(
+    place: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Planted wherever a connection is called from the loop; told once, with its kind."""
+
+    class Planted(Exception):
+        pass
+
+    def raises(*_args: object, **_kwargs: object) -> None:
+        raise Planted("a bug")
+
+    broker = FakeBroker(parks=lambda i: i == 9)
+    async with connected(broker) as client:
+        connection, metrics = client.connection, client.shared.metrics
+        told: list[Exception] = []
+        client.shared.on_bug = told.append
+        if place == "on_close":
+            connection.on_close[1] = raises
+            connection.close()
+        elif place == "is_idle":
+            monkeypatch.setattr(ReplyQueue, place, property(raises))
+            with pytest.raises(Planted):
+                connection.hang_up_if_stalled(trio.current_time())
+            connection.failed(Planted())
+        elif place == "drain":
+            monkeypatch.setattr(ReplyQueue, place, raises)
+            connection.stalled()
+        else:
+            owner = ReplyQueue if place.startswith("_send") else Connection
+            monkeypatch.setattr(owner, place, raises)
+            if place == "_send_ready":
+                await client.send(request(9) + request(1))
+                await trio.testing.wait_all_tasks_blocked()
+                broker.settle(9)
+            elif place == "_part":
+                connection.finish()
+            elif place.startswith("_re") and place != "_receive_now":
+                await client.send(request(1, 500_000, PRODUCE)[:1000])
+            else:
+                await client.send(request(1) + request(2)[:3])
+        with trio.fail_after(5):
+            await client.is_served.wait()
+        assert metrics.bugs == {"Planted": 1}
+        assert [type(error) for error in told] == [Planted]
 
 
 async def test_spans_leave_in_order_between_bytes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from raftmq.cluster.deadlines import Deadlines
 from raftmq.server.connection import Connection
 from raftmq.server.cork import Cork
 from raftmq.server.deadline_task import run_deadlines
-from raftmq.server.limits import Limits, RequestMemory
+from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort, open_listen_socket
 from raftmq.server.log_rate import LINES_MAX, RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
@@ -194,46 +194,6 @@ async def test_workers_bound_their_threads() -> None:
             await wait_for(bad)
     assert results == [7] * 10
     assert most <= 2
-
-
-async def test_memory_is_given_in_order_of_arrival() -> None:
-    memory = RequestMemory(100)
-    memory.charge(60)
-    served: list[int] = []
-
-    async def take(size: int) -> None:
-        await memory.charge_when_free(size)
-        served.append(size)
-
-    async with trio.open_nursery() as nursery:
-        for size in (80, 10, 30):
-            nursery.start_soon(take, size)
-            await trio.testing.wait_all_tasks_blocked()
-        assert served == [], "the small one does not overtake"
-        memory.release(60)
-        await trio.testing.wait_all_tasks_blocked()
-        assert sorted(served) == [10, 80]
-        memory.release(80)
-        await trio.testing.wait_all_tasks_blocked()
-        assert served[2:] == [30]
-        nursery.start_soon(take, 1000)
-        await trio.testing.wait_all_tasks_blocked()
-        memory.release(40)
-        await trio.testing.wait_all_tasks_blocked()
-        assert served[-1] == 1000, "one alone always fits"
-        scope = trio.CancelScope()
-
-        async def give_up() -> None:
-            with scope:
-                await memory.charge_when_free(50)
-
-        nursery.start_soon(give_up)
-        nursery.start_soon(take, 5)
-        await trio.testing.wait_all_tasks_blocked()
-        scope.cancel()
-        memory.release(1000)
-        await trio.testing.wait_all_tasks_blocked()
-        assert memory.bytes_used == 5
 
 
 def test_a_flood_of_log_lines_is_counted() -> None:

@@ -25,7 +25,9 @@ from raftmq.server.metrics import ServerMetrics
 from raftmq.server.replies import Pieces, Slot
 from tests.server.test_readiness import request
 
-LIMITS = Limits(pipeline_depth_max=6, pipeline_bytes_max=400_000, request_memory_bytes_max=700_000)
+LIMITS = Limits(
+    pipeline_depth_max=6, pipeline_bytes_max=400_000, request_memory_bytes_max=1_400_000
+)
 SIZES = (8, 8, 32, 32, 500, 500, 3_000, 32_763, 32_764, 32_765, 70_000, 300_000)
 CLIENTS = 16
 STEPS = 40
@@ -221,6 +223,7 @@ async def finish(port: ClientPort, server: Server, left: list[Client]) -> None:
     with trio.fail_after(30):
         while any(client.answered < client.sent for client in left):
             server.settle_some()
+            port.shared.memory.relieve(trio.current_time())
             await trio.lowlevel.checkpoint()
             for client in left:
                 client.send(1 << 20)

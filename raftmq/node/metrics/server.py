@@ -33,6 +33,19 @@ LATENCY: Final = Metric(
     "From the last byte of a request to its answer; a fetch includes its wait for records",
     ("api",),
 )
+BUGS: Final = Metric(
+    "raftmq_connection_bugs_total",
+    "counter",
+    "Exceptions of this node that cost a client its connection, by kind; each is in the log",
+    ("kind",),
+)
+REFUSALS: Final = Metric(
+    "raftmq_refusals_total",
+    "counter",
+    "What the client port refused or hung up on, by the bound that said so: a configuration key, "
+    "or memory where the process had none left",
+    ("bound",),
+)
 
 _TOPIC: Final = (
     (
@@ -98,6 +111,10 @@ def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[LATENCY].add_histogram((name,), api.latency)
         for error, count in sorted(api.errors.items()):
             scrape[ERRORS].add((name, error), count)
+    for kind, count in sorted(node.broker.metrics.bugs.items()):
+        scrape[BUGS].add((kind,), count)
+    for bound, count in sorted(node.broker.metrics.refusals.items()):
+        scrape[REFUSALS].add((bound,), count)
     yield None
     topics = node.partitions.topic_counts
     names = sorted(topics)
@@ -121,5 +138,15 @@ def _add_rest(scrape: Scrape, left: list[TopicCounts]) -> None:
 
 
 SERVER: Final = Area(
-    (REQUESTS, ERRORS, FAILURES, LATENCY, *(metric for metric, _ in _TOPIC), LEFT_OUT), _collect
+    (
+        REQUESTS,
+        ERRORS,
+        FAILURES,
+        LATENCY,
+        BUGS,
+        REFUSALS,
+        *(metric for metric, _ in _TOPIC),
+        LEFT_OUT,
+    ),
+    _collect,
 )

@@ -194,7 +194,7 @@ gauge(
 )
 gauge(
     "raftmq_request_memory_bytes",
-    "Memory of requests in hand",
+    "Memory of requests in hand, and of what came of those on their way",
     lambda node: node.request_memory.bytes_used,
 )
 gauge(
