@@ -48,6 +48,7 @@ from raftmq_client.errors import (
     RecordTooLargeError,
     SerializationError,
     TimedOutError,
+    UndeliveredError,
     UnsupportedError,
     UsageError,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "TopicInfo",
     "TopicPartition",
     "Typed",
+    "UndeliveredError",
     "UnsupportedError",
     "UsageError",
 ]

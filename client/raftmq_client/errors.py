@@ -8,6 +8,7 @@ never called a failure. `retriable` says that the same call may succeed later.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ class ClientError(RaftmqError):
 
     outcome: Outcome = Outcome.FAILED
     retriable: bool = False
+    records: int = 1
+    """How many records of a producer it stands for, in an `UndeliveredError`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Constructors differ: copy and pickle must not call them with `args`.
@@ -174,6 +177,41 @@ class CorruptRecordsError(CorruptAnswerError):
 
 class NoOffsetError(ClientError):
     """A position is out of range or unknown, and the reset policy is `none`."""
+
+
+class UndeliveredError(ClientError, ExceptionGroup[ClientError]):
+    """A producer ended with records that were not acknowledged, and nobody had heard of it.
+
+    One error for each partition and kind, with the number of its `records`. `failed` of them are
+    certainly not in the log, `unknown` may be.
+    """
+
+    def derive(self, excs: Sequence[Any]) -> UndeliveredError:  # type: ignore[override]  # of ours
+        """A part of the group, for `except*`."""
+        return UndeliveredError(self.message, excs)
+
+    @property
+    def leaves(self) -> tuple[ClientError, ...]:
+        """The errors, one for each partition and kind."""
+        return tuple(error for error in self.exceptions if isinstance(error, ClientError))
+
+    @property
+    def failed(self) -> int:
+        """Records that are certainly not in the log."""
+        return self._sum(Outcome.FAILED)
+
+    @property
+    def unknown(self) -> int:
+        """Records that may be in the log."""
+        return self._sum(Outcome.UNKNOWN)
+
+    @property
+    def outcome(self) -> Outcome:  # type: ignore[override]  # of all of them
+        """UNKNOWN if any may be in the log."""
+        return Outcome.UNKNOWN if self.unknown else Outcome.FAILED
+
+    def _sum(self, outcome: Outcome) -> int:
+        return sum(error.records for error in self.leaves if error.outcome is outcome)
 
 
 class ForkedError(ClientError):

@@ -98,6 +98,8 @@ class FakeBroker:
         """Generation and offsets of every commit that was taken."""
         self.seen: list[tuple[ApiKey, int]] = []
         self.faults: dict[ApiKey, deque[Fault]] = {}
+        self.refusals: dict[tuple[ApiKey, str], ErrorCode] = {}
+        self.topic_errors: dict[str, ErrorCode] = {}
         self.versions = dict(ANNOUNCED)
         self.handshake_max = 4
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -153,6 +155,11 @@ class FakeBroker:
         fault = Fault("garble", body=body)
         self.faults.setdefault(api, deque()).append(fault)
         return fault
+
+    def refuse_always(self, api: ApiKey, topic: str, code: ErrorCode) -> None:
+        """Refuse this topic in every Produce request from now on."""
+        assert api is ApiKey.PRODUCE
+        self.refusals[api, topic] = code
 
     def count(self, api: ApiKey) -> int:
         return sum(seen is api for seen, _ in self.seen)
@@ -261,6 +268,7 @@ class FakeBroker:
         )
 
     def _topic(self, name: str, code: ErrorCode) -> Struct:
+        code = self.topic_errors.get(name, code)
         if name not in self.topic_ids or code:
             return Struct(error_code=code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
         return Struct(
@@ -286,8 +294,9 @@ class FakeBroker:
         for topic in request.topics:
             parts = []
             for part in topic.partitions:
-                if code:
-                    parts.append(ProducePartitionResponse(part.index, code))
+                refused = self.refusals.get((ApiKey.PRODUCE, topic.name or ""), code)
+                if refused:
+                    parts.append(ProducePartitionResponse(part.index, refused))
                     continue
                 assert part.records is not None
                 base = self._append(topic.name or "", part.index, part.records)

@@ -185,26 +185,6 @@ def test_a_listener_is_told_once_well_or_badly(broker: FakeBroker, run: Run) -> 
     run(body)
 
 
-def test_a_listener_that_raises_ends_the_producer_and_leaves_nobody_waiting(
-    broker: FakeBroker, run: Run
-) -> None:
-    def divide(_receipt: Receipt) -> None:
-        raise ZeroDivisionError
-
-    async def body() -> None:
-        async with Producer(broker.address) as producer:
-            broker.fault(ApiKey.PRODUCE, "hold")
-            held = await producer.send("t", b"x", partition=1)
-            await producer.send("t", b"x", partition=9, on_delivery=divide)
-            with pytest.raises(ClientError):
-                await held
-            with pytest.raises(UsageError, match="ZeroDivisionError"):
-                await producer.send("t", b"x")
-
-    with pytest.raises(UsageError, match="ZeroDivisionError"):
-        run(body)
-
-
 def test_a_full_buffer_blocks_and_then_refuses(broker: FakeBroker, run: Run) -> None:
     broker.fault(ApiKey.PRODUCE, "hold")
 

@@ -135,6 +135,7 @@ def test_a_full_buffer_blocks_and_then_refuses(broker: FakeBroker) -> None:
     broker.fault(ApiKey.PRODUCE, "hold")
     producer = Producer(broker.address, buffer_memory=2_000, linger_ms=0, max_block_ms=50)
     try:
+        assert producer.partitions("t") == 2  # or half of the buffer would be all there is for it
         for _ in range(17):  # 120 bytes each, as the buffer counts
             producer.send("t", b"x" * 100, partition=0)
         with pytest.raises(BufferFullError):
@@ -404,17 +405,6 @@ def test_listeners_are_told_before_a_flush_ends(broker: FakeBroker) -> None:
         consumer.assign({KEY: 0})
         (message,) = consumer.poll(5)
         assert (message.key, message.value, message.value_size) == ("k", {"a": 1}, 7)
-
-
-def test_a_listener_that_raises_ends_the_producer(broker: FakeBroker) -> None:
-    def divide(_receipt: Receipt) -> None:
-        raise ZeroDivisionError
-
-    producer = Producer(broker.address)
-    producer.send("t", b"x", partition=0, on_delivery=divide)
-    with pytest.raises(UsageError, match="ZeroDivisionError"):
-        producer.flush(10)
-    producer.close(flush=False)
 
 
 def test_an_iteration_that_ends_early_loses_nothing(broker: FakeBroker) -> None:

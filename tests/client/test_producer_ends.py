@@ -127,12 +127,13 @@ def test_a_thread_that_waits_for_room_gives_nothing_to_a_producer_that_ends(
 ) -> None:
     outcomes: list[object] = []
     producer = blocking.Producer(broker.address, **FULL)  # type: ignore[arg-type]
+    assert producer.partitions("t") == 2
     broker.fault(ApiKey.PRODUCE, "hold")
     for _ in range(17):
         producer.send("t", b"x" * 100, partition=0)
     waits = threading.Event()
     wait_for_room = producer._wait_for_room
-    producer._wait_for_room = lambda: (waits.set(), wait_for_room())[1]  # type: ignore[method-assign]
+    producer._wait_for_room = lambda topic: (waits.set(), wait_for_room(topic))[1]  # type: ignore[method-assign]
 
     def send_one_more() -> None:
         try:
@@ -148,26 +149,30 @@ def test_a_thread_that_waits_for_room_gives_nothing_to_a_producer_that_ends(
     assert outcomes == [UsageError]
 
 
-def test_everybody_is_told_though_one_listener_raises(broker: FakeBroker, driver: Driver) -> None:
+def test_everybody_is_told_though_one_listener_raises(
+    broker: FakeBroker, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
     told: list[Receipt] = []
 
     def fail(_receipt: object) -> None:
         raise ZeroDivisionError
 
-    def use() -> None:
-        with driver.producer(broker.address, linger_ms=50) as producer:
-            producer.send("t", b"x", partition=0, on_delivery=fail)
-            producer.send("t", b"x", partition=0, on_delivery=told.append)
-            broker.fault(ApiKey.METADATA, "refuse", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            waiting = producer.send("other", b"x")
-            try:
-                producer.flush(5)
-            finally:
-                assert [receipt.outcome for receipt in told] == [Outcome.OK]
-                assert waiting.outcome is Outcome.FAILED, "by the producer's end, not by its own"
+    async def wait(_receipt: object) -> None:
+        raise AssertionError("nobody awaits it")
 
-    with pytest.raises(UsageError, match="ZeroDivisionError"):
-        use()
+    with driver.producer(broker.address, linger_ms=50) as producer:
+        producer.send("t", b"x", partition=0, on_delivery=fail)
+        producer.send("t", b"x", partition=0, on_delivery=wait)
+        producer.send("t", b"x", partition=9, on_delivery=fail)
+        producer.send("t", b"x", partition=0, on_delivery=told.append)
+        producer.flush(5)
+        assert [receipt.outcome for receipt in told] == [Outcome.OK]
+        assert producer.callback_errors == 3
+        assert producer.send("t", b"y", partition=0).result(5).offset == 3
+    records = [item for item in caplog.records if item.name == "raftmq_client.producer"]
+    assert [item.getMessage()[:20] for item in records] == ["on_delivery raised, "] * 3
+    assert "ZeroDivisionError" in caplog.text
+    assert "plain function" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_public_classes_are_documented_and_typed(name: str) -> None:
 def test_the_drivers_have_the_same_methods_and_arguments(kind: str) -> None:
     ours = dict(public_members(getattr(aio, kind)))
     theirs = dict(public_members(getattr(blocking, kind)))
+    assert ours.pop("start"), "asyncio alone waits to begin; a blocking client begins as it is made"
     assert ours.keys() == theirs.keys()
     for name in ours:
         here, there = inspect.signature(ours[name]), inspect.signature(theirs[name])

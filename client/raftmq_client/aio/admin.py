@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-import anyio.lowlevel
-
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.aio.engine import Engine
@@ -53,6 +51,11 @@ class Admin:
         self._flows = AdminFlows(self._engine.client, self._engine.now, timeout_ms)
 
     async def __aenter__(self) -> Self:
+        await self._engine.start(in_block=True)
+        return self
+
+    async def start(self) -> Self:
+        """Begin without a block; then `close` ends it, in any task. Not under trio."""
         await self._engine.start()
         return self
 
@@ -66,8 +69,7 @@ class Admin:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._engine.shut()
-        await anyio.lowlevel.checkpoint()
+        await self._engine.close()
 
     async def cluster(self, topics: Sequence[str] | None = None) -> ClusterInfo:
         """Brokers, controller, topics and where their partitions live."""

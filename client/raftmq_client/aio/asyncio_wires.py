@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from raftmq.types import Buffer
 from raftmq_client.aio.wires import Sink, say
@@ -26,10 +26,50 @@ class AsyncioBackend:
         """The loop's monotonic seconds."""
         return self._loop.time()
 
+    def is_current(self) -> bool:
+        """True in the event loop that this was made in."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def tasks(self) -> AsyncioTasks:
+        """Tasks for one client."""
+        return AsyncioTasks()
+
     async def dial(self, host: str, port: int, sink: Sink) -> AsyncioWire:
         """Connect."""
         _, protocol = await self._loop.create_connection(lambda: AsyncioWire(sink), host, port)
         return protocol
+
+
+class AsyncioTasks:
+    """Plain tasks: a task group would belong to the task that entered it, and so would the client.
+
+    Test fixtures, and the startup and shutdown of servers, run in tasks of their own.
+    """
+
+    is_free = True
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self) -> None:
+        """There is nothing to prepare."""
+
+    def start_soon(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Start one more."""
+        task = asyncio.get_running_loop().create_task(function(*args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self, *_error: object) -> None:
+        """Cancel all of them and wait for their ends."""
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 class AsyncioWire(asyncio.BufferedProtocol):

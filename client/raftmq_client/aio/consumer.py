@@ -65,7 +65,14 @@ class Consumer:
         self._on_lost = on_revoked if on_lost is None else on_lost
 
     async def __aenter__(self) -> Self:
-        await self._engine.start()
+        return await self._start(in_block=True)
+
+    async def start(self) -> Self:
+        """Begin without a block; then `close` ends it, in any task. Not under trio."""
+        return await self._start(in_block=False)
+
+    async def _start(self, *, in_block: bool) -> Self:
+        await self._engine.start(in_block=in_block)
         if self._topics:
             self.subscribe(self._topics)
         return self
@@ -252,9 +259,10 @@ class Consumer:
         leaving the `with` block without an error, finishes it.
         """
         try:
-            await self._leave(commit=commit, is_done=False)
+            if self._engine.is_open:
+                await self._leave(commit=commit, is_done=False)
         finally:
-            self._engine.shut()
+            await self._engine.close()
 
     # How it works.
 

@@ -7,16 +7,16 @@ wait for facts: `changed` wakes them after anything happened. A fork is detected
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from raftmq_client.aio.wires import UNREACHABLE, Backend, Wire, current_backend, say
+from raftmq_client.aio.wires import UNREACHABLE, Backend, Tasks, Wire, current_backend, say
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore, Link
@@ -26,6 +26,7 @@ from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageE
 from raftmq_client.forks import Lineage
 
 _T = TypeVar("_T")
+LOG: Final = logging.getLogger("raftmq_client")
 
 
 class _Channel:
@@ -49,7 +50,11 @@ class _Channel:
         if self.is_lost:
             return
         answered = self.connection.answered
-        self.connection.received(count, self.engine.now())
+        try:
+            self.connection.received(count, self.engine.now())
+        except Exception as error:  # noqa: BLE001 - reported to every caller by check()
+            self.engine.die(error)
+            return
         if self.connection.is_closed:
             self.lost(str(self.connection.error))
         elif self.connection.answered != answered or self.connection.has_outgoing:
@@ -72,23 +77,31 @@ class Engine:
         self.after_crash: Callable[[], None] | None = None
         self._forks = Lineage.number
         self._backend: Backend | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: Tasks | None = None
+        self._is_stopped = False
         self._channels: dict[int, _Channel] = {}
         self._wires: list[Wire] = []
         self._wake = anyio.Event()
         self._changed: anyio.Event | None = None
         self._is_closed = False
 
-    async def start(self) -> None:
-        """Begin to run, in the current task's loop."""
+    async def start(self, *, in_block: bool = False) -> None:
+        """Begin to run, in the current task's loop.
+
+        Raises:
+            UsageError: it was entered before; or trio runs, and this is no `async with` block.
+        """
         if is_cold(self.client.apis):
             await anyio.to_thread.run_sync(warm_up, self.client.apis)
         if self._tasks is not None or self._is_closed:
             raise UsageError("a client is entered once; make a new one")
-        self._backend = current_backend()
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run)
+        backend = current_backend()
+        tasks = backend.tasks()
+        if not (tasks.is_free or in_block):
+            raise UsageError("trio keeps tasks in nurseries: enter the client by `async with`")
+        await tasks.begin()
+        self._backend, self._tasks = backend, tasks
+        tasks.start_soon(self._run)
 
     async def stop(
         self,
@@ -98,24 +111,42 @@ class Engine:
     ) -> bool | None:
         """End all tasks and close every socket; unfinished calls fail.
 
-        An error of the caller's own block is left to him as it is, in no group; only a cancellation
-        passes through the task group, which must see its own.
+        An error of the caller's own block is left to him as it is, in no group.
         """
-        tasks, self._tasks = self._tasks, None
-        if tasks is None:
+        tasks = self._tasks
+        if tasks is None or self._is_stopped:
             self._is_closed = True
             return None
+        self._is_stopped = True
+        if self.is_foreign and tasks.is_free:
+            self._is_closed = True  # the sockets and the loop are the parent's
+            return None
         self.shut()
-        tasks.cancel_scope.cancel()
         try:
-            if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
-                return await tasks.__aexit__(kind, error, trace)
-            await tasks.__aexit__(None, None, None)
+            if not tasks.is_free:
+                return await tasks.end(kind, error, trace)
+            with anyio.CancelScope(shield=True):
+                await tasks.end(None, None, None)
         finally:
             with anyio.CancelScope(shield=True):
                 for wire in self._wires:
                     await wire.closed()
         return None
+
+    async def close(self) -> None:
+        """End before its block does, or without one; from any task of its loop.
+
+        Under trio the nursery stays until its block ends.
+
+        Raises:
+            UsageError: the client belongs to another event loop.
+        """
+        if self._tasks is None or self._tasks.is_free:
+            self.check_loop()
+            await self.stop()
+        else:
+            self.shut()
+        await anyio.lowlevel.checkpoint()
 
     def shut(self) -> None:
         """Refuse use from now on and close every socket; the tasks end by themselves."""
@@ -137,6 +168,25 @@ class Engine:
     def is_closed(self) -> bool:
         """True once `shut` or `stop` was called."""
         return self._is_closed
+
+    @property
+    def is_open(self) -> bool:
+        """True between start and end, in the process that started it."""
+        return self._tasks is not None and not self._is_closed and not self.is_foreign
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a fork of the process that made the client."""
+        return self._forks != Lineage.number
+
+    def check_loop(self) -> None:
+        """Refuse to wait in another event loop, where nothing would wake the waiter.
+
+        Raises:
+            UsageError: another loop runs, or none.
+        """
+        if self._backend is not None and not self._backend.is_current():
+            raise UsageError("the client was started in another event loop; it cannot leave it")
 
     def now(self) -> float:
         """The loop's monotonic milliseconds, the clock of all cores."""
@@ -170,6 +220,7 @@ class Engine:
 
     async def wait_for(self, predicate: Callable[[], bool], deadline_ms: float) -> bool:
         """Wait until `predicate` or the deadline; whether it came true."""
+        self.check_loop()
         if predicate():
             await anyio.lowlevel.checkpoint()
             return True
@@ -194,6 +245,7 @@ class Engine:
             ClientError: no answer.
         """
         self.check()
+        self.check_loop()
         result: list[tuple[Any, ClientError | None]] = []
 
         def finish(response: Any, error: ClientError | None, _now: float) -> None:
@@ -206,7 +258,7 @@ class Engine:
             raise TimedOutError("no answer in time", sent=call.sent)
         response, error = result[0]
         if error is not None:
-            raise error
+            raise error.fresh()
         return response
 
     async def run(self, flow: Flow[_T]) -> _T:
@@ -269,7 +321,7 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            while not self._is_closed:
+            while not self._is_closed and self.crash is None:
                 self._wake = anyio.Event()
                 self._advance()
                 left = (self.client.deadline() - self.now()) / 1000.0
@@ -279,12 +331,27 @@ class Engine:
                 with anyio.move_on_after(left):
                     await self._wake.wait()
         except Exception as error:  # noqa: BLE001 - reported to every caller by check()
-            self.crash = error
-            for channel in list(self._channels.values()):
-                self.drop(channel, "the client's task died")
-            if self.after_crash is not None:
-                self.after_crash()
-            self._notify()
+            self.die(error)
+        except BaseException:
+            # The loop ends, or somebody cancelled all of its tasks: nothing will move any more.
+            if self._tasks is not None and self._tasks.is_free and not self._is_closed:
+                self._is_closed = True
+                if self.after_crash is not None:
+                    self.after_crash()
+                self._notify()
+            raise
+
+    def die(self, error: Exception) -> None:
+        """A fault of our own: close every socket, and tell every caller from now on."""
+        if self.crash is not None:
+            return
+        self.crash = error
+        LOG.critical("the client's task died", exc_info=error)
+        for channel in list(self._channels.values()):
+            self.drop(channel, "the client's task died")
+        if self.after_crash is not None:
+            self.after_crash()
+        self.happened()
 
     def _advance(self) -> None:
         """Step the cores until they want nothing more at this moment."""
@@ -326,7 +393,10 @@ class Engine:
             self.happened()
         else:
             wire.close()  # given up meanwhile
-        await wire.run()
+        try:
+            await wire.run()
+        except Exception as error:  # noqa: BLE001 - reported to every caller by check()
+            self.die(error)
         self._wires.remove(wire)
 
     def _notify(self) -> None:

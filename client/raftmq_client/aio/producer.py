@@ -6,7 +6,6 @@ retries or order (`core/producer.py` does). Belongs to the loop that entered it;
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -19,11 +18,12 @@ from raftmq_client.aio.engine import Engine
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
 from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
-from raftmq_client.core.outstanding import tell
+from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import check_extras, serialize
+from raftmq_client.unclosed import watch
 
 
 class Receipt(CoreReceipt, eq=False):
@@ -69,11 +69,18 @@ class Producer:
         self._core = parts.core
         self._core.receipt_class = Receipt
         self._options = parts.core.options
+        self._half_full = self._options.buffer_memory // 2
         self._must_yield = False
+        self._watch = watch(self, parts.core)
         self._engine.after_turn = self._deliver
         self._engine.after_crash = self._fall
 
     async def __aenter__(self) -> Self:
+        await self._engine.start(in_block=True)
+        return self
+
+    async def start(self) -> Self:
+        """Begin without a block; then `close` ends it, in any task. Not under trio."""
         await self._engine.start()
         return self
 
@@ -84,14 +91,15 @@ class Producer:
         trace: TracebackType | None,
     ) -> bool | None:
         # After an error in the block nobody waits: what is on its way is told as unknown.
+        is_open = self._engine.is_open
         try:
-            if kind is None and not self._engine.is_closed:
+            if kind is None and is_open:
                 await self.flush()
         finally:
-            try:
-                self._give_up()
-            finally:
-                swallowed = await self._engine.stop(kind, error, trace)
+            self._give_up()
+            swallowed = await self._engine.stop(kind, error, trace)
+        if is_open:
+            self._report(must_raise=kind is None)
         return swallowed
 
     async def send(
@@ -109,13 +117,14 @@ class Producer:
 
         Waits only for room in the buffer, and lets other tasks run at least once per batch. A
         cancelled `send` has taken nothing. `on_delivery(receipt)` is called once the receipt is
-        settled; it must be quick, and an exception in it ends the producer.
+        settled, by the loop: it must be quick. An exception in it is logged, and counted in
+        `callback_errors`.
 
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
             SerializationError: key, value, headers or timestamp cannot be turned into bytes.
-            UsageError: the producer is not open.
+            UsageError: the producer is not open, or topic, partition or on_delivery are none.
         """
         engine, core = self._engine, self._core
         engine.check()
@@ -123,8 +132,8 @@ class Producer:
             self._must_yield = False
             await anyio.lowlevel.checkpoint()
             engine.check()
-        if core.accumulator.size_bytes >= self._options.buffer_memory:
-            await self._wait_for_room()
+        if core.accumulator.size_bytes >= self._half_full and not core.has_room(topic):
+            await self._wait_for_room(topic)
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
         if type(value) is not bytes or self._encode_value is not None:
             value = serialize(self._encode_value, value, "value", topic)
@@ -142,6 +151,7 @@ class Producer:
         if receipt is None:
             receipt, is_due = core.send(topic, record, partition, self, engine.now(), on_delivery)
             if is_due:
+                engine.check_loop()
                 self._must_yield = True
                 engine.wake()
         return receipt
@@ -173,48 +183,60 @@ class Producer:
         return await self._engine.partitions(topic, timeout)
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush (unless told otherwise) and stop; what is not settled is told as unknown."""
-        if self._engine.is_closed:
+        """Flush (unless told otherwise) and stop; what is not settled is told as unknown.
+
+        Raises:
+            UndeliveredError: after a flush, records were not acknowledged and nobody had heard so.
+        """
+        engine = self._engine
+        if engine.is_closed or engine.is_foreign:
             return
+        engine.check_loop()
         try:
-            if flush:
+            if flush and engine.is_open:
                 await self.flush()
         finally:
-            try:
-                self._give_up()
-            finally:
-                self._engine.shut()
+            self._give_up()
+            await engine.close()
+        self._report(must_raise=flush)
+
+    @property
+    def callback_errors(self) -> int:
+        """How many calls of `on_delivery` raised so far."""
+        return self._core.callback_errors
 
     def _give_up(self) -> None:
+        if self._engine.is_foreign:
+            return  # the records are the parent's, and so is who listens
         self._core.give_up(UsageError("the producer was closed"))
         self._deliver()
 
-    def _deliver(self) -> None:
-        """Call who listens; no core is at work.
+    def _report(self, *, must_raise: bool) -> None:
+        self._watch.detach()
+        error = report(self._core.untold)
+        if must_raise and error is not None:
+            raise error
 
-        Raises:
-            Exception: the first that a listener raised, after all of them were called.
-        """
+    def _deliver(self) -> None:
+        """Call what listens; no core is at work."""
         settled = self._core.listeners.take()
-        tell(settled)
+        self._core.callback_errors += tell(settled)
         self._core.listeners.told(len(settled))
 
     def _fall(self) -> None:
         """The engine died: settle everything, so that nobody waits for ever."""
         self._core.give_up(UsageError("the producer died"))
-        with contextlib.suppress(Exception):  # the first one is told to every caller by check()
-            self._deliver()
+        self._deliver()
 
-    async def _wait_for_room(self) -> None:
-        engine, accumulator = self._engine, self._core.accumulator
-        limit = self._options.buffer_memory
+    async def _wait_for_room(self, topic: str) -> None:
+        engine, core, limit = self._engine, self._core, self._options.buffer_memory
         engine.wake()
         if not await engine.wait_for(
-            lambda: accumulator.size_bytes < limit, engine.now() + self._options.max_block_ms
+            lambda: core.has_room(topic), engine.now() + self._options.max_block_ms
         ):
             raise BufferFullError(
                 f"the buffer of {limit} bytes (buffer_memory) stayed full for"
-                f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
+                f" {self._options.max_block_ms:.0f} ms (max_block_ms){core.why_full(topic)}"
             )
         engine.check()  # the end of a producer makes room, too
 
@@ -224,6 +246,7 @@ class Producer:
             return
         engine = self._engine
         engine.check()
+        engine.check_loop()
         if self._core.hurry(receipt):
             engine.wake()
         limit = self._options.delivery_timeout_ms / 1000 + 5 if timeout_s is None else timeout_s

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final
 
 import trio
 
@@ -22,9 +23,23 @@ _SEND_PIECES_MAX: Final = 64
 class TrioBackend:
     """trio's clock and sockets."""
 
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+
     def now(self) -> float:
         """The loop's monotonic seconds."""
         return trio.current_time()
+
+    def is_current(self) -> bool:
+        """True in the event loop that this was made in."""
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def tasks(self) -> TrioTasks:
+        """Tasks for one client."""
+        return TrioTasks()
 
     async def dial(self, host: str, port: int, sink: Sink) -> TrioWire:
         """Connect."""
@@ -46,6 +61,43 @@ class TrioBackend:
             else:
                 return TrioWire(sock, wrapped, sink)
         raise failure
+
+
+class TrioTasks:
+    """A nursery around the caller's block."""
+
+    is_free = False
+
+    def __init__(self) -> None:
+        self._manager = trio.open_nursery()
+        self._nursery: trio.Nursery | None = None
+
+    async def begin(self) -> None:
+        """Open the nursery, in the caller's task."""
+        self._nursery = await self._manager.__aenter__()
+
+    def start_soon(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start one more."""
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *args)
+
+    async def end(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        """Cancel all of them and close the nursery.
+
+        An error of the caller's own block is left to him as it is, in no group; only a
+        cancellation passes through the nursery, which must see its own.
+        """
+        assert self._nursery is not None
+        self._nursery.cancel_scope.cancel()
+        if kind is not None and issubclass(kind, trio.Cancelled):
+            return await self._manager.__aexit__(kind, error, trace)
+        await self._manager.__aexit__(None, None, None)
+        return None
 
 
 class TrioWire:

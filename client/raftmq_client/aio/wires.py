@@ -8,8 +8,9 @@ and asyncio each implement this in a module of their own, imported only where it
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, cast
 
 import sniffio
 
@@ -52,8 +53,40 @@ class Wire(Protocol):
         ...
 
 
+class Tasks(Protocol):
+    """The tasks of one client."""
+
+    is_free: bool
+    """Any task may end them, in any order; otherwise the one that began them, as its block ends."""
+
+    async def begin(self) -> None:
+        """Be ready to start some."""
+        ...
+
+    def start_soon(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Start one more."""
+        ...
+
+    async def end(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        """Cancel all of them and wait for their ends; of a block that ends by `error`, perhaps."""
+        ...
+
+
 class Backend(Protocol):
     """What an event loop gives."""
+
+    def is_current(self) -> bool:
+        """True in the event loop that this was made in."""
+        ...
+
+    def tasks(self) -> Tasks:
+        """Tasks for one client."""
+        ...
 
     def now(self) -> float:
         """The loop's monotonic seconds."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -28,6 +29,7 @@ from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageE
 from raftmq_client.forks import Lineage
 
 _T = TypeVar("_T")
+LOG: Final = logging.getLogger("raftmq_client")
 _SEND_PIECES_MAX: Final = 64
 _RECEIVE_TURNS_MAX: Final = 16
 _LEFT_ALONE_MS: Final = 20.0
@@ -69,8 +71,8 @@ class Engine:
     """Runs one client's I/O. Made by `Producer`, `Consumer` and `Admin`."""
 
     def __init__(self, client: ClientCore, *, name: str = "raftmq-client") -> None:
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self._make_lock()
+        Lineage.after.add(self)
         self.client = client
         self.crash: BaseException | None = None
         self.after_turn: Callable[[], None] | None = None
@@ -94,14 +96,65 @@ class Engine:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def _make_lock(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        is_owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]  # as Condition
+        self.is_held = is_owned
+        """True in a thread that is inside already."""
+
+    def after_fork(self) -> None:
+        """In the child: nobody is left who would release the lock. `check` refuses all else."""
+        self._make_lock()
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a fork of the process that made the client."""
+        return self._forks != Lineage.number
+
+    def refuse_reentry(self) -> None:
+        """Refuse a call into the middle of another one of the same thread.
+
+        Raises:
+            UsageError: a signal handler, or what the garbage collector or a logging handler runs,
+                interrupted a call that holds the lock.
+        """
+        if self.is_held():
+            raise UsageError(
+                "this thread is inside the client already (a signal handler?): set a flag there,"
+                " and call the client where it is looked at"
+            )
+
+    def check_wait(self) -> None:
+        """Refuse to wait where that would stop all I/O, or tear a call that is under way.
+
+        Raises:
+            UsageError: the caller is a callback in the background thread, or `refuse_reentry`.
+        """
+        self.refuse_reentry()
+        self.refuse_wait()
+
+    def refuse_wait(self) -> None:
+        """Refuse to wait in the background thread.
+
+        Raises:
+            UsageError: the caller is a callback in it.
+        """
+        if threading.get_ident() == self._thread.ident and not self.is_foreign:
+            raise UsageError(
+                "a callback may not wait: it runs in the thread that does the I/O. Hand the work"
+                " to a thread of your own, by a queue"
+            )
+
     def start(self) -> None:
         """Start the background thread."""
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread and close every socket; unfinished calls fail."""
-        if self._forks != Lineage.number:
+        if self.is_foreign:
             return
+        self.check_wait()
         with self.lock:
             if self._is_closed:
                 return
@@ -179,7 +232,7 @@ class Engine:
                 raise TimedOutError("no answer in time", sent=call.sent)
         response, error = result[0]
         if error is not None:
-            raise error
+            raise error.fresh()
         return response
 
     def partitions(self, topic: str, timeout: float) -> int:
@@ -190,6 +243,7 @@ class Engine:
             TimedOutError: nobody could tell in time.
         """
         metadata = self.client.metadata
+        self.check_wait()
         with self.lock:
             self.check()
             metadata.want((topic,))
@@ -208,6 +262,7 @@ class Engine:
         Raises:
             ClientError: what the flow ends with.
         """
+        self.check_wait()
         answer: Any = None
         error: ClientError | None = None
         while True:
@@ -233,7 +288,8 @@ class Engine:
         try:
             while not self._is_closing:
                 self._turn()
-        except BaseException as error:  # noqa: BLE001 - reported to every caller by check()
+        except BaseException as error:
+            LOG.critical("the client's thread died", exc_info=error)
             with self.lock:
                 self.crash = error
                 if self.after_crash is not None:

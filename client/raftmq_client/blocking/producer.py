@@ -14,11 +14,12 @@ from typing import Any, Self, Unpack
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.build import build_producer
-from raftmq_client.core.outstanding import tell
+from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import check_extras, serialize
+from raftmq_client.unclosed import watch
 
 
 class Producer:
@@ -38,7 +39,9 @@ class Producer:
         self._engine = Engine(parts.client, name=parts.client.options.client_id)
         self._core = parts.core
         self._options = parts.core.options
+        self._half_full = self._options.buffer_memory // 2
         self._waiter = _Waiter(self)
+        self._watch = watch(self, parts.core)
         self._engine.after_turn = self._deliver
         self._engine.after_crash = self._fall
         self._engine.start()
@@ -69,13 +72,15 @@ class Producer:
         """Take a record; its receipt tells where it went.
 
         `on_delivery(receipt)` is called by the background thread once the receipt is settled. It
-        must be quick; an exception in it ends the producer, which every later call tells.
+        must be quick, and may send while there is room, but not wait (`UsageError`). An exception
+        in it is logged, and counted in `callback_errors`.
 
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
             SerializationError: key, value, headers or timestamp cannot be turned into bytes.
-            UsageError: the producer is closed.
+            UsageError: the producer is closed, this thread is inside it already (a signal
+                handler), or topic, partition or on_delivery are none.
         """
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
         if type(value) is not bytes or self._encode_value is not None:
@@ -90,10 +95,12 @@ class Producer:
         record = key, value, stamp, extras
         engine = self._engine
         core = self._core
+        if engine.is_held():
+            engine.refuse_reentry()
         with engine.lock:
             engine.check()
-            if core.accumulator.size_bytes >= self._options.buffer_memory:
-                self._wait_for_room()
+            if core.accumulator.size_bytes >= self._half_full and not core.has_room(topic):
+                self._wait_for_room(topic)
             if on_delivery is None:
                 receipt: Receipt | None = core.append(topic, record, partition, self._waiter)
                 if receipt is not None:
@@ -116,6 +123,7 @@ class Producer:
         """
         limit = self._options.delivery_timeout_ms + 5_000 if timeout is None else timeout * 1000
         engine, core = self._engine, self._core
+        engine.check_wait()
         with engine.lock:
             engine.check()
             outstanding = core.outstanding()
@@ -133,9 +141,16 @@ class Producer:
         return self._engine.partitions(topic, timeout)
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush (unless told otherwise) and stop; what is not settled is told as unknown."""
-        if self._engine.is_closed:
+        """Flush (unless told otherwise) and stop; what is not settled is told as unknown.
+
+        In a fork it does nothing: the records are the parent's.
+
+        Raises:
+            UndeliveredError: after a flush, records were not acknowledged and nobody had heard so.
+        """
+        if self._engine.is_closed or self._engine.is_foreign:
             return
+        self._engine.check_wait()
         try:
             if flush:
                 self.flush()
@@ -146,18 +161,24 @@ class Producer:
                 self._engine.changed.notify_all()
             self._engine.close()
             self._deliver()
+            self._watch.detach()
+            error = report(self._core.untold)
+        if flush and error is not None:
+            raise error
+
+    @property
+    def callback_errors(self) -> int:
+        """How many calls of `on_delivery` raised so far."""
+        return self._core.callback_errors
 
     def _deliver(self) -> None:
-        """Call who listens, without the lock.
-
-        Raises:
-            Exception: the first that a listener raised, after all of them were called.
-        """
+        """Call what listens, without the lock."""
         with self._engine.lock:
             settled = self._core.listeners.take()
-        tell(settled)
+        failed = tell(settled)
         if settled:
             with self._engine.lock:
+                self._core.callback_errors += failed
                 self._core.listeners.told(len(settled))
                 self._engine.changed.notify_all()
 
@@ -165,22 +186,21 @@ class Producer:
         """The thread died: settle everything, so that nobody waits for ever."""
         self._core.give_up(UsageError("the producer died"))
 
-    def _wait_for_room(self) -> None:
-        accumulator = self._core.accumulator
-        limit = self._options.buffer_memory
-        self._engine.wake()
-        if not self._engine.wait_for(
-            lambda: accumulator.size_bytes < limit, now_ms() + self._options.max_block_ms
-        ):
+    def _wait_for_room(self, topic: str) -> None:
+        engine, core, limit = self._engine, self._core, self._options.buffer_memory
+        engine.refuse_wait()
+        engine.wake()
+        if not engine.wait_for(lambda: core.has_room(topic), now_ms() + self._options.max_block_ms):
             raise BufferFullError(
                 f"the buffer of {limit} bytes (buffer_memory) stayed full for"
-                f" {self._options.max_block_ms:.0f} ms (max_block_ms)"
+                f" {self._options.max_block_ms:.0f} ms (max_block_ms){core.why_full(topic)}"
             )
         self._engine.check()  # the end of a producer makes room, too
 
     def _wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
         engine = self._engine
         limit = self._options.delivery_timeout_ms + 5_000 if timeout_s is None else timeout_s * 1000
+        engine.check_wait()
         with engine.lock:
             if self._core.hurry(receipt):
                 engine.wake()

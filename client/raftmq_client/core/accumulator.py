@@ -15,6 +15,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from raftmq.types import TopicPartition
+from raftmq_client.core.untold import Loss
 from raftmq_client.errors import ClientError, Outcome
 
 RECORD_OVERHEAD = 20
@@ -63,13 +64,14 @@ class Receipt(msgspec.Struct, eq=False):
     _error: ClientError | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {'pending' if self.outcome is None else self.outcome.name}>"
+        batch = self._follow()  # to look at it in a debugger is not to hear of it
+        error = batch.error if batch is not None else None
+        outcome = Outcome.OK if error is None else error.outcome
+        return f"<{type(self).__name__} {outcome.name if self.is_done else 'pending'}>"
 
     @property
     def is_done(self) -> bool:
         """True once the outcome is settled: ok, failed or unknown."""
-        if self._error is not None:
-            return True
         batch = self._follow()
         return batch is not None and batch.is_done
 
@@ -88,6 +90,8 @@ class Receipt(msgspec.Struct, eq=False):
             batch = self._follow()
             if batch is not None and batch.error is not None:
                 self._error = batch.error.fresh()  # one's traceback is no other's
+                if batch.loss is not None and self.listeners is None:
+                    batch.loss.count -= 1
         return self._error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
@@ -129,9 +133,10 @@ class Receipt(msgspec.Struct, eq=False):
                 batch.listening.append(self)
         self.listeners.append(listener)
 
-    def fail(self, error: ClientError) -> None:
-        """Settle a receipt that never got into a batch."""
-        self._error = error
+    def fail(self, error: ClientError, topic: str = "") -> None:
+        """Settle a receipt that never got into a batch; in one of its own, therefore."""
+        self.batch = Batch(TopicPartition(topic, -1), (0, 0), 0.0, 0.0)
+        self.batch.settle(error, -1, -1)
 
     def _follow(self) -> Batch | None:
         """Its batch, or the part of it that it is in since that was split."""
@@ -147,7 +152,7 @@ class Receipt(msgspec.Struct, eq=False):
         return batch
 
 
-Listener = Callable[[Any], None]
+Listener = Callable[[Any], object]
 """Called once with a settled receipt, of whatever kind the driver has."""
 
 
@@ -183,6 +188,8 @@ class Batch:
     """The Request that it is in, while it is not settled."""
     is_done: bool = False
     error: ClientError | None = None
+    loss: Loss | None = None
+    """What counts its records while nobody has heard that they failed."""
     base_offset: int = -1
     log_append_time: int = -1
     last_error: ClientError | None = None

@@ -204,6 +204,13 @@ class MetadataCore:
         """Something is stale: ask again as soon as the back-off allows."""
         self._is_due = True
 
+    def forget(self, topic: str) -> None:
+        """Nobody wants this topic any more; what was said of it may be true no longer."""
+        self._wanted.pop(topic, None)
+        self._used_at.pop(topic, None)
+        self._denied_at.pop(topic, None)
+        self.errors.pop(topic, None)
+
     @property
     def refusal(self) -> AuthenticationError | None:
         """Set while no broker lets us in: nothing else will be learned."""

@@ -6,10 +6,16 @@ and receipts, which `ProducerCore` settles.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Final
 
 from raftmq_client.core.accumulator import Batch, Receipt
+from raftmq_client.core.untold import Untold
+from raftmq_client.errors import UndeliveredError
+
+LOG: Final = logging.getLogger("raftmq_client.producer")
 
 
 class Listeners:
@@ -44,21 +50,38 @@ class Listeners:
         return self._told >= count
 
 
-def tell(settled: Iterable[Receipt]) -> None:
-    """Call who listens to these receipts; drivers do so when no core is at work.
+def tell(settled: Iterable[Receipt]) -> int:
+    """Call what listens to these receipts, and log what it raises; how many calls raised.
 
-    Raises:
-        Exception: the first that a listener raised, after all of them were called.
+    Drivers do so when no core is at work. A fault of one listener is no reason to keep others from
+    hearing, or records from leaving.
     """
-    failure: Exception | None = None
+    failed = 0
     for receipt in settled:
         for listener in receipt.listeners or ():
             try:
-                listener(receipt)
-            except Exception as error:  # noqa: BLE001 - raised below, once all have been told
-                failure = failure or error
-    if failure is not None:
-        raise failure
+                answer = listener(receipt)
+                if isinstance(answer, Coroutine):
+                    answer.close()
+                    raise TypeError("on_delivery is async; it has to be a plain function")
+            except Exception:
+                failed += 1
+                LOG.exception("on_delivery raised, for %r", receipt)
+    return failed
+
+
+def report(untold: Untold) -> UndeliveredError | None:
+    """What nobody has heard of as a producer ends: logged, and given to be raised."""
+    error = untold.take()
+    if error is not None:
+        reasons = "; ".join(f"{item.records} times {item}" for item in error.leaves[:10])
+        LOG.error(
+            "a producer ended with %d records failed and %d unknown: %s",
+            error.failed,
+            error.unknown,
+            reasons,
+        )
+    return error
 
 
 class Outstanding:

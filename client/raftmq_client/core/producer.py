@@ -44,6 +44,7 @@ from raftmq_client.core.produce_requests import (
     make_request,
     refusal,
 )
+from raftmq_client.core.untold import Untold
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -55,6 +56,8 @@ from raftmq_client.errors import (
 )
 
 _EPOCH_MAX: Final = 32767
+_FINAL: Final = (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+"""Of a topic: asking on brings nothing."""
 
 
 class ProducerCore:
@@ -79,6 +82,13 @@ class ProducerCore:
         )
         self.pending = 0
         """Records whose receipts are not settled."""
+        self.untold = Untold()
+        self.callback_errors = 0
+        """How many calls of `on_delivery` raised."""
+        self.stuck: set[str] = set()
+        """Topics whose records do not get on: unknown, without a leader, or refused for now."""
+        self._stuck_bytes = 0
+        self._unrouted_bytes = 0
         self.receipt_class: type[Receipt] = Receipt
         self._open: dict[object, Batch] = {}  # by topic, or topic and partition: `append`'s
         self.listeners = Listeners()
@@ -131,6 +141,9 @@ class ProducerCore:
             deadline = now + self.options.delivery_timeout_ms
             waiting.append(Unrouted(record, receipt, deadline, size, partition))
             self.accumulator.size_bytes += size
+            self._unrouted_bytes += size
+            self._stuck_bytes += size
+            self.stuck.add(topic)
             return receipt, True
         return receipt, self._route(topic, record, receipt, partition, count, size, now)
 
@@ -147,13 +160,30 @@ class ProducerCore:
             size += len(key)
         if batch.size_bytes + size >= self.accumulator.batch_bytes:
             return None
+        self.accumulator.size_bytes += size  # first, so that an interrupt here leaves no debt
         batch.size_bytes += size
-        self.accumulator.size_bytes += size
         self.pending += 1
         records = batch.records
         receipt = self.receipt_class(-1 if stamp is None else stamp, waiter, batch, len(records))
         records.append(record)
         return receipt
+
+    def has_room(self, topic: str) -> bool:
+        """Whether the buffer takes a record of this topic.
+
+        Topics that are stuck have half of it, all together. What they hold beyond that, from before
+        they were, does not keep the records of others out, to which the other half is.
+        """
+        size, limit = self.accumulator.size_bytes, self.options.buffer_memory
+        if topic in self.stuck:
+            return size < limit // 2
+        return size < limit or size - self._stuck_bytes < limit // 2
+
+    def why_full(self, topic: str) -> str:
+        """Why there is no room for a record of this topic, for people."""
+        if topic not in self.stuck:
+            return ""
+        return f"; topic {topic!r} does not get on: {self._reason(topic)}"
 
     def hurry(self, receipt: Receipt) -> bool:
         """Somebody waits: do not linger. True when that changes anything."""
@@ -177,9 +207,9 @@ class ProducerCore:
 
     def give_up(self, error: ClientError) -> None:
         """Settle everything that is not settled: the producer is closed."""
-        for waiting in self._unrouted.values():
+        for topic, waiting in self._unrouted.items():
             for item in waiting:
-                self._settle_unrouted(item, error)
+                self._settle_unrouted(topic, item, error)
         self._unrouted.clear()
         for partition in self._partitions.values():
             for batch in partition.in_flight:
@@ -199,7 +229,9 @@ class ProducerCore:
         self._expire(now)
         needs_identity = self.options.is_idempotent and self.pending > 0
         calls = self._identity.calls(now) if needs_identity else []
-        for node, ready in self._ready(now).items():
+        ready_by_node = self._ready(now)
+        self._weigh_stuck()
+        for node, ready in ready_by_node.items():
             while ready and self._requests.get(node, 0) < self.options.in_flight_max:
                 calls.append(self._request(node, ready, now))
         return calls
@@ -223,7 +255,7 @@ class ProducerCore:
         try:
             partition = choose_partition(self._partitioner, topic, record[0], wanted, count)
         except UsageError as error:
-            self._refuse(receipt, error)
+            self._refuse(topic, receipt, error)
             return receipt.listeners is not None  # the next turn tells them
         key = TopicPartition(topic, partition)
         queue = self.accumulator.queues.get(key)
@@ -242,15 +274,18 @@ class ProducerCore:
             self._metadata.used(topic, now)
             count = self._metadata.partition_count(topic)
             waiting = self._unrouted[topic]
-            refusal = self._metadata.refusal
+            refusal = self._refusal_of(topic)
             while waiting and (refusal is not None or waiting[0].deadline <= now):
                 reason = self._metadata.why_not(topic)
                 message = f"topic {topic!r} could not be found in time: {reason}"
                 error = refusal or TimedOutError(message, sent=False)
-                self._settle_unrouted(waiting.popleft(), error)
+                self._settle_unrouted(topic, waiting.popleft(), error)
+            if refusal is not None:
+                self._metadata.forget(topic)  # who sends to it again, asks again
             if count is not None:
                 for item in waiting:
                     self.accumulator.size_bytes -= item.size
+                    self._unrouted_bytes -= item.size
                     wanted = item.partition
                     self._route(topic, item.record, item.receipt, wanted, count, item.size, now)
                     self.hurry(item.receipt)  # it waited long enough, and somebody may wait for it
@@ -260,21 +295,32 @@ class ProducerCore:
             else:
                 self._wake(waiting[0].deadline)
 
-    def _settle_unrouted(self, item: Unrouted, error: ClientError) -> None:
-        self.accumulator.size_bytes -= item.size
-        self._refuse(item.receipt, error)
+    def _refusal_of(self, topic: str) -> ClientError | None:
+        """Why waiting for this topic is of no use."""
+        code = self._metadata.errors.get(topic)
+        if code in _FINAL:
+            return BrokerError(code, about=f"topic {topic!r}")
+        return self._metadata.refusal
 
-    def _refuse(self, receipt: Receipt, error: ClientError) -> None:
+    def _settle_unrouted(self, topic: str, item: Unrouted, error: ClientError) -> None:
+        self.accumulator.size_bytes -= item.size
+        self._unrouted_bytes -= item.size
+        self._refuse(topic, item.receipt, error)
+
+    def _refuse(self, topic: str, receipt: Receipt, error: ClientError) -> None:
         self.pending -= 1
-        receipt.fail(error)
+        receipt.fail(error, topic)
         if receipt.listeners is not None:
             self.listeners.add([receipt])
+        elif receipt.batch is not None:
+            receipt.batch.loss = self.untold.add(receipt.batch.key, error, 1)
 
     # From batch to request.
 
     def _ready(self, now: float) -> dict[int, list[PartitionState]]:
-        """Partitions with something to send, by leader."""
+        """Partitions with something to send, by leader; notes which topics are stuck."""
         ready: dict[int, list[PartitionState]] = {}
+        self.stuck = set(self._unrouted)
         for key, queue in self.accumulator.queues.items():
             partition = self._partitions.get(key)
             if partition is None:
@@ -285,6 +331,8 @@ class ProducerCore:
                 continue
             self._metadata.used(key.topic, now)
             leader = self._metadata.leader(*key)
+            if leader is None or partition.failures:
+                self.stuck.add(key.topic)
             if partition.in_flight:
                 self._watch_in_flight(partition, leader, now)
             if not self._may_send(partition, now):
@@ -298,6 +346,28 @@ class ProducerCore:
             elif self._has_identity(now):
                 ready.setdefault(leader[0], []).append(partition)
         return ready
+
+    def _weigh_stuck(self) -> None:
+        """How many bytes of the buffer belong to topics that are stuck."""
+        self._stuck_bytes = self._unrouted_bytes
+        if not self.stuck:
+            return
+        for key, queue in self.accumulator.queues.items():
+            if key.topic in self.stuck:
+                partition = self._partitions.get(key)
+                sent = (*partition.in_flight, *partition.retries) if partition is not None else ()
+                self._stuck_bytes += sum(
+                    batch.size_bytes for batch in (*queue, *sent) if not batch.is_done
+                )
+
+    def _reason(self, topic: str) -> str:
+        """What is known of a topic that does not get on, for people."""
+        if topic in self._unrouted:
+            return self._metadata.why_not(topic)
+        for key, partition in self._partitions.items():
+            if key.topic == topic and partition.retries and partition.retries[0].last_error:
+                return str(partition.retries[0].last_error)
+        return str(self._metadata.last_error or "no leader was reached")
 
     def _may_send(self, partition: PartitionState, now: float) -> bool:
         if partition.is_recovering and partition.in_flight:
@@ -582,6 +652,9 @@ class ProducerCore:
         if batch.is_done:
             return
         self.pending -= len(batch.records)
+        unheard = len(batch.records) - len(batch.listening)
+        if error is not None and unheard:
+            batch.loss = self.untold.add(batch.key, error, unheard)
         batch.settle(error, base_offset, log_append_time)
         self.listeners.add(batch.listening)
         batch.listening.clear()
