@@ -144,6 +144,11 @@ class FakeBroker:
         for partition in range(partitions):
             self.logs[(name, partition)] = FakeLog()
 
+    def grow(self, name: str, partitions: int) -> None:
+        have = sum(topic == name for topic, _ in self.logs)
+        logs = {(name, partition): FakeLog() for partition in range(have, partitions)}
+        self.logs = {**self.logs, **logs}  # at once: the broker's thread looks through it
+
     def fault(self, api: ApiKey, kind: str, code: ErrorCode = ErrorCode.NONE) -> Fault:
         """Do this to the next request of an API that has no fault yet."""
         fault = Fault(kind, code)

@@ -181,3 +181,37 @@ def test_a_code_that_nobody_knows_survives() -> None:
     assert "error 9999" in str(error)
     known = BrokerError(ErrorCode.NOT_COORDINATOR)
     assert (known.number, known.code, known.retriable) == (16, ErrorCode.NOT_COORDINATOR, True)
+
+
+def test_a_partition_that_is_newer_than_what_is_known_is_looked_for_first(
+    broker: FakeBroker, driver: Driver
+) -> None:
+    with driver.producer(broker.address) as producer:
+        producer.send("t", b"0", partition=0).result(10)
+        broker.grow("t", 3)
+        before = broker.count(ApiKey.METADATA)
+        new = producer.send("t", b"1", partition=2)
+        behind = producer.send("t", b"2", partition=0)
+        assert new.result(10).partition == 2
+        assert behind.result(10).offset == 1
+        assert broker.count(ApiKey.METADATA) == before + 1
+        missing = producer.send("t", b"3", partition=3)
+        with pytest.raises(UsageError, match="partition"):
+            missing.result(10)
+        assert broker.count(ApiKey.METADATA) == before + 2, "asked once, then refused"
+
+
+def test_a_consumer_reads_a_partition_that_is_newer_than_what_is_known(
+    broker: FakeBroker, driver: Driver
+) -> None:
+    fill(driver, broker, 1)
+    with driver.consumer(broker.address, reset="earliest") as consumer:
+        consumer.assign([KEY])
+        assert len(consumer.poll(10)) == 1
+        broker.grow("t", 3)
+        new = TopicPartition("t", 2)
+        with driver.producer(broker.address) as producer:
+            producer.send("t", b"new", partition=2).result(10)
+        consumer.assign([new])
+        assert [record.value for record in consumer.poll(10)] == [b"new"]
+        assert consumer.offsets([new], -1)[new].offset == 1

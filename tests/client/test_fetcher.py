@@ -12,6 +12,7 @@ from raftmq.protocol import ApiKey, Struct
 from raftmq.protocol.fetch import (
     AbortedTransaction,
     FetchPartitionResponse,
+    FetchRequest,
     FetchResponse,
     FetchTopicResponse,
     decode_fetch_request,
@@ -268,6 +269,65 @@ def test_out_of_range_resets_or_tells() -> None:
     reader.answer(reader.due(), code=ErrorCode.OFFSET_OUT_OF_RANGE)
     with pytest.raises(NoOffsetError):
         reader.core.take(1)
+
+
+def sent_request(call: Call) -> FetchRequest:
+    return decode_fetch_request(12, memoryview(b"".join(bytes(b) for b in call.body(12))))
+
+
+def test_a_frozen_follower_costs_as_long_as_a_frozen_leader_and_the_leader_serves() -> None:
+    reader = Reader(rack="r", max_wait_ms=500, request_timeout_ms=30_000)
+    reader.core.seek(KEY, 0)
+    call = reader.due()
+    assert (call.node, sent_request(call).rack_id) == (1, "r")
+    reader.answer(call, preferred_read_replica=2)
+    frozen = reader.due()
+    assert frozen.node == 2
+    reader.now = 1_499
+    assert reader.core.calls(reader.now) == []
+    assert reader.core.deadline() == 1_500
+    reader.now = 1_500
+    assert reader.core.calls(reader.now) == []
+    assert reader.core.deadline() == reader.now, "at once"
+    call = reader.due()
+    assert (call.node, sent_request(call).rack_id) == (1, ""), "the rack would send us back"
+    reader.answer(call, batch(0, b"a"))
+    assert reader.values() == [b"a"]
+    reader.answer(frozen, batch(0, b"late"))
+    assert reader.values() == [], "what it brings in the end is void"
+    call = reader.due()
+    assert (call.node, sent_request(call).rack_id) == (1, "r"), "it has thawed: ask for it again"
+
+
+def test_a_frozen_follower_is_tried_again_after_a_while() -> None:
+    reader = Reader(rack="r", max_wait_ms=500, request_timeout_ms=30_000)
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), preferred_read_replica=2)
+    frozen = reader.due()
+    reader.now = 1_500
+    reader.core.calls(reader.now)
+    frozen.complete(None, ConnectionLostError("gone"), 30_500)
+    reader.now = 61_499
+    assert sent_request(reader.due()).rack_id == ""
+    reader = Reader(rack="r")
+    reader.core.seek(KEY, 0)
+    reader.core._frozen_until[2] = 61_500
+    reader.now = 61_500
+    assert sent_request(reader.due()).rack_id == "r"
+
+
+def test_a_frozen_leader_is_left_also_by_who_once_had_a_closer_replica() -> None:
+    reader = Reader(rack="r", max_wait_ms=500)
+    reader.core.seek(KEY, 0)
+    reader.answer(reader.due(), preferred_read_replica=2)
+    reader.now = 300_001
+    reader.metadata.apply(cluster(), reader.now)
+    reader.answer(reader.due(), batch(0, b"a"))  # by the follower, whose time is over now
+    assert reader.due().node == 1
+    reader.metadata.apply(cluster(leader=3, epoch=1), reader.now)
+    reader.metadata.brokers[3] = Broker(3, "h", 3)
+    reader.core.calls(reader.now)
+    assert reader.due().node == 3
 
 
 def test_the_closest_replica_is_used_until_it_fails() -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from raftmq.types import TopicPartition
 from raftmq_client import (
+    EARLIEST,
     LATEST,
     AuthenticationError,
     Plain,
@@ -386,3 +387,86 @@ def test_aborted_transactions_are_hidden_where_asked(driver: Driver, kafka: Kafk
                 lambda at=consumer, to=end: at.position(key(topic)) == to,
                 lambda at=consumer: at.poll(1),
             )
+
+
+# What is committed at the end.
+
+
+class HandlerError(Exception):
+    """What a handler raises."""
+
+
+def test_an_exception_in_a_handler_finishes_nothing_more(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
+    fill(driver, bootstrap, topic, 10)
+    settings = {"group": f"g-{topic}", "topics": topic, "delivery": "at_least_once"}
+
+    def handle() -> None:
+        with driver.consumer(bootstrap, **settings) as consumer:
+            try:
+                for message in consumer:
+                    if message.offset == 3:
+                        raise HandlerError
+            finally:
+                consumer.close()
+
+    with pytest.raises(HandlerError):
+        handle()
+    with driver.consumer(bootstrap, **settings) as consumer:
+        assert next(iter(consumer)).offset == 3
+
+
+def test_a_member_that_stood_at_the_end_comes_back_to_it(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
+    fill(driver, bootstrap, topic, 2)
+    settings = {"group": f"g-{topic}", "topics": topic, "reset": "latest"}
+    with driver.consumer(bootstrap, **settings) as consumer:
+        until(lambda: consumer.assignment, lambda: consumer.poll(0.1))
+        until(lambda: consumer.position(key(topic)) == 2, lambda: consumer.poll(0.1))
+    fill(driver, bootstrap, topic, 3)
+    with driver.consumer(bootstrap, **settings) as consumer:
+        assert [message.offset for message in read(consumer, 3)] == [2, 3, 4]
+
+
+def test_a_seek_goes_to_either_end(driver: Driver, bootstrap: str, topic: str) -> None:
+    fill(driver, bootstrap, topic, 4)
+    with driver.consumer(bootstrap, group=f"g-{topic}", reset="none") as consumer:
+        consumer.assign({key(topic): LATEST})
+        until(lambda: consumer.position(key(topic)) == 4, lambda: consumer.poll(0.1))
+        consumer.seek(key(topic), EARLIEST)
+        assert [message.offset for message in read(consumer, 4)] == [0, 1, 2, 3]
+        consumer.commit()
+        assert consumer.committed() == {key(topic): 4}
+
+
+def test_a_member_that_was_put_out_rewinds_nobody(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
+    """Its place is taken while it does not poll; somebody commits further, and then it hears."""
+    fill(driver, bootstrap, topic, 5)
+    group = f"g-{topic}"
+    told: list[str] = []
+    settings = {
+        "group": group,
+        "topics": topic,
+        "delivery": "at_least_once",
+        "session_timeout_ms": 6_000,
+        "max_poll_interval_ms": 1_000,
+    }
+    callbacks = {
+        "on_revoked": lambda _: told.append("revoked"),
+        "on_lost": lambda _: told.append("lost"),
+    }
+    with driver.consumer(bootstrap, **settings, **callbacks) as consumer:
+        assert len(read(consumer, 3)) >= 3
+        until(lambda: consumer.generation == -1, lambda: time.sleep(0.01))
+        with driver.consumer(bootstrap, group=group) as other:
+            other.assign([key(topic)])
+            other.commit({key(topic): 5})
+        with pytest.raises(PollIntervalError):
+            until(lambda: False, lambda: consumer.poll(0.1))
+        assert told == ["lost"]
+    with driver.consumer(bootstrap, group=group) as other:
+        assert other.committed([key(topic)]) == {key(topic): 5}

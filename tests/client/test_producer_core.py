@@ -502,10 +502,12 @@ def test_wrong_use_is_told() -> None:
     world = World(request_bytes_max=1_000)
     with pytest.raises(RecordTooLargeError):
         world.send(b"x" * 1_000)
-    assert world.send(b"x", partition=4).outcome is Outcome.FAILED
     told: list[Receipt] = []
-    _, is_due = world.core.send("t", (None, b"x", 0, ()), 4, None, 0.0, told.append)
-    assert is_due, "or nobody would take it to its listener before something else happens"
+    refused, is_due = world.core.send("t", (None, b"x", 0, ()), 4, None, 0.0, told.append)
+    assert is_due
+    assert refused.outcome is None, "such a partition may be new"
+    world.step()
+    assert refused.outcome is Outcome.FAILED
     assert [receipt.outcome for receipt in world.core.listeners.take()] == [Outcome.FAILED]
     with pytest.raises(UsageError):
         World(acks=1, idempotent=True)

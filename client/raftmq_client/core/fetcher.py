@@ -52,6 +52,8 @@ FETCH_VERSION_MAX: Final = 12
 """v13 names topics by id; names are kept so that a recreated topic goes on."""
 _STALL_MS: Final = 1_000.0
 _PREFERRED_MS: Final = 300_000.0
+_FROZEN_MS: Final = 60_000.0
+"""How long a follower that did not answer is not asked."""
 
 
 class Reset(Enum):
@@ -95,6 +97,7 @@ class FetcherCore:
         """Positions that lookups have chosen; whoever commits takes them from here."""
         self._metadata = metadata
         self._busy: dict[int, int] = {}
+        self._frozen_until: dict[int, float] = {}  # followers that did not answer in time
         self._asked_bytes = 0  # that fetches under way may bring
         self._buffered_bytes = 0
         self._turn = 0
@@ -242,19 +245,37 @@ class FetcherCore:
             reader.preferred is not None
             and reader.position is not None
             and now < reader.preferred_until
+            and now >= self._frozen_until.get(reader.preferred, now)
             and reader.preferred in self._metadata.brokers
         ):
             return reader.preferred
         return leader[0]
 
     def _watch(self, reader: PartitionReader, leader: tuple[int, int] | None, now: float) -> None:
-        """A frozen leader never answers: go on with its successor as soon as there is one."""
+        """A frozen broker never answers: go on with who can, as soon as there is one.
+
+        For a leader it is its successor, for a follower the leader.
+        """
         limit = self.options.max_wait_ms + _STALL_MS
-        if leader is not None and leader[0] != reader.fetching_from and reader.preferred is None:
+        node = reader.fetching_from
+        is_late = now - reader.fetching_since >= limit
+        is_follower = node == reader.preferred and leader is not None and leader[0] != node
+        if is_late and is_follower and node is not None:
+            self._frozen_until[node] = now + max(
+                _FROZEN_MS, limit + self.options.request_timeout_ms
+            )
+            self._metadata.invalidate()
+            for other in self.readers.values():
+                if other.fetching_from == node == other.preferred:
+                    other.preferred = other.fetching_from = None
+                    other.token += 1
+            self._wake(now)
+            return
+        if leader is not None and node not in (leader[0], reader.preferred):
             reader.token += 1
             reader.fetching_from = None
             self._wake(now)
-        elif now - reader.fetching_since >= limit:
+        elif is_late:
             reader.fetching_since = now
             self._metadata.invalidate()
         self._wake(reader.fetching_since + limit)
@@ -338,11 +359,13 @@ class FetcherCore:
             self._wake(now + self.options.max_wait_ms + _STALL_MS)
         self._busy[node] = self._busy.get(node, 0) + 1
         self._asked_bytes += share
-        request = self._request(readers, share)
+        request = self._request(readers, share, now)
 
         def finish(response: Any, error: ClientError | None, at: float) -> None:
             self._busy[node] -= 1
             self._asked_bytes -= share
+            if error is None:
+                self._frozen_until.pop(node, None)
             self._fetched(node, tokens, response, error, at)
 
         return Call(
@@ -356,8 +379,10 @@ class FetcherCore:
             timeout_ms=self.options.request_timeout_ms + self.options.max_wait_ms,
         )
 
-    def _request(self, readers: Sequence[PartitionReader], share: int) -> FetchRequest:
+    def _request(self, readers: Sequence[PartitionReader], share: int, now: float) -> FetchRequest:
         options = self.options
+        # A leader that knows the rack sends us back to the closest replica, and no records.
+        is_one_frozen = any(now < until for until in self._frozen_until.values())
         topics: dict[str, FetchTopic] = {}
         # A broker fills its answer in this order: first those that waited longest for something.
         for reader in sorted(readers, key=lambda reader: reader.served):
@@ -378,7 +403,7 @@ class FetcherCore:
             max_bytes=share,
             isolation_level=options.isolation,
             topics=list(topics.values()),
-            rack_id=options.rack,
+            rack_id="" if is_one_frozen else options.rack,
         )
 
     def _fetched(

@@ -177,6 +177,8 @@ class MetadataCore:
     _wants_all: bool = False
     _is_due: bool = True
     _is_asking: bool = False
+    _asked: int = 0
+    _answered_up_to: int = 0
     _not_before: float = 0.0
     _failures: int = 0
     _fresh_until: float = 0.0
@@ -210,6 +212,18 @@ class MetadataCore:
         self._used_at.pop(topic, None)
         self._denied_at.pop(topic, None)
         self.errors.pop(topic, None)
+
+    @property
+    def next_question(self) -> int:
+        """The number of the request that is sent next: its answer is newer than this moment."""
+        return self._asked + 1
+
+    def has_answered(self, question: int) -> bool:
+        """Whether that request, or a later one, was answered; if not, it will be asked."""
+        if self._answered_up_to >= question:
+            return True
+        self._is_due = self._is_due or self._asked < question
+        return False
 
     @property
     def refusal(self) -> AuthenticationError | None:
@@ -265,6 +279,7 @@ class MetadataCore:
             return []
         self._forget_idle(now)
         self._is_asking = True
+        self._asked += 1
         self._is_due = False
         self._not_before = now + self.options.backoff_ms
         names = None if self._wants_all else list(self._wanted)
@@ -296,6 +311,7 @@ class MetadataCore:
         for topic in info.topics:
             self._apply_topic(topic, now)
         self.version += 1
+        self._answered_up_to = self._asked
         self._fresh_until = now + self.options.max_age_ms
 
     def _apply_topic(self, topic: TopicInfo, now: float) -> None:

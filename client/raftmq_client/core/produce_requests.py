@@ -91,7 +91,7 @@ class ProducerOptions:
 
 @define(eq=False)
 class Unrouted:
-    """A record whose topic is not known yet."""
+    """A record whose topic, or whose partition, is not known yet."""
 
     record: Fields
     receipt: Receipt
@@ -99,6 +99,8 @@ class Unrouted:
     size: int
     partition: int | None
     """Which one is wanted."""
+    question: int = 0
+    """An answer about topics that is newer than the record; before it no partition is refused."""
 
 
 @define(eq=False)

@@ -10,7 +10,7 @@ was appended. Never reads a clock or a socket; `calls()` gives the requests that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from raftmq.errors import ErrorCode
@@ -134,12 +134,14 @@ class ProducerCore:
             receipt.listen(on_delivery)
         self.pending += 1
         count = self._metadata.partition_count(topic)
-        if count is None or topic in self._unrouted:
+        is_new = partition is not None and count is not None and partition >= count
+        if count is None or is_new or topic in self._unrouted:
             self._metadata.want((topic,))
             self._open.clear()  # what waits must not be overtaken
             waiting = self._unrouted.setdefault(topic, deque())
             deadline = now + self.options.delivery_timeout_ms
             waiting.append(Unrouted(record, receipt, deadline, size, partition))
+            waiting[-1].question = self._metadata.next_question
             self.accumulator.size_bytes += size
             self._unrouted_bytes += size
             self._stuck_bytes += size
@@ -282,7 +284,7 @@ class ProducerCore:
                 self._settle_unrouted(topic, waiting.popleft(), error)
             if refusal is not None:
                 self._metadata.forget(topic)  # who sends to it again, asks again
-            if count is not None:
+            if count is not None and not self._asks_for_more(waiting, count):
                 for item in waiting:
                     self.accumulator.size_bytes -= item.size
                     self._unrouted_bytes -= item.size
@@ -301,6 +303,15 @@ class ProducerCore:
         if code in _FINAL:
             return BrokerError(code, about=f"topic {topic!r}")
         return self._metadata.refusal
+
+    def _asks_for_more(self, waiting: Iterable[Unrouted], count: int) -> bool:
+        """Whether a partition is wanted that may be newer than what is known of its topic."""
+        return any(
+            item.partition is not None
+            and item.partition >= count
+            and not self._metadata.has_answered(item.question)
+            for item in waiting
+        )
 
     def _settle_unrouted(self, topic: str, item: Unrouted, error: ClientError) -> None:
         self.accumulator.size_bytes -= item.size
