@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 import random
+import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,9 @@ from typing import Any
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq_client import Admin, BrokerError, Producer
+from raftmq_client import Admin, BrokerError, Consumer, Producer
 from tests.live.harness import wait_until
+from tests.tree import PYTHONPATH
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 # The export needs Spark and is run beside the other tests of exports.
@@ -38,9 +43,9 @@ def topic(bootstrap: str) -> Iterator[str]:
         admin.delete_topic("orders")
 
 
-def _made(admin: Admin) -> bool:
+def _made(admin: Admin, name: str = "orders") -> bool:
     try:
-        admin.create_topic("orders", 3)
+        admin.create_topic(name, 3)
     except BrokerError as error:
         if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
             raise
@@ -93,6 +98,86 @@ def test_the_service_answers_when_an_order_is_safe(bootstrap: str, topic: str) -
             answers.close()
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == 0
+
+
+def test_the_fastapi_service_answers_when_an_order_is_safe(bootstrap: str, topic: str) -> None:
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--port", "0"]
+    name = "fastapi_service.py"
+    with subprocess.Popen(
+        [*command, f"{name.removesuffix('.py')}:app"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAFTMQ": bootstrap},
+    ) as run:
+        try:
+            assert run.stderr is not None
+            said = itertools.takewhile(bool, iter(run.stderr.readline, ""))
+            url = next(filter(None, (re.search(r"http://[\d.:]+", text) for text in said)))[0]
+            first, second = (post(f"{url}/orders", {"customer": "a"}) for _ in range(2))
+            assert second == {"partition": first["partition"], "offset": first["offset"] + 1}
+            run.send_signal(signal.SIGTERM)
+            rest = run.stderr.read()
+            assert run.wait(60) in (0, -signal.SIGTERM), rest
+            assert "Application shutdown complete" in rest
+        finally:
+            run.kill()
+
+
+def post(url: str, body: object) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 201
+        return json.load(answer)
+
+
+def test_the_fixtures_for_pytest_asyncio_work(bootstrap: str, tmp_path: Path) -> None:
+    """In a process of its own, without this suite's settings and plugins."""
+    settings = tmp_path / "pytest.ini"
+    settings.write_text(
+        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    alone = ["-c", str(settings), "-p", "no:trio", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *alone, str(EXAMPLES / "test_with_fixtures.py")],
+        env={**os.environ, "RAFTMQ": bootstrap, "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "2 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_the_worker_ends_well_at_sigterm(bootstrap: str, topic: str) -> None:
+    count = 200
+    with Admin(bootstrap) as admin:
+        with contextlib.suppress(BrokerError):  # of an earlier run
+            admin.delete_group("billing")
+        wait_until(lambda: _made(admin, "invoices"), 60, "the topic can be made")
+    try:
+        with Producer(bootstrap, value_serializer="json") as producer:
+            for number in range(count):
+                producer.send(topic, number)
+        billed: list[Any] = []
+        with Consumer(
+            bootstrap, topics="invoices", reset="earliest", value_deserializer="json"
+        ) as invoices:
+            for _ in range(2):  # the second goes on where the first stopped
+                with example("worker.py", bootstrap) as run:
+                    assert line(run) == "works\n"
+                    while len(billed) < count:
+                        billed += [message.value["order"] for message in invoices.poll(0.5)]
+                    run.send_signal(signal.SIGTERM)
+                    assert run.stdout is not None
+                    assert run.stdout.read().endswith("stopped; the next run goes on here\n")
+                    assert run.wait(60) == 0
+            assert invoices.poll(1.0) == []
+        assert sorted(billed) == list(range(count))
+    finally:
+        with Admin(bootstrap) as admin:
+            admin.delete_topic("invoices")
 
 
 def test_no_record_is_lost_or_doubled_in_the_database(
