@@ -59,6 +59,10 @@ class LogStartMoves:
     def __len__(self) -> int:
         return len(self._wishes)
 
+    def retire(self) -> None:
+        """Let go of the replica, which ended."""
+        del self._replica
+
     def note(self, end: RaftIndex, payload: Buffer) -> None:
         """The log has a wish that ends at `end`."""
         self._wishes.append((end, decode_wish(payload)))

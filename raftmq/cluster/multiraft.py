@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from raftmq.cluster.lateness import Lateness
 from raftmq.cluster.mail import Mail, SendFrame, Stream
-from raftmq.cluster.peer_codec import decode, encode, encode_node_beat
+from raftmq.cluster.peer_codec import decode, encode, encode_node_beat, forget_group
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.resting import Rests
@@ -178,6 +178,7 @@ class MultiRaft:
             self._waiting.pop(replica, None)
             self._standing.pop(replica, None)
             replica.resting.is_resting = False
+        forget_group(group)
         return replica
 
     @property

@@ -354,6 +354,11 @@ def _group(encoded: bytes) -> RaftGroupId:
     return group
 
 
+def forget_group(group: RaftGroupId) -> None:
+    """A group ended: its name need not be remembered."""
+    _known_groups.pop(_encoded_group(group), None)
+
+
 def _check_position(*values: int) -> None:
     for value in values:
         if value < 0:

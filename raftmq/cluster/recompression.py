@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
+from weakref import WeakMethod
 
 from attrs import define, field
 
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.produce_checks import check_produced_batch, dated, must_change, recompress
-from raftmq.errors import CorruptBatchError, KafkaError
+from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.records import HEADER_SIZE, check_batches, parse_header
@@ -72,7 +73,8 @@ class Recompression:
         """Without workers nothing waits: all is built where it is appended. `refused` is told of
         what is not."""
         self._workers = workers
-        self._append = append
+        # Weak, as the partition holds this: a ring would keep all of a partition that was deleted.
+        self._append = WeakMethod(append)
         self._refused = refused
         self._waiting: deque[_Waiting] = deque()
 
@@ -108,7 +110,11 @@ class Recompression:
                 self._refused(first.records, first.error)
                 first.promise.resolve(AppendResult(first.error.code, message=first.error.message))
                 continue
-            result = self._append(first.records, first.acks, first.timeout_ms)
+            append = self._append()
+            if append is None:
+                first.promise.resolve(AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                continue
+            result = append(first.records, first.acks, first.timeout_ms)
             if isinstance(result, Promise):
                 result.when_done(lambda done, to=first.promise: to.resolve(done.result()))  # type: ignore[misc]
             else:

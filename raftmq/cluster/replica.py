@@ -362,6 +362,19 @@ class Replica(QuietBeats):
         if self.resting.is_resting:
             self.on_touched(self)  # the others must not rest on it
 
+    def retire(self) -> None:
+        """Let go of the parts that know this replica, once it failed and was unregistered.
+
+        A ring of objects would stay until a full collection, which never looks at what an earlier
+        one froze. Whoever still holds the replica finds it failed, with its log and its core.
+        """
+        assert self.failure is not None, "a replica that may still be called"
+        self.core.retire()
+        self.resting.retire()
+        self._moves.retire()
+        del self._source, self._repairer, self._installing, self._retention, self.machine
+        self.on_touched = self.on_progress = _nobody
+
     # ---- effects ----
 
     def drain(self) -> None:

@@ -62,6 +62,10 @@ class Resting:
         self.absent: tuple[ReplicaId, ...] = ()
         """Members whose node was silent for long when this leader let the group rest."""
 
+    def retire(self) -> None:
+        """Let go of the replica, which ended."""
+        del self._replica
+
     def look(self, ticks: int) -> None:
         """So many ticks passed: a leader whose group has been idle for long lets it rest."""
         replica = self._replica

@@ -79,6 +79,7 @@ class LogConfig:
         bare_reserve_bytes: kept allocated for bare entries, so that elections work on a full disk.
         segment_reserve_bytes: kept allocated ahead in the active segment (metadata group).
         staged_bytes_max: how much waits in memory while the disk is full before appends fail.
+        recent_bytes_max: how much of the newest batches this log keeps in memory at most.
     """
 
     segment_bytes: int = 1 << 30
@@ -91,6 +92,7 @@ class LogConfig:
     bare_reserve_bytes: int = 32 * 1024
     segment_reserve_bytes: int = 0
     staged_bytes_max: int = 64 << 20
+    recent_bytes_max: int = 1 << 30
 
 
 class DamagedError(StorageError):

@@ -8,7 +8,7 @@ buffer it came in (a small one as a copy); nobody changes it any more.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from attrs import define
@@ -20,6 +20,7 @@ COPIED_BYTES_MAX: Final = 1 << 10
 """A batch so small is kept as a copy: as a view it would hold the whole request or frame that it
 came in, and the view alone takes more than it."""
 _COMPACT_AT: Final = 256
+_TOKENS_LEFT_MAX: Final = 4096
 OBJECT_BYTES: Final = 700
 """What a batch takes beside its own bytes (measured): it is charged too, or a budget full of
 batches of one small record would take five times what it says. Copied ones take half."""
@@ -36,20 +37,35 @@ class RecentBudget:
     def __init__(self, bytes_max: int = 64 << 20) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
-        # One token per added batch, oldest first. A truncated batch leaves its token behind; the
-        # log then loses an older batch a little early, which is harmless.
+        # One token per added batch, oldest first. A batch that went before its turn leaves its
+        # token behind; the log then loses an older batch a little early, which is harmless.
         self._tokens: deque[RecentBatches] = deque()
+        self._batches = 0  # that are kept
 
     def charge(self, owner: RecentBatches, size: int) -> None:
         """Count a batch that `owner` added; evict the oldest while over budget."""
         self.used_bytes += size
+        self._batches += 1
         self._tokens.append(owner)
+        if len(self._tokens) > 2 * self._batches + _TOKENS_LEFT_MAX:
+            self._drop_left_tokens()
         while self.used_bytes > self.bytes_max and self._tokens:
             self._tokens.popleft().evict_oldest()
 
     def release(self, size: int) -> None:
         """A batch went."""
         self.used_bytes -= size
+        self._batches -= 1
+
+    def _drop_left_tokens(self) -> None:
+        """Forget the tokens of batches that are gone: of each log the oldest ones."""
+        left: Counter[int] = Counter(map(id, self._tokens))
+        kept: deque[RecentBatches] = deque()
+        for owner in self._tokens:
+            if left[id(owner)] <= len(owner):
+                kept.append(owner)
+            left[id(owner)] -= 1
+        self._tokens = kept
 
 
 @define(slots=True)
@@ -67,10 +83,13 @@ class RecentBatch:
 class RecentBatches:
     """A contiguous run of batches that ends at the log end."""
 
-    __slots__ = ("_base_offsets", "_batches", "_budget", "_first")
+    __slots__ = ("_base_offsets", "_batches", "_budget", "_bytes_max", "_first", "_used_bytes")
 
-    def __init__(self, budget: RecentBudget) -> None:
+    def __init__(self, budget: RecentBudget, bytes_max: int) -> None:
+        """`bytes_max` is what this log may take of the budget."""
         self._budget = budget
+        self._bytes_max = bytes_max
+        self._used_bytes = 0
         self._batches: list[RecentBatch | None] = []
         self._base_offsets: list[int] = []
         self._first = 0  # below it, slots are empty
@@ -82,7 +101,10 @@ class RecentBatches:
         """Append the newest batch."""
         self._batches.append(batch)
         self._base_offsets.append(batch.base_offset)
+        self._used_bytes += batch.size + OBJECT_BYTES
         self._budget.charge(self, batch.size + OBJECT_BYTES)
+        while self._used_bytes > self._bytes_max:
+            self.evict_oldest()
 
     def find(self, offset: int) -> int | None:
         """The slot of the batch that contains `offset`, None when it is not here."""
@@ -139,7 +161,7 @@ class RecentBatches:
         assert batch is not None
         self._batches[self._first] = None
         self._first += 1
-        self._budget.release(batch.size + OBJECT_BYTES)
+        self._release(batch)
         if self._first >= _COMPACT_AT and self._first * 2 >= len(self._batches):
             del self._batches[: self._first]
             del self._base_offsets[: self._first]
@@ -150,9 +172,13 @@ class RecentBatches:
         slot = max(self._first, bisect_left(self._base_offsets, end_offset, self._first))
         for batch in self._batches[slot:]:
             assert batch is not None
-            self._budget.release(batch.size + OBJECT_BYTES)
+            self._release(batch)
         del self._batches[slot:]
         del self._base_offsets[slot:]
+
+    def _release(self, batch: RecentBatch) -> None:
+        self._used_bytes -= batch.size + OBJECT_BYTES
+        self._budget.release(batch.size + OBJECT_BYTES)
 
     def clear(self) -> None:
         """Forget all."""

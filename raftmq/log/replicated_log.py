@@ -104,7 +104,7 @@ class ReplicatedLog(ReadableLog):
         self._start_file = found.start_file
         self._bare = found.bare
         self._segments = found.segments
-        self._recent = RecentBatches(shared.recent)
+        self._recent = RecentBatches(shared.recent, config.recent_bytes_max)
         self._staged: deque[StagedBatch] = deque()
         self._staged_bytes = 0
         self._reader = LogReader(

@@ -80,7 +80,10 @@ LOST_HEARTBEATS: Final = 3
 CUT_OFF_MS: Final = 1_000.0
 """Without a word of the metadata majority for so long, and of its end neither."""
 METADATA_LOG: Final = LogConfig(
-    segment_bytes=64 << 20, retention_ms=-1, segment_reserve_bytes=1 << 20
+    segment_bytes=64 << 20,
+    retention_ms=-1,
+    segment_reserve_bytes=1 << 20,
+    recent_bytes_max=2 << 20,  # its state is in memory already, and few replicas lag
 )
 
 

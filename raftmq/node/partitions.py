@@ -398,6 +398,8 @@ class Partitions:
         if replica is not None:
             replica.fail("deleted")
             replica.log.close()
+            replica.retire()
+            self._leaderless = [other for other in self._leaderless if other is not replica]
         self._plane.journal.forget(action.group)
         folder = self._folder(action.name, action.group.topic_id)
         await self._tasks.in_thread(partial(self._remove_folder, folder))

@@ -115,7 +115,7 @@ class RaftCore:
         assert epochs.log_start <= commit_end <= flushed_end, "committed beyond what is flushed"
         self.config: Final = config
         self.self_id: Final = config.self_id
-        self.source: Final = source
+        self.source = source
         self.buggify: Final = buggify
         self.effects: Final = Effects()
         self.epochs: Final = epochs
@@ -157,7 +157,7 @@ class RaftCore:
         self.patience_floor = 0  # set by the engine while its loop is late, see `election.py`
 
         self.election: Final = Election(self, random)
-        self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
+        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
             VoteRequest: self.election.on_vote_request,
             VoteReply: self.election.on_vote_reply,
             PreVoteReply: self.election.on_pre_vote_reply,
@@ -168,6 +168,14 @@ class RaftCore:
             AppendReply: self._on_append_reply,
             HeartbeatReply: self._on_heartbeat_reply,
         }
+
+    def retire(self) -> None:
+        """Take no message any more, and let go of what knows this core: nothing is left of a group
+        that ended once nobody holds it."""
+        self.role, self.leadership = Role.FOLLOWER, None
+        self._handlers.clear()
+        self.election.retire()
+        del self.source
 
     # What others may read.
 

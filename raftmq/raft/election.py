@@ -70,6 +70,10 @@ class Election:
         self.patience = 0
         self.reset()
 
+    def retire(self) -> None:
+        """Let go of the core, which ended."""
+        del self._core
+
     @property
     def least_timeout(self) -> int:
         """After a shorter silence, in ticks, no leader is given up."""

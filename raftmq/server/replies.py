@@ -93,6 +93,22 @@ class Slot:
             self.answer(())  # goes nowhere; gives the request's bytes back
 
 
+class _EndedLine:
+    """In place of a connection that ended, which would keep its answers, and they it."""
+
+    def stalled(self) -> None:
+        """No answer leaves any more."""
+
+    def broken(self) -> None:
+        """It is."""
+
+    def failed(self, error: Exception) -> None:
+        """Too late to matter to anybody."""
+
+
+_ENDED: Final = _EndedLine()
+
+
 class ReplyQueue:
     """Ordered answers of one connection."""
 
@@ -292,6 +308,7 @@ class ReplyQueue:
         if self._is_closed:
             return
         self._is_closed = True
+        self._line = _ENDED
         self._stall = None  # a writer that was woken finds nothing to do, and perhaps no socket
         self._memory.release(self._outbox_charge)
         self._outbox_charge = 0

@@ -91,7 +91,7 @@ def recent(base: int, count: int = 1, size: int = 10, position: int = 0) -> Rece
 
 def test_the_budget_holds_over_all_logs() -> None:
     budget = RecentBudget(10_000)
-    logs = [RecentBatches(budget) for _ in range(3)]
+    logs = [RecentBatches(budget, 1 << 30) for _ in range(3)]
     random = Random(1)
     ends = [0, 0, 0]
     for _ in range(3000):
@@ -115,8 +115,35 @@ def test_the_budget_holds_over_all_logs() -> None:
     logs[0].evict_oldest()
 
 
+def test_a_log_keeps_what_it_may_and_its_newest() -> None:
+    budget = RecentBudget(100_000)
+    log = RecentBatches(budget, 5 * (OBJECT_BYTES + 10))
+    for base in range(100):
+        log.add(recent(base))
+        assert len(log) == min(base + 1, 5)
+        assert log.find(base) is not None
+    assert budget.used_bytes == 5 * (OBJECT_BYTES + 10)
+
+
+def test_logs_that_went_are_forgotten() -> None:
+    """Below the budget nothing is evicted, so nobody else lets go of them."""
+    budget = RecentBudget(1 << 30)
+    live = RecentBatches(budget, 1 << 30)
+    live.add(recent(0))
+    for _ in range(2_000):
+        gone = RecentBatches(budget, 1 << 30)
+        for base in range(10):
+            gone.add(recent(base))
+        gone.clear()
+    assert len(budget._tokens) < 10_000
+    assert live.find(0) is not None
+    budget.bytes_max = 1
+    budget.charge(live, 0)
+    assert len(live) == 0, "it is still the oldest, and goes first"
+
+
 def test_recent_batches_are_found() -> None:
-    batches = RecentBatches(RecentBudget())
+    batches = RecentBatches(RecentBudget(), 1 << 30)
     for base in range(0, 30, 3):
         batches.add(recent(base, 3, 10, base // 3 * 10))
     slot = batches.find(7)

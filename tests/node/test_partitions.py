@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -269,6 +271,25 @@ async def test_a_deleted_partition_takes_nothing_while_it_waits_for_its_turn(ben
     answer = partition.append(records, -1, 1_000)
     assert isinstance(answer, AppendResult)
     assert answer.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_deleted_partition_leaves_no_ring_of_objects(bench: Bench) -> None:
+    """A full collection is rare, and never looks at what an earlier one froze."""
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    replica = bench.replica(action)
+    replica.stand()  # timers, votes, messages: as a replica has them that was at work
+    left = [weakref.ref(part) for part in (replica, replica.log, replica.core, replica.machine)]
+    del replica
+    gc.collect()
+    gc.disable()
+    try:
+        async with running(bench):
+            bench.delete(action)
+            await until(lambda: bench.removed)
+            await until(lambda: all(ref() is None for ref in left))
+    finally:
+        gc.enable()
 
 
 async def test_what_could_not_be_deleted_is_tried_again(
