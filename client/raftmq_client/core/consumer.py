@@ -382,8 +382,9 @@ class ConsumerCore:
     def _take_over(self, event: Assigned) -> None:
         kept = [key for key in self.fetcher.readers if event.is_incremental]
         self.fetcher.assign([*kept, *event.partitions])
-        for key, committed in event.committed.items():
-            self._begin_at(key, committed)
+        for key in event.partitions:
+            if key in event.committed:
+                self._begin_at(key, event.committed[key])
 
     def _begin_at(self, key: TopicPartition, committed: CommittedOffset) -> None:
         self.fetcher.seek(key, committed.offset)
