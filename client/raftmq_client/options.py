@@ -228,6 +228,7 @@ class ConsumerSettings(TypedDict, total=False):
     assignors: Sequence[str]
     instance_id: str | None
     rack: str
+    skip_unreadable: bool
 
 
 def consumer_options(
@@ -250,6 +251,7 @@ def consumer_options(
     assignors: Sequence[str] = ("range", "roundrobin"),
     instance_id: str | None = None,
     rack: str = "",
+    skip_unreadable: bool = False,
 ) -> ConsumerOptions:
     """Options of a consumer.
 
@@ -283,6 +285,7 @@ def consumer_options(
             partition_bytes_max=partition_bytes_max,
             buffer_bytes_max=buffer_bytes_max,
             rack=rack,
+            skips_unreadable=skip_unreadable,
         ),
         grouping=GroupOptions(
             session_timeout_ms=session_timeout_ms,

@@ -96,6 +96,10 @@ SkipToCommitted = Annotated[
         "--skip-to-committed", help="Go on where the group is ahead of the archive; note the gap."
     ),
 ]
+SkipUnreadable = Annotated[
+    bool,
+    typer.Option("--skip-unreadable", help="Go on behind batches that break their format; note."),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Check the archive; change nothing.")]
 NoLog = Annotated[bool, typer.Option("--no-log", help="--verify: do not compare with the log.")]
 Replay = Annotated[bool, typer.Option("--replay", help="Produce the archive back into topics.")]
@@ -129,6 +133,7 @@ def export(
     compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.ZSTD,
     accept_loss: AcceptLoss = False,
     skip_to_committed: SkipToCommitted = False,
+    skip_unreadable: SkipUnreadable = False,
     verify: Verify = False,
     no_log: NoLog = False,
     replay: Replay = False,
@@ -183,7 +188,7 @@ def export(
             skips_to_committed=skip_to_committed,
             records_per_file=records_per_file,
         )
-        order = job.Order(names, location, client, wishes, compression.value)
+        order = job.Order(names, location, client, wishes, compression.value, skip_unreadable)
         settings = parse_pairs(conf or (), "--conf")
         _export(order, master, settings, as_json=as_json)
 

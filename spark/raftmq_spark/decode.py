@@ -8,7 +8,7 @@ by Arrow straight out of the batches' bytes. What does not follow the format is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -76,6 +76,11 @@ class Pile:
         self.payloads.append(payload)
         self.rows += header.record_count
         self.size += len(payload)
+
+    def singles(self) -> Iterator[Pile]:
+        """Each batch as a pile of its own."""
+        for header, batch, payload in zip(self.headers, self.batches, self.payloads, strict=True):
+            yield Pile([header], [batch], [payload], header.record_count, len(payload))
 
 
 def decode(

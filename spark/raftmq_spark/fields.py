@@ -25,6 +25,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Octets: TypeAlias = npt.NDArray[np.uint8]
 
 _RUN_MIN: Final = 32
+_ROWS_MIN: Final = 64
+"""Below so many records with headers left, a numpy pass costs more than reading one by one."""
 _VARINT_BITS_MAX: Final = 63
 _TIMESTAMP_MAX: Final = 1 << 62
 _CUT: Final = (
@@ -62,6 +64,7 @@ class Fields:
         left = ends - header_starts
         _check((header_counts >= 0) & (header_counts <= left // 2), "wrong count of headers")
         _check((header_counts > 0) | (left == 0), "record shorter or longer than it says")
+        self.data = data
         self.octets = octets
         self.ends = ends
         self.key_starts, self.key_sizes = key_starts, key_sizes
@@ -118,7 +121,7 @@ class HeaderFields:
         rows = np.flatnonzero(counts)
         slots = self.edges[:-1][rows].astype(np.int64)
         left, ends, position = counts[rows], fields.ends[rows], fields.header_starts[rows]
-        while len(left):  # the next header of every record that has one more
+        while len(left) >= _ROWS_MIN:  # the next header of every record that has one more
             sizes, starts = read_varints(octets, position)
             _check(sizes >= 0, "record header without a name")
             position = _skip(starts, sizes, ends - 1, "record header")
@@ -131,6 +134,32 @@ class HeaderFields:
             _check(goes_on | (position == ends), "record shorter or longer than it says")
             slots, left = slots[goes_on] + 1, left[goes_on]
             ends, position = ends[goes_on], position[goes_on]
+        # One record may have as many headers as there are bytes: a pass for each would take hours.
+        for row in range(len(left)):
+            at = (int(slots[row]), int(left[row]), int(position[row]), int(ends[row]))
+            self._read_on(fields.data, *at)
+
+    def _read_on(self, data: bytes, slot: int, left: int, position: int, end: int) -> None:
+        """The last `left` headers of one record."""
+        found: tuple[list[int], ...] = ([], [], [], [])
+        name_starts, name_sizes, value_starts, value_sizes = found
+        for _ in range(left):
+            size, position = read_varint(data, position)
+            if not 0 <= size < end - position:
+                raise CorruptBatchError("record header without a name, or a longer one")
+            name_starts.append(position)
+            name_sizes.append(size)
+            size, position = read_varint(data, position + size)
+            if not -1 <= size <= end - position:
+                raise CorruptBatchError("record header longer than its record")
+            value_starts.append(position)
+            value_sizes.append(size)
+            position += max(size, 0)
+        if position != end:
+            raise CorruptBatchError("record shorter or longer than it says")
+        columns = (self.name_starts, self.name_sizes, self.value_starts, self.value_sizes)
+        for column, values in zip(columns, found, strict=True):
+            column[slot : slot + left] = values
 
 
 def find_records(

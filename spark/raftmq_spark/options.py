@@ -52,6 +52,7 @@ _KNOWN: Final = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     "failOnDataLoss",
+    "skipUnreadable",
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
@@ -98,6 +99,8 @@ class SourceOptions:
     ends: Bound = Bound(BoundKind.LATEST)
     group: str | None = None
     fails_on_data_loss: bool = True
+    skips_unreadable: bool = False
+    """Pass by batches whose records cannot be read."""
     partitions_min: int | None = None
     records_max: int | None = None
     """Most offsets of one part of a range: `maxRecordsPerPartition`."""
@@ -126,6 +129,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         ends=ends,
         group=texts.get("group"),
         fails_on_data_loss=_read(texts, "failOnDataLoss", read_bool, True),
+        skips_unreadable=_read(texts, "skipUnreadable", read_bool, False),
         partitions_min=_read(texts, "minPartitions", read_positive, None),
         records_max=_read(texts, "maxRecordsPerPartition", read_positive, None),
         columns=_read_columns(texts),

@@ -14,7 +14,7 @@ Nothing here imports Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -32,6 +32,8 @@ from raftmq_spark.options import COLUMNS
 from raftmq_spark.plan import RangePart, lose
 from raftmq_spark.security import ClientSettings
 
+PassedBy = Callable[[int, int, str], None]
+"""Is told of offsets `[start, end)` that cannot be read, and why."""
 ROWS_MIN: Final = 100_000
 BYTES_MIN: Final = 8 << 20
 _TURN_S: Final = 1.0
@@ -48,10 +50,14 @@ def read_range(
     *,
     columns: Sequence[str] = COLUMNS,
     fails_on_data_loss: bool = True,
+    passed_by: PassedBy | None = None,
     rows_min: int = ROWS_MIN,
     bytes_min: int = BYTES_MIN,
 ) -> Iterator[pa.RecordBatch]:
     """The records of one range, in order, as Arrow batches of these columns.
+
+    A batch whose records cannot be read is an error, unless there is somebody to be told of it:
+    then `passed_by(start, end, why)` is, between the rows before it and those behind it.
 
     Raises:
         DataLossError: some are not there any more, and `fails_on_data_loss`; else it is a warning.
@@ -61,39 +67,76 @@ def read_range(
     if part.size <= 0:
         return
     with _Read(client, part, fails_on_data_loss) as read:
+        decoding = _Decoding(part, columns, passed_by)
         pile = Pile()
         first = part.start
         for header, batch in read.batches():
             if read.first != first and pile.rows:  # records were lost before this batch
-                yield _decode(pile, part, first, columns)
+                yield from decoding.rows(pile, first)
                 pile = Pile()
             first = read.first
-            _add(pile, header, batch, part)
+            try:
+                pile.add(header, batch)
+            except UndecodableError as error:
+                yield from decoding.rows(pile, first)
+                pile = Pile()
+                decoding.pass_by(header, first, error)
             if pile.rows >= rows_min or pile.size >= bytes_min:
-                yield _decode(pile, part, first, columns)
+                yield from decoding.rows(pile, first)
                 pile = Pile()
         read.check_topic()  # before the last rows: a topic created anew meanwhile is another one
-        if pile.rows:
-            yield _decode(pile, part, first, columns)
+        yield from decoding.rows(pile, first)
 
 
-def _add(pile: Pile, header: BatchHeader, batch: memoryview, part: RangePart) -> None:
-    try:
-        pile.add(header, batch)
-    except UndecodableError as error:
-        raise _unreadable(part, error) from error
+@define
+class _Decoding:
+    """Turns piles of one range into rows, and knows what to do with batches that cannot be."""
 
+    part: RangePart
+    columns: Sequence[str]
+    passed_by: PassedBy | None
 
-def _decode(pile: Pile, part: RangePart, first: int, columns: Sequence[str]) -> pa.RecordBatch:
-    try:
-        return decode(pile, part.topic, part.partition, first, part.end, columns)
-    except UndecodableError as error:
-        raise _unreadable(part, error) from error
+    def rows(self, pile: Pile, first: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a pile, in one batch; around unreadable ones in several.
 
+        Raises:
+            ReadError: one is unreadable, and nobody is to be told.
+        """
+        if not pile.rows:
+            return
+        part = self.part
+        try:
+            yield decode(pile, part.topic, part.partition, first, part.end, self.columns)
+            return
+        except UndecodableError as error:
+            if self.passed_by is None:
+                raise self._refused(error) from error
+        for header, single in zip(pile.headers, pile.singles(), strict=True):
+            try:
+                rows = decode(single, part.topic, part.partition, first, part.end, self.columns)
+            except UndecodableError as error:
+                self.pass_by(header, first, error)
+            else:
+                yield rows
 
-def _unreadable(part: RangePart, error: UndecodableError) -> ReadError:
-    where = f"partition {part.topic}-{part.partition}"
-    return ReadError(f"{where}: the batch at offset {error.base_offset} cannot be read: {error}")
+    def pass_by(self, header: BatchHeader, first: int, error: UndecodableError) -> None:
+        """Go on behind a batch.
+
+        Raises:
+            ReadError: nobody is to be told.
+        """
+        if self.passed_by is None:
+            raise self._refused(error) from error
+        start, end = max(header.base_offset, first), min(header.next_offset, self.part.end)
+        self.passed_by(start, end, str(error))
+
+    def _refused(self, error: UndecodableError) -> ReadError:
+        part = self.part
+        return ReadError(
+            f"partition {part.topic}-{part.partition}: the batch at offset {error.base_offset}"
+            f" cannot be read: {error} (option skipUnreadable, in exports --skip-unreadable,"
+            " passes it by)"
+        )
 
 
 @define

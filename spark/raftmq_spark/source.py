@@ -8,7 +8,8 @@ those processes is plain data. The only module of this package that imports Spar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import datasource
@@ -114,7 +115,16 @@ class RaftmqReader(datasource.DataSourceReader):
             part,
             columns=options.columns,
             fails_on_data_loss=options.fails_on_data_loss,
+            passed_by=_warn_of(part) if options.skips_unreadable else None,
         )
+
+
+def _warn_of(part: RangePart) -> Callable[[int, int, str], None]:
+    def warn(start: int, end: int, why: str) -> None:
+        where = f"partition {part.topic}-{part.partition}: offsets [{start}, {end})"
+        warnings.warn(f"{where} are passed by, unreadable: {why}", RuntimeWarning, stacklevel=2)
+
+    return warn
 
 
 class FilteringReader(RaftmqReader):

@@ -456,6 +456,19 @@ def test_records_taken_before_damage_are_handed_out_before_it_is_told() -> None:
     assert reader.core.positions() == {KEY: 1, TopicPartition("t", 1): 1}
 
 
+def test_what_breaks_its_format_is_passed_by_on_request(caplog: pytest.LogCaptureFixture) -> None:
+    refusing, skipping = Reader(), Reader(skips_unreadable=True)
+    for reader in (refusing, skipping):
+        reader.core.seek(KEY, 0)
+        reader.answer(reader.due(), batch(0, b"a"), broken(1), batch(3, b"b"))
+    assert refusing.values() == [b"a"]
+    with pytest.raises(CorruptRecordsError, match=r"t-0 at offset 1: .* skip_unreadable=True"):
+        refusing.values()
+    assert skipping.values() == [b"a", b"b"]
+    assert skipping.core.positions() == {KEY: 4}
+    assert "at offset 1 up to 3 cannot be read" in caplog.text
+
+
 def test_damage_is_told_by_the_first_record_that_was_due() -> None:
     reader = Reader()
     reader.core.seek(KEY, 2)

@@ -17,10 +17,10 @@ from typing import Any
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer
 from raftmq_spark.export.job import Order, Progress, Report, Watcher, export
-from raftmq_spark.export.manifest import ExportedRange, Until
+from raftmq_spark.export.manifest import Until
 from raftmq_spark.export.planning import Wishes
 from raftmq_spark.export.store import Store, locate, open_store
-from raftmq_spark.export.writer import RangeTask, write_range
+from raftmq_spark.export.writer import RangeTask, Written, write_range
 from raftmq_spark.security import ClientSettings
 from tests.tree import PYTHONPATH
 
@@ -36,8 +36,8 @@ class InlineRunner:
 
     def run(
         self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
-    ) -> list[ExportedRange]:
-        ranges: list[ExportedRange] = []
+    ) -> list[Written]:
+        ranges: list[Written] = []
         for number, task in enumerate(tasks):
             self._before_task(number)
             ranges.append(write_range(task))

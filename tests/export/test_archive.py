@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from attrs import evolve
 
 from raftmq_spark.decode import arrow_schema
 from raftmq_spark.errors import ReadError
@@ -19,6 +21,7 @@ from raftmq_spark.export.store import locate
 from raftmq_spark.export.verify import Kind, verify
 from raftmq_spark.export.writer import COLUMNS, RangeTask
 from raftmq_spark.plan import RangePart
+from raftmq_spark.reader import PassedBy
 from raftmq_spark.security import ClientSettings
 
 pytestmark = pytest.mark.spark
@@ -54,7 +57,8 @@ def write(
     task = RangeTask(part, run.run, ClientSettings("h:1"), archive.store.location)
     made = [batch_of(start, end, **batch)]
     monkeypatch.setattr(writer, "read_range", lambda *_a, **_k: iter(made))
-    return writer.write_range(task)
+    (item,) = writer.write_range(task).ranges
+    return item
 
 
 def export(
@@ -119,7 +123,7 @@ def test_more_dates_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
     for limit, files in ((24, 3), (2, 6)):
         monkeypatch.setattr(writer, "_OPEN_MAX", limit)
         monkeypatch.setattr(writer, "read_range", lambda *_a, **_k: iter(batches))
-        written = writer.write_range(task)
+        (written,) = writer.write_range(task).ranges
         assert len(written.files) == files
         assert len({file.path for file in written.files}) == files
         assert len({file.date for file in written.files}) == 3
@@ -127,6 +131,41 @@ def test_more_dates_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.M
     # Those of the first attempt, as of a speculative task, count for nothing.
     assert [kind for kind, _ in findings(archive)] == [Kind.SURPLUS] * 3
     assert len(archive.sweep(run, manifest)) == 3
+    assert findings(archive) == []
+
+
+def test_what_cannot_be_read_is_a_gap_between_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = open_here(tmp_path)
+    state = archive.state()
+    run = archive.begin(state, ["t"])
+    plain = RangeTask(
+        RangePart("t", 0, 0, 50), run.run, ClientSettings("h:1"), archive.store.location
+    )
+
+    def read(*_a: object, passed_by: PassedBy | None, **_k: object) -> Iterator[pa.RecordBatch]:
+        if passed_by is None:
+            raise ReadError("unreadable")
+        yield batch_of(0, 10)
+        passed_by(10, 12, "broken")
+        passed_by(12, 20, "broken, too")
+        yield batch_of(20, 30)
+        passed_by(45, 50, "broken at the end")
+
+    monkeypatch.setattr(writer, "read_range", read)
+    with pytest.raises(ReadError):
+        writer.write_range(plain)
+    assert archive.data_entries() == []
+    written = writer.write_range(evolve(plain, skips_unreadable=True))
+    assert [(item.start, item.end, item.rows) for item in written.ranges] == [
+        (0, 10, 10),
+        (20, 45, 10),
+    ]
+    gaps = [(gap.start, gap.end, gap.why) for gap in written.gaps]
+    assert gaps == [(10, 20, "unreadable"), (45, 50, "unreadable")]
+    manifest = archive.put(state, run, written.ranges, written.gaps)
+    assert list(manifest.end_of().values()) == [50]
     assert findings(archive) == []
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftmq.codec import Codec
+from raftmq.errors import CorruptBatchError
 from raftmq.records import (
     CREATE_TIME,
     HEADER_SIZE,
@@ -22,6 +23,7 @@ from raftmq.records import (
     encode_record,
     parse_header,
     read_records,
+    set_max_timestamp,
     stamp,
 )
 from tests.spark.conftest import extra
@@ -29,6 +31,7 @@ from tests.spark.conftest import extra
 pytestmark = pytest.mark.spark
 pa: Any = extra("pyarrow")
 
+from raftmq_spark import fields  # noqa: E402
 from raftmq_spark.decode import COLUMN_TYPES, Pile, UndecodableError, arrow_schema, decode  # noqa: E402
 from raftmq_spark.options import COLUMNS  # noqa: E402
 
@@ -185,3 +188,45 @@ def test_what_travels_can_be_pickled() -> None:
     reader = pickle.loads(pickle.dumps(made.reader(made.schema())))
     empty = source.datasource.InputPartition(None)
     assert list(reader.read(empty)) == []
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 30_000), (3, 5_000), (200, 40)])
+def test_headers_cost_by_their_bytes(
+    rows: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a pass over all columns for each header of the record that has most: a batch of 694
+    bytes opens to 300,000 of them."""
+    headers = tuple((f"n{n % 7}", None if n % 3 else b"v" * (n % 70)) for n in range(count))
+    records = [NewRecord(None, b"v", 0, headers[: max(count - n, 0)]) for n in range(rows)]
+    passes = []
+    plain = fields.read_varints
+
+    def counted(octets: Any, positions: Any) -> Any:
+        passes.append(len(positions))
+        return plain(octets, positions)
+
+    monkeypatch.setattr(fields, "read_varints", counted)
+    found = decode(pile_of([build_batch(records)]), "t", 0, 0, rows, COLUMNS)
+    assert len(passes) <= 6 + 2 * 40
+    told = found.column("headers").to_pylist()
+    assert [len(row or ()) for row in told] == [max(count - n, 0) for n in range(rows)]
+    assert tuple((item["key"], item["value"]) for item in told[0]) == headers
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_headers_that_lie_are_found_one_by_one(at: int) -> None:
+    """A byte of a record with few headers changed: as the reader of records says, or refused."""
+    batch = bytearray(build_batch([NewRecord(None, b"", 0, (("ab", b"cd"), ("e", None)))]))
+    if 61 + at >= len(batch):
+        return
+    batch[61 + at] ^= 0x05
+    set_max_timestamp(batch, 0)
+    try:
+        wanted = list(read_records(batch))
+    except CorruptBatchError:
+        wanted = None
+    try:
+        found = rows_of(decode(pile_of([batch]), "t", 0, 0, 1 << 40, COLUMNS))
+    except CorruptBatchError:
+        found = None
+    assert found is None or [row.headers for row in found] == [row.headers for row in wanted or ()]

@@ -11,7 +11,14 @@ import pytest
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
-from raftmq.records import HEADER_SIZE, NewRecord, assemble_batch, build_batch, encode_record
+from raftmq.records import (
+    HEADER_SIZE,
+    NewRecord,
+    assemble_batch,
+    build_batch,
+    encode_record,
+    set_max_timestamp,
+)
 from raftmq_client.errors import CorruptRecordsError
 from raftmq_spark.errors import DataLossError, ReadError
 from raftmq_spark.options import read_options
@@ -221,3 +228,32 @@ def test_a_plan_without_parts() -> None:
         assert list(reader.partitions()) == []
         bare = source.datasource.InputPartition(None)
         assert list(reader.read(bare)) == []
+
+
+@pytest.mark.parametrize("piles", [{}, {"rows_min": 1}, {"rows_min": 4}])
+def test_what_cannot_be_read_is_passed_by_where_it_stands(piles: dict[str, int]) -> None:
+    """Two kinds: records that break their format, and some that do not decompress."""
+    with FakeBroker({"t": 1}) as broker:
+        log = broker.logs[("t", 0)]
+        fill(broker, 3)
+        log.append(memoryview(assemble_batch([b"\x7f"] * 4, base_timestamp=0, max_timestamp=0)))
+        fill(broker, 2)
+        torn = bytearray(assemble_batch([b"x"], base_timestamp=0, max_timestamp=0))
+        torn[22] = Codec.GZIP
+        set_max_timestamp(torn, 0)  # sums it anew
+        log.append(memoryview(torn))
+        fill(broker, 2)
+        passed: list[tuple[int, int]] = []
+
+        def note(start: int, end: int, why: str) -> None:
+            assert why
+            passed.append((start, end))
+
+        part = part_of(broker, 1, 12)
+        with pytest.raises(ReadError, match=r"t-0: the batch at offset 3 .*option skipUnreadable"):
+            read(broker, part, **piles)
+        assert read(broker, part, passed_by=note, **piles) == [1, 2, 7, 8, 10, 11]
+        assert passed == [(3, 7), (9, 10)]
+        passed.clear()
+        assert read(broker, part_of(broker, 4, 6), passed_by=note) == []
+        assert passed == [(4, 6)]

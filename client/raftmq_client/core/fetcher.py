@@ -8,6 +8,7 @@ token. Isolation `read_committed` hides aborted transactions (KIP-98). No clock,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -51,6 +52,7 @@ from raftmq_client.errors import (
 FETCH_VERSION_MAX: Final = 12
 """v13 names topics by id; names are kept so that a recreated topic goes on."""
 _STALL_MS: Final = 1_000.0
+_log: Final = logging.getLogger("raftmq_client.fetcher")
 _PREFERRED_MS: Final = 300_000.0
 _FROZEN_MS: Final = 60_000.0
 """How long a follower that did not answer is not asked."""
@@ -83,6 +85,8 @@ class FetcherOptions:
     backoff_ms: float = 50
     backoff_max_ms: float = 1_000
     rack: str = ""
+    skips_unreadable: bool = False
+    """Pass by batches whose records cannot be read, with a warning in the log."""
 
 
 class FetcherCore:
@@ -544,12 +548,17 @@ class FetcherCore:
         except CorruptBatchError as error:
             # Its checksum held, so asking again would bring the same bytes.
             offset = max(start, header.base_offset)
-            raise CorruptRecordsError(
-                f"{reader.key} at offset {offset}: {error}; seek to {header.next_offset} to go on",
-                *reader.key,
-                offset,
-                header.next_offset,
-            ) from error
+            where = f"{reader.key} at offset {offset}"
+            if not self.options.skips_unreadable:
+                raise CorruptRecordsError(
+                    f"{where}: {error}; seek to {header.next_offset} to go on, or set"
+                    " skip_unreadable=True to pass such batches by",
+                    *reader.key,
+                    offset,
+                    header.next_offset,
+                ) from error
+            _log.warning("%s up to %d cannot be read: %s", where, header.next_offset, error)
+            records = []
         reader.buffered.popleft()
         reader.buffered_bytes -= len(batch)
         self._buffered_bytes -= len(batch)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
+from itertools import pairwise
 from typing import Final, Protocol
 
 from attrs import field, frozen
@@ -25,7 +26,7 @@ from raftmq_spark.errors import DataLossError, SparkSourceError
 from raftmq_spark.export.archive import Archive, State, open_archive
 from raftmq_spark.export.errors import ArchiveError, ExportError, LostRecordsError
 from raftmq_spark.export.lease import Lease
-from raftmq_spark.export.manifest import ExportedRange, Manifest, PartitionKey, Run, Until
+from raftmq_spark.export.manifest import Manifest, PartitionKey, Run, Until, in_order
 from raftmq_spark.export.planning import (
     Decided,
     Wishes,
@@ -36,7 +37,7 @@ from raftmq_spark.export.planning import (
     positions,
 )
 from raftmq_spark.export.store import Location
-from raftmq_spark.export.writer import RangeTask
+from raftmq_spark.export.writer import RangeTask, Written
 from raftmq_spark.plan import open_admin
 from raftmq_spark.security import ClientSettings
 
@@ -89,7 +90,7 @@ class Runner(Protocol):
 
     def run(
         self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
-    ) -> list[ExportedRange]:
+    ) -> list[Written]:
         """Write all; each once, in any order.
 
         Raises:
@@ -108,6 +109,7 @@ class Order:
     client: ClientSettings
     wishes: Wishes
     compression: str = "zstd"
+    skips_unreadable: bool = False
     session_ms: int = 15_000
 
 
@@ -270,19 +272,31 @@ class _Export:
     def _count(self, state: State, run: Run, decided: Decided) -> Manifest:
         order = self._order
         tasks = [
-            RangeTask(part, run.run, order.client, order.location, order.compression)
+            RangeTask(
+                part,
+                run.run,
+                order.client,
+                order.location,
+                order.compression,
+                order.skips_unreadable,
+            )
             for part in decided.parts
         ]
-        ranges = self._runner.run(tasks, self._watcher.progress) if tasks else []
-        _check(decided, ranges)
+        written = self._runner.run(tasks, self._watcher.progress) if tasks else []
+        _check(decided, written)
+        ranges = [item for one in written for item in one.ranges]
+        unreadable = [gap for one in written for gap in one.gaps]
+        for gap in unreadable:
+            self._watcher.say(f"{gap.key} [{gap.start}, {gap.end}) cannot be read: passed by")
         self._watcher.reached(Step.WRITTEN)
         assert self._lease is not None
         self._lease.check()
         in_order = sorted(ranges, key=lambda item: (item.key, item.start))
-        manifest = self._archive.put(state, run, in_order, decided.gaps)
+        gaps = sorted([*decided.gaps, *unreadable], key=lambda gap: (gap.key, gap.start))
+        manifest = self._archive.put(state, run, in_order, gaps)
         self._watcher.reached(Step.COUNTED)
         if order.wishes.until is Until.STABLE:
-            touched = {item.key for item in ranges} | {gap.key for gap in decided.gaps}
+            touched = {item.key for item in ranges} | {gap.key for gap in gaps}
             offsets = {
                 TopicPartition(key.topic, key.partition): end
                 for key, end in manifest.end_of().items()
@@ -314,12 +328,17 @@ class _Export:
             self._watcher.say(f"the next run will clean up after this one: {error}")
 
 
-def _check(decided: Decided, ranges: Sequence[ExportedRange]) -> None:
-    """Each range was written once and no other."""
+def _check(decided: Decided, written: Sequence[Written]) -> None:
+    """Each range was written once and no other, filled by what was read and what could not be."""
     planned = sorted((part.topic, part.partition, part.start, part.end) for part in decided.parts)
-    written = sorted((item.topic, item.partition, item.start, item.end) for item in ranges)
-    if planned != written:
-        raise ArchiveError(f"{len(written)} ranges were written where {len(planned)} were planned")
+    found = []
+    for one in written:
+        items = in_order(one.ranges, one.gaps)
+        if any(before.end != after.start for before, after in pairwise(items)):
+            raise ArchiveError(f"a range was written with holes: {items}")
+        found.append((items[0].topic, items[0].partition, items[0].start, items[-1].end))
+    if planned != sorted(found):
+        raise ArchiveError(f"{len(found)} ranges were written where {len(planned)} were planned")
 
 
 __all__ = ["Order", "Progress", "Report", "Runner", "Step", "Watcher", "export"]

@@ -90,7 +90,7 @@ class ExportedRange:
 
 @frozen
 class Gap:
-    """Offsets that the archive passes over, and why: `retention` or `skipped`."""
+    """Offsets that the archive passes over, and why: `retention`, `skipped`, `unreadable`."""
 
     topic: str
     topic_id: str

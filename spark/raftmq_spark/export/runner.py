@@ -21,8 +21,7 @@ from attrs import frozen
 from raftmq_spark.errors import DataLossError
 from raftmq_spark.export.errors import ExportError
 from raftmq_spark.export.job import Progress
-from raftmq_spark.export.manifest import ExportedRange
-from raftmq_spark.export.writer import RangeTask, write_range
+from raftmq_spark.export.writer import RangeTask, Written, write_range
 from raftmq_spark.session import check_prerequisites
 
 MASTER: Final = "local[*,4]"
@@ -37,7 +36,7 @@ class _Lost:
     message: str
 
 
-def _run_task(task: RangeTask) -> ExportedRange | _Lost:
+def _run_task(task: RangeTask) -> Written | _Lost:
     try:
         return write_range(task)
     except DataLossError as error:
@@ -97,7 +96,7 @@ class SparkRunner:
 
     def run(
         self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
-    ) -> list[ExportedRange]:
+    ) -> list[Written]:
         """Write all ranges.
 
         Raises:
@@ -117,7 +116,7 @@ class SparkRunner:
         for result in results:
             if isinstance(result, _Lost):
                 raise DataLossError(result.message)
-        ranges = [result for result in results if isinstance(result, ExportedRange)]
+        ranges = [result for result in results if isinstance(result, Written)]
         progress(Progress(len(tasks), len(tasks), sum(item.rows for item in ranges)))
         return ranges
 
@@ -132,7 +131,7 @@ class _Job:
         self._context = context
         self._tasks = tasks
         self._rows = context.accumulator(0)
-        self._results: list[ExportedRange | _Lost] = []
+        self._results: list[Written | _Lost] = []
         self._error: BaseException | None = None
         self._is_over = threading.Event()
         InheritableThread(target=self._run, daemon=True).start()
@@ -141,7 +140,7 @@ class _Job:
         """Wait for the end for a while; None waits until it comes."""
         return self._is_over.wait(timeout_s)
 
-    def results(self) -> list[ExportedRange | _Lost]:
+    def results(self) -> list[Written | _Lost]:
         """What the tasks gave.
 
         Raises:
@@ -165,7 +164,7 @@ class _Job:
     def _run(self) -> None:
         context, rows = self._context, self._rows
 
-        def work(task: RangeTask) -> ExportedRange | _Lost:
+        def work(task: RangeTask) -> Written | _Lost:
             result = _run_task(task)
             rows.add(0 if isinstance(result, _Lost) else result.rows)
             return result

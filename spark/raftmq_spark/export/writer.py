@@ -22,7 +22,7 @@ from attrs import define, field, frozen
 from raftmq_spark.decode import arrow_schema
 from raftmq_spark.errors import ReadError
 from raftmq_spark.export.archive import DATE_PREFIX, NO_DATE, topic_folder
-from raftmq_spark.export.manifest import DataFile, ExportedRange
+from raftmq_spark.export.manifest import DataFile, ExportedRange, Gap, PartitionKey
 from raftmq_spark.export.store import Location, Store, open_store
 from raftmq_spark.plan import RangePart
 from raftmq_spark.reader import read_range
@@ -36,6 +36,8 @@ _EPOCH: Final = date(1970, 1, 1)
 _DAYS: Final = (date.min - _EPOCH).days, (date.max - _EPOCH).days
 _NO_DAY: Final = _DAYS[0] - 1
 _NO_TIMESTAMP_US: Final = -1_000
+UNREADABLE: Final = "unreadable"
+"""Why of a gap: batches whose records cannot be read."""
 _OPEN_MAX: Final = 24
 """Files that a task has open. Beyond it the one longest unused ends, and its date gets another."""
 
@@ -49,34 +51,41 @@ class RangeTask:
     client: ClientSettings
     location: Location
     compression: str = "zstd"
+    skips_unreadable: bool = False
 
 
-def write_range(task: RangeTask, store: Store | None = None) -> ExportedRange:
+@frozen
+class Written:
+    """What became of a task's range: ranges and gaps that fill it."""
+
+    ranges: tuple[ExportedRange, ...]
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in its files."""
+        return sum(item.rows for item in self.ranges)
+
+
+def write_range(task: RangeTask, store: Store | None = None) -> Written:
     """Write all records of a range; gives the files for the manifest.
 
     Raises:
         DataLossError: some are not there any more.
+        ReadError: some cannot be read, and are not to be passed by.
         StoreError: they cannot be written.
     """
     part = task.part
     store = open_store(task.location) if store is None else store
     writing = _Writing(store, task, secrets.token_hex(4))
     try:
-        for batch in read_range(task.client, part, columns=COLUMNS):
+        passed_by = writing.pass_by if task.skips_unreadable else None
+        for batch in read_range(task.client, part, columns=COLUMNS, passed_by=passed_by):
             writing.add(batch)
-        files = writing.finish()
+        return writing.finish()
     except BaseException as error:
         writing.abandon(error)
         raise
-    return ExportedRange(
-        topic=part.topic,
-        topic_id=str(part.topic_id or ""),
-        partition=part.partition,
-        start=part.start,
-        end=part.end,
-        rows=sum(file.rows for file in files),
-        files=tuple(files),
-    )
 
 
 class _HashingSink:
@@ -151,6 +160,7 @@ class _Writing:
     next_offset: int = -1
     open: dict[int, _OpenFile] = field(factory=dict)  # by day, the longest unused first
     done: list[DataFile] = field(factory=list)
+    gaps: list[Gap] = field(factory=list)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch to the files of their dates."""
@@ -165,11 +175,34 @@ class _Writing:
             self.open[day] = file
             file.add(rows)
 
-    def finish(self) -> list[DataFile]:
+    def pass_by(self, start: int, end: int, _why: str) -> None:
+        """These offsets cannot be read: what is before them ends, what follows is a new range."""
+        self._end_files()
+        if self.gaps and self.gaps[-1].end == start:
+            start = self.gaps.pop().start
+        self.gaps.append(Gap(*self._key, start, end, UNREADABLE))
+
+    def finish(self) -> Written:
         """End all files."""
+        self._end_files()
+        files = sorted(self.done, key=lambda file: (file.first_offset, file.path))
+        part, ranges, at = self.task.part, [], self.task.part.start
+        for start, end in [*((gap.start, gap.end) for gap in self.gaps), (part.end, part.end)]:
+            if at < start:
+                mine = tuple(file for file in files if at <= file.first_offset < start)
+                rows = sum(file.rows for file in mine)
+                ranges.append(ExportedRange(*self._key, at, start, rows, mine))
+            at = end
+        return Written(tuple(ranges), tuple(self.gaps))
+
+    @property
+    def _key(self) -> PartitionKey:
+        part = self.task.part
+        return PartitionKey(part.topic, str(part.topic_id or ""), part.partition)
+
+    def _end_files(self) -> None:
         while self.open:
             self.done.append(self.open.pop(next(iter(self.open))).finish())
-        return sorted(self.done, key=lambda file: (file.first_offset, file.path))
 
     def abandon(self, error: BaseException) -> None:
         """Delete what was written: this attempt failed."""
