@@ -165,7 +165,9 @@ class RealFile:
             self._reaper.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._reaper.finalize(fd)
 
 
 class RealDisk:
@@ -174,6 +176,10 @@ class RealDisk:
     def __init__(self, *, is_read_only: bool = False) -> None:
         self._reaper = Reaper()
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR
+
+    def start_reaper(self) -> None:
+        """Have large files closed in a thread from now on, wherever their last reference goes."""
+        self._reaper.start()
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading, and for writing unless the disk is read-only.

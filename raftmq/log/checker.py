@@ -33,6 +33,10 @@ class Checker:
         self._rotate_at_ms = clock.monotonic_ms() + verified_ms
         self._scrubbed: VerifyJob | None = None
 
+    def forget(self) -> None:
+        """Let go of the last stretch: the log is closed."""
+        self._scrubbed = None
+
     def rotate_if_due(self) -> None:
         """Let old verifications lapse; to be called before bytes are served."""
         now_ms = self._clock.monotonic_ms()
@@ -97,6 +101,7 @@ class Checker:
         segment = job.segment
         if job.is_scrub:
             self._scrubbed = job
+            job.file = None  # a segment that is dropped meanwhile gives its space back
         if job.version != segment.version or not any(s is segment for s in self._segments.all):
             return []  # cut, replaced or dropped meanwhile
         for start, end in job.verified:

@@ -589,12 +589,17 @@ class ReplicatedLog(ReadableLog):
         active = self._segments.active
         if active is not None:
             active.write_indexes(is_closed=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Hold no file any more: whoever keeps this object must not keep space on the disk."""
+        self._job = None
+        self._checker.forget()
         self._segments.release()
         self._bare.close()
 
     def delete(self) -> None:
         """Remove the folder and all in it; durable on return."""
         self._recent.clear()
-        self._segments.release()
-        self._bare.close()
+        self._release()
         self._disk.remove_tree(self.folder)

@@ -79,6 +79,7 @@ class Node(NodeCore):
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Come up, serve, and go down when asked to or when the node cannot go on."""
         disk = RealDisk()
+        disk.start_reaper()
         config = self.config
         folder = DataFolder.open(
             disk, config.data, cluster_id=config.cluster_id, node_id=self.node_id

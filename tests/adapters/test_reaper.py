@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -98,3 +100,54 @@ def test_what_cannot_be_unlinked_stays_and_costs_no_descriptor(
     RealDisk().remove(path)
     RealDisk().remove(path)
     assert os.listdir(tmp_path) == []
+
+
+def dropped_without_a_name(disk: RealDisk, path: Path) -> None:
+    """The last reference to a large file goes, and its name is gone already."""
+    file = disk.open(sparse(path, REAP_BYTES_MIN))
+    os.unlink(path)
+    del file
+
+
+def test_a_finalizer_starts_no_thread(tmp_path: Path, closes: Closes) -> None:
+    disk = RealDisk()
+    dropped_without_a_name(disk, tmp_path / "a")
+    assert closes.next() == threading.current_thread().name
+    disk.start_reaper()
+    dropped_without_a_name(disk, tmp_path / "b")
+    assert closes.next() == "reaper"
+
+
+def test_giving_back_needs_no_thread(
+    tmp_path: Path, closes: Closes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    Reaper().unlink(sparse(tmp_path / "large", REAP_BYTES_MIN))
+    assert os.listdir(tmp_path) == []
+    assert closes.next() == threading.current_thread().name
+
+
+EXIT = """
+import os, sys
+from raftmq.adapters.disk import RealDisk
+path, must_start = sys.argv[1:]
+disk = RealDisk()
+if must_start == "yes":
+    disk.start_reaper()
+file = disk.open(path)
+os.unlink(path)
+knot = [file]
+knot.append(knot)
+"""
+
+
+@pytest.mark.parametrize("must_start", ["yes", "no"])
+def test_the_interpreter_ends_with_a_large_file_open(tmp_path: Path, must_start: str) -> None:
+    """Only the last collection finds it, when no thread can begin any more."""
+    path = sparse(tmp_path / "large", REAP_BYTES_MIN)
+    command = [sys.executable, "-c", EXIT, path, must_start]
+    done = subprocess.run(command, timeout=20, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
