@@ -133,6 +133,10 @@ class NodeConfig:
     request_bytes_max: int = _key("Largest Produce request.", default=100 << 20)
     request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
     request_elements_max: int = _key("Most array elements in one request.", default=100_000)
+    produce_elements_max: int = _key(
+        "Most topics and partitions in one Produce request, which is read in one go.",
+        default=10_000,
+    )
     request_memory_bytes_max: int = _key(
         "Memory of this node for requests in hand and for what came of those on their way; large "
         "ones wait beyond it, and the largest and slowest of the incomplete are hung up on.",

@@ -53,6 +53,7 @@ from raftmq.cluster.topic_configs import broker_value
 from raftmq.cluster.topic_validation import (
     NO_ID,
     Settings,
+    load_of,
     plan_configs,
     plan_partitions,
     plan_topic,
@@ -432,7 +433,8 @@ class Controller:
 
     def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
         taken = {name.replace(".", "_"): name for name in sorted(image.topics)}
-        others: list[tuple[NodeId, ...]] = []
+        load = load_of(image)
+        count = 0
         creations = []
         rows: list[Outcome] = []
         for wish in request.topics[:TOPICS_PER_CALL_MAX]:
@@ -441,10 +443,17 @@ class Controller:
                 rows.append(Outcome(name=wish.name, topic_id=existing.topic_id))
                 continue
             try:
+                # Before it is placed, which costs as much as it has partitions.
+                wide = max(1, wish.partitions)
+                if count + wide > PARTITIONS_PER_CALL_MAX >= wide:
+                    raise KafkaError(
+                        "Excessively large number of partitions per request.",
+                        code=ErrorCode.POLICY_VIOLATION,
+                    )
                 creation = plan_topic(
-                    image, taken, others, wish, self._topic_id(image), self._settings
+                    image, taken, load, wish, self._topic_id(image), self._settings
                 )
-                if len(others) + len(creation.replicas) > PARTITIONS_PER_CALL_MAX:
+                if count + len(creation.replicas) > PARTITIONS_PER_CALL_MAX:
                     raise KafkaError(
                         "Excessively large number of partitions per request.",
                         code=ErrorCode.POLICY_VIOLATION,
@@ -453,7 +462,8 @@ class Controller:
                 rows.append(refused(wish.name, error))
                 continue
             taken[wish.name.replace(".", "_")] = wish.name
-            others += creation.replicas
+            load.add(creation.replicas)
+            count += len(creation.replicas)
             creations.append(creation)
             rows.append(
                 Outcome(
@@ -500,14 +510,14 @@ class Controller:
     def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
         additions = []
         rows = []
-        others: list[tuple[NodeId, ...]] = []
+        load = load_of(image)
         for wish in request.topics:
             try:
-                addition = plan_partitions(image, others, wish, self._settings)
+                addition = plan_partitions(image, load, wish, self._settings)
             except KafkaError as error:
                 rows.append(refused(wish.name, error))
                 continue
-            others += addition.replicas
+            load.add(addition.replicas)
             additions.append(addition)
             rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
         if request.validate_only or not additions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -19,6 +19,31 @@ from raftmq.types import NodeId
 
 Replicas = tuple[NodeId, ...]
 """Brokers of one partition, preferred leader first."""
+
+
+class Load:
+    """How many replicas and preferred leaders each broker has."""
+
+    __slots__ = ("leaders", "replicas")
+
+    def __init__(self, partitions: Iterable[Replicas] = ()) -> None:
+        self.replicas: dict[NodeId, int] = {}
+        self.leaders: dict[NodeId, int] = {}
+        self.add(partitions)
+
+    def add(self, partitions: Iterable[Replicas], by: int = 1) -> None:
+        """Count these, too; or no more, by -1."""
+        for nodes in partitions:
+            self.leaders[nodes[0]] = self.leaders.get(nodes[0], 0) + by
+            for node_id in nodes:
+                self.replicas[node_id] = self.replicas.get(node_id, 0) + by
+
+    def without(self, partitions: Iterable[Replicas]) -> Load:
+        """The load but for these."""
+        other = Load()
+        other.replicas, other.leaders = dict(self.replicas), dict(self.leaders)
+        other.add(partitions, -1)
+        return other
 
 
 @frozen(slots=True)
@@ -39,7 +64,7 @@ def place(
     partitions: int,
     replication_factor: int,
     of_topic: Sequence[Replicas] = (),
-    elsewhere: Sequence[Replicas] = (),
+    elsewhere: Sequence[Replicas] | Load = (),
 ) -> tuple[Replicas, ...]:
     """Choose brokers for `partitions` new partitions of a topic.
 
@@ -61,9 +86,11 @@ def place(
             code=ErrorCode.INVALID_REPLICATION_FACTOR,
         )
     brokers = sorted(candidates, key=lambda candidate: candidate.node_id)
-    quotas = _quotas(brokers, partitions, replication_factor, of_topic, elsewhere)
+    here = Load(of_topic)
+    there = elsewhere if isinstance(elsewhere, Load) else Load(elsewhere)
+    quotas = _quotas(brokers, partitions, replication_factor, here, there)
     members = _deal(brokers, quotas, partitions)
-    leaders = _leaders(brokers, members, of_topic, elsewhere)
+    leaders = _leaders(brokers, members, here, there)
     return tuple(
         (leader, *_rotated([node for node in nodes if node != leader], i))
         for i, (leader, nodes) in enumerate(zip(leaders, members, strict=True))
@@ -78,11 +105,11 @@ def _quotas(
     brokers: Sequence[Candidate],
     partitions: int,
     replication_factor: int,
-    of_topic: Sequence[Replicas],
-    elsewhere: Sequence[Replicas],
+    of_topic: Load,
+    elsewhere: Load,
 ) -> dict[NodeId, int]:
     """How many replicas each broker gets: the least loaded takes the next, if its rack may."""
-    here, there = _replica_counts(of_topic), _replica_counts(elsewhere)
+    here, there = of_topic.replicas, elsewhere.replicas
     racks = {_rack(broker): 0 for broker in brokers}
     rack_max = partitions if len(racks) >= replication_factor else partitions * len(brokers)
     quotas = {broker.node_id: 0 for broker in brokers}
@@ -140,18 +167,12 @@ def _interleaved(nodes: Sequence[NodeId], quotas: Mapping[NodeId, int]) -> list[
 def _leaders(
     brokers: Sequence[Candidate],
     members: Sequence[Sequence[NodeId]],
-    of_topic: Sequence[Replicas],
-    elsewhere: Sequence[Replicas],
+    of_topic: Load,
+    elsewhere: Load,
 ) -> list[NodeId]:
     """A preferred leader for each partition, leaderships per broker as equal as can be."""
-    count = {broker.node_id: 0 for broker in brokers}
-    for replicas in of_topic:
-        if replicas[0] in count:
-            count[replicas[0]] += 1
-    other = {broker.node_id: 0 for broker in brokers}
-    for replicas in elsewhere:
-        if replicas[0] in other:
-            other[replicas[0]] += 1
+    count = {broker.node_id: of_topic.leaders.get(broker.node_id, 0) for broker in brokers}
+    other = {broker.node_id: elsewhere.leaders.get(broker.node_id, 0) for broker in brokers}
     fenced = [broker.node_id for broker in brokers if broker.is_fenced]
     leaders = []
     members = [[n for n in nodes if n not in fenced] or nodes for nodes in members]
@@ -201,14 +222,6 @@ def _move(
     while node != source:
         leaders[edges[came_from[node]][node]] = node
         node = came_from[node]
-
-
-def _replica_counts(partitions: Sequence[Replicas]) -> dict[NodeId, int]:
-    counts: dict[NodeId, int] = {}
-    for replicas in partitions:
-        for node_id in replicas:
-            counts[node_id] = counts.get(node_id, 0) + 1
-    return counts
 
 
 def _rotated(nodes: list[NodeId], by: int) -> list[NodeId]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Final
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from attrs import frozen
 from raftmq.cluster.broker_messages import ConfigResource, NewPartitions, NewTopic
 from raftmq.cluster.commands import ConfigChange, PartitionAddition, TopicCreation
 from raftmq.cluster.metadata_image import MetadataImage, TopicImage
-from raftmq.cluster.placement import Candidate, Replicas, place
+from raftmq.cluster.placement import Candidate, Load, Replicas, place
 from raftmq.cluster.topic_configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -75,7 +74,7 @@ def check_topic_name(name: str) -> None:
 def plan_topic(
     image: MetadataImage,
     taken: Mapping[str, str],
-    others: Sequence[Replicas],
+    load: Load,
     wish: NewTopic,
     topic_id: TopicId,
     settings: Settings,
@@ -85,7 +84,7 @@ def plan_topic(
     Args:
         image: the state to judge by.
         taken: names with `.` as `_`, of all topics and of those created in the same request.
-        others: placement of the latter.
+        load: of the brokers, by all of these.
         wish: what the client wants.
         topic_id: the id it gets.
         settings: of the controller.
@@ -113,17 +112,17 @@ def plan_topic(
     if wish.assignments:
         replicas = _manual_assignment(image, wish)
     else:
-        replicas = _automatic_assignment(image, others, wish, settings)
+        replicas = _automatic_assignment(image, load, wish, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
-    _check_room(image, others, replicas, settings.replicas_max)
+    _check_room(load, replicas, settings.replicas_max)
     return TopicCreation(name=wish.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
 
 def plan_partitions(
-    image: MetadataImage, others: Sequence[Replicas], wish: NewPartitions, settings: Settings
+    image: MetadataImage, load: Load, wish: NewPartitions, settings: Settings
 ) -> PartitionAddition:
-    """Check a wished number of partitions and place the new ones; `others` are those placed for the
-    same request before.
+    """Check a wished number of partitions and place the new ones; `load` is that of the brokers,
+    with what was placed for the same request before.
 
     Raises:
         KafkaError: with Kafka's code for what is wrong.
@@ -149,27 +148,22 @@ def plan_partitions(
     added = wish.count - present
     if wish.assignments is None:
         of_topic = [partition.replicas for partition in topic.partitions]
-        elsewhere = [*_all_replicas(image, topic), *others]
+        elsewhere = load.without(of_topic)
         replicas = _place(image, added, topic.replication_factor, of_topic, elsewhere)
     else:
         replicas = _added_assignment(image, topic, wish.assignments, added)
-    _check_room(image, others, replicas, settings.replicas_max)
+    _check_room(load, replicas, settings.replicas_max)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
 
 
-def _check_room(
-    image: MetadataImage, others: Sequence[Replicas], added: Sequence[Replicas], replicas_max: int
-) -> None:
+def _check_room(load: Load, added: Sequence[Replicas], replicas_max: int) -> None:
     """Refuse replicas for which a broker would lack descriptors."""
-    counts: dict[NodeId, int] = {}
-    held = (partition.replicas for topic in image.topics_by_id() for partition in topic.partitions)
-    for replicas in chain(held, others, added):
-        for node_id in replicas:
-            counts[node_id] = counts.get(node_id, 0) + 1
-    for node_id in sorted({node_id for replicas in added for node_id in replicas}):
-        if counts[node_id] > replicas_max:
+    more = Load(added).replicas
+    for node_id in sorted(more):
+        count = load.replicas.get(node_id, 0) + more[node_id]
+        if count > replicas_max:
             raise KafkaError(
-                f"Broker {node_id} would hold {counts[node_id]} partition replicas; replicas_max "
+                f"Broker {node_id} would hold {count} partition replicas; replicas_max "
                 f"is {replicas_max}.",
                 code=ErrorCode.POLICY_VIOLATION,
             )
@@ -253,7 +247,7 @@ def _topic_configs(wish: NewTopic) -> dict[str, str]:
 
 
 def _automatic_assignment(
-    image: MetadataImage, others: Sequence[Replicas], wish: NewTopic, settings: Settings
+    image: MetadataImage, load: Load, wish: NewTopic, settings: Settings
 ) -> tuple[Replicas, ...]:
     if wish.replication_factor < -1 or wish.replication_factor == 0:
         raise KafkaError(
@@ -276,7 +270,7 @@ def _automatic_assignment(
     if factor == -1:
         nodes = max(len(image.brokers), settings.voters_count)
         factor = min(_broker_number(image, settings, "default.replication.factor"), nodes)
-    return _place(image, partitions, factor, (), [*_all_replicas(image, None), *others])
+    return _place(image, partitions, factor, (), load)
 
 
 def _broker_number(image: MetadataImage, settings: Settings, name: str) -> int:
@@ -290,7 +284,7 @@ def _place(
     partitions: int,
     factor: int,
     of_topic: Sequence[Replicas],
-    elsewhere: Sequence[Replicas],
+    elsewhere: Load,
 ) -> tuple[Replicas, ...]:
     """Place on live brokers; where they are too few but a majority of the replicas would live, on
     registered ones too, so that a topic can be created while a node is down."""
@@ -310,13 +304,11 @@ def _place(
     )
 
 
-def _all_replicas(image: MetadataImage, but: TopicImage | None) -> list[Replicas]:
-    return [
-        partition.replicas
-        for topic in image.topics_by_id()
-        if topic is not but
-        for partition in topic.partitions
-    ]
+def load_of(image: MetadataImage) -> Load:
+    """How many replicas each broker has, of all topics."""
+    return Load(
+        partition.replicas for topic in image.topics_by_id() for partition in topic.partitions
+    )
 
 
 def _manual_assignment(image: MetadataImage, wish: NewTopic) -> tuple[Replicas, ...]:

@@ -104,6 +104,7 @@ def _compile(out: _Source, schema: Schema, title: str, struct_class_of: StructCl
         skip_tags=wire.skip_tags,
         short=wire.short,
         too_many=wire.too_many,
+        too_many_tags=wire.too_many_tags,
         bad_length=wire.bad_length,
         bad_tag=wire.bad_tag,
         to_uuid=wire.to_uuid,
@@ -113,7 +114,8 @@ def _compile(out: _Source, schema: Schema, title: str, struct_class_of: StructCl
     out("end = len(buf)")
     if out.is_slow:
         out("turn = 0")
-        out("yield")
+        out("if turn:")
+        out("    yield")  # a generator, also where there is no array
     result = _emit_struct(out, schema, struct_class_of)
     out(f"return {result}, pos")
     source = "def decode(buf, left):\n" + "\n".join(out.lines) + "\n"
@@ -282,6 +284,8 @@ def _emit_tags(out: _Source, schema: Schema, variable: str, struct_class_of: Str
         return
     out(f"if {count} > 127:")
     out(f"    {count}, pos = read_varint(buf, pos, {count})")
+    out(f"if {count} > {wire.TAGS_MAX}:")
+    out(f"    too_many_tags({count})")
     out(f"if {count} * 2 > end - pos:")
     out(f"    short({count} * 2, end - pos)")
     tag, stop = out.fresh("tag"), out.fresh("stop")

@@ -107,10 +107,12 @@ def _compile(
     out("write = pieces.append")
     if out.is_slow:
         out("turn = 0")
-        out("yield")
+        out("whole = []")  # what is joined already: a million pieces are not, in one go
+        out("if turn:")
+        out("    yield")  # a generator, also where there is no array
     _emit_struct(out, schema, "message")
     out.flush()
-    out("return b''.join(pieces)")
+    out("return b''.join(whole + pieces)" if out.is_slow else "return b''.join(pieces)")
     source = "def encode(message):\n" + "\n".join(out.lines) + "\n"
     exec(compile(source, f"<encoder of {title}>", "exec"), out.names)
     return out.names["encode"]
@@ -244,6 +246,8 @@ def _emit_array(out: _Source, schema: Schema, field: Field, expression: str) -> 
         if out.is_slow:
             out("turn += 1")
             out(f"if turn % {wire.TURN_ELEMENTS} == 0:")
+            out("    whole.append(b''.join(pieces))")
+            out("    pieces.clear()")
             out("    yield")
         out.depth -= 1
     if field.nullable:

@@ -19,9 +19,11 @@ MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
 """What running over the end of a buffer, or undecodable text, looks like in Python."""
 
 ELEMENTS_MAX: Final = 100_000
+"""Default limit of array elements in one message, all arrays together."""
+TAGS_MAX: Final = 10_000
+"""Most tagged fields of one part, as in Kafka since 4.4."""
 TURN_ELEMENTS: Final = 256
 """A slow decoder or encoder lets others have a turn after so many array elements."""
-"""Default limit of array elements in one message, all arrays together."""
 
 _new = object.__new__
 _set = object.__setattr__
@@ -38,6 +40,11 @@ def short(wanted: int, left: int) -> NoReturn:
 def too_many() -> NoReturn:
     """Refuse a message with more array elements than the limit."""
     raise RemoteProtocolError("too many array elements in one message")
+
+
+def too_many_tags(count: int) -> NoReturn:
+    """Refuse a part with more tagged fields than Kafka takes."""
+    raise RemoteProtocolError(f"{count} tagged fields; at most {TAGS_MAX} are taken")
 
 
 def bad_length(field: str, length: int) -> NoReturn:
@@ -72,6 +79,8 @@ def skip_tags(buffer: Buffer, position: int, end: int, count: int) -> int:
     """The position after `count` tagged fields that nobody here knows (KIP-482)."""
     if count > 127:
         count, position = read_varint(buffer, position, count)
+    if count > TAGS_MAX:
+        too_many_tags(count)
     if count * 2 > end - position:
         short(count * 2, end - position)
     for _ in range(count):

@@ -10,7 +10,7 @@ answer and our own bugs both end the connection, and are logged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import structlog
@@ -40,28 +40,42 @@ from raftmq.protocol.produce import (
 from raftmq.server.broker import Broker
 from raftmq.server.connection import Connection
 from raftmq.server.fetch_memo import FetchMemo
-from raftmq.server.handlers import fetch, offsets, produce
+from raftmq.server.handlers import fetch, produce
 from raftmq.server.idle_poll import IdlePoll
 from raftmq.server.limits import FRAME_BYTES_MIN
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ApiMetrics, EncodedAnswer
-from raftmq.server.parked import HANG_UP, Abandonable
+from raftmq.server.parked import HANG_UP, Abandonable, HangUp
 from raftmq.server.replies import Pieces, Slot
-from raftmq.server.slices import Work
+from raftmq.server.slices import TURN_PARTITIONS, Work, value_of
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
 Encode: TypeAlias = Callable[[RequestHeader, int, Any], Pieces]
 """encode(header, correlation id, response): the answer as it is sent."""
-SlowHandler: TypeAlias = Callable[[Broker, RequestHeader, Struct], Work[dict[str, Any]]]
-Handler: TypeAlias = Callable[[Broker, RequestHeader, Struct], "Answer | Promise[Any]"]
+Handler: TypeAlias = Callable[
+    [Broker, RequestHeader, Struct], "Answer | Promise[Any] | Work[Answer]"
+]
 
-SLOW_BYTES: Final = 8 << 10
-"""A request of these APIs that is larger is answered in short turns."""
-SLOW_HANDLERS: Final[Mapping[ApiKey, SlowHandler]] = {
-    ApiKey.LIST_OFFSETS: offsets.list_offsets_slowly,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch_slowly,
-}
+SLOW_BYTES: Final = 2 << 10
+"""A larger request is read and answered in short turns."""
+PROMPT: Final = frozenset(
+    {
+        ApiKey.API_VERSIONS,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.HEARTBEAT,
+        ApiKey.INIT_PRODUCER_ID,
+        ApiKey.JOIN_GROUP,
+        ApiKey.LEAVE_GROUP,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.METADATA,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.SYNC_GROUP,
+    }
+)
+"""What clients at work ask: a small one of these has a small answer, which is made in one go."""
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
@@ -78,6 +92,7 @@ class Dispatcher:
         self.now_ms = broker.clock.monotonic_ms
         self._handlers = dict(handlers)
         self._elements_max = broker.config.request_elements_max
+        self._produce_elements_max = min(self._elements_max, broker.config.produce_elements_max)
         names = {key: key.name.lower() for key in ANNOUNCED}
         self._metrics: dict[int, ApiMetrics] = {
             key: broker.metrics.api(name) for key, name in names.items()
@@ -114,7 +129,7 @@ class Dispatcher:
         self._broker.elections.asker = connection.hold
         try:
             if api_key == ApiKey.PRODUCE:
-                self._begin_produce(header, body_view, slot, started_ms)
+                self._begin_produce(header, body_view, slot, connection, started_ms)
             elif api_key == ApiKey.FETCH:
                 self._begin_fetch(header, body_view, slot, connection, started_ms, frame)
             else:
@@ -131,11 +146,14 @@ class Dispatcher:
         header: RequestHeader,
         body: memoryview,
         slot: Slot,
+        connection: Connection,
         started_ms: float,
     ) -> None:
         version = header.api_version
-        request = decode_produce_request(version, body, elements_max=self._elements_max)
-        result = produce.handle(self._broker, header, request)
+        request = decode_produce_request(version, body, elements_max=self._produce_elements_max)
+        result: Any = produce.handle(self._broker, header, request)
+        if isinstance(result, Generator):
+            result = self._broker.slices.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
         _InHand(self, header, header.correlation_id, encode, slot, started_ms).settle(result)
 
@@ -200,15 +218,16 @@ class Dispatcher:
         handler = self._handlers.get(api_key)  # type: ignore[call-overload]  # an int is its ApiKey
         if handler is None:
             raise RemoteProtocolError(f"{ApiKey(api_key).title} is not served here")
-        slow = SLOW_HANDLERS.get(api_key)  # type: ignore[call-overload]  # as above
         result: Any
-        if slow is not None and len(body) > SLOW_BYTES:
-            work = self._answer_slowly(header, body, slow, metrics)
-            result = self._broker.slices.run(work)
+        if len(body) > SLOW_BYTES or api_key not in PROMPT:
+            work = self._answer_slowly(header, body, handler, connection, metrics)
+            result = self._broker.slices.run(work, connection.replies)
         else:
             request = decode_request(api_key, version, body, elements_max=self._elements_max)
             self._broker.client_host = connection.peer.rpartition(":")[0]
             result = handler(self._broker, header, request)
+            if isinstance(result, Generator):
+                result = self._broker.slices.run(result, connection.replies)
         encode = self._encode_other
         in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
         in_hand.settle(result, connection)
@@ -226,18 +245,29 @@ class Dispatcher:
         return (_SIZE.pack(len(head) + len(response)) + head, response)
 
     def _answer_slowly(
-        self, header: RequestHeader, body: memoryview, handler: SlowHandler, metrics: ApiMetrics
-    ) -> Work[bytes]:
-        """Decode, answer and encode a question about many partitions, in short turns."""
+        self,
+        header: RequestHeader,
+        body: memoryview,
+        handler: Handler,
+        connection: Connection,
+        metrics: ApiMetrics,
+    ) -> Work[bytes | HangUp]:
+        """Decode, answer and encode a request that may be about much, in short turns."""
         api_key, version = header.api_key, header.api_version
         elements_max = self._elements_max
         request = yield from decode_request_slowly(
             api_key, version, body, elements_max=elements_max
         )
-        response = yield from handler(self._broker, header, request)
-        for topic in response["topics"]:
-            metrics.count_errors(topic)
-            yield None
+        self._broker.client_host = connection.peer.rpartition(":")[0]
+        self._broker.elections.asker = connection.hold
+        response: Any = handler(self._broker, header, request)
+        if isinstance(response, Generator):
+            response = yield from response
+        if isinstance(response, Promise):
+            response = yield from value_of(response)
+        if response is HANG_UP or isinstance(response, bytes):
+            return response
+        yield from _count_errors(metrics, response)
         return (yield from encode_response_slowly(api_key, version, response))
 
     def wait_for(
@@ -367,6 +397,23 @@ class _InHand:
         self._metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)
         _log.info("clients are sent to other nodes", why="no metadata majority is seen")
         self._slot.fail()
+
+
+def _count_errors(metrics: ApiMetrics, answer: Struct | Mapping[str, Any]) -> Work[None]:
+    """As `ApiMetrics.count_errors`, in short turns."""
+    waiting: list[Iterator[Any]] = [iter((answer,))]
+    count = 0
+    while waiting:
+        for one in waiting[-1]:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            lists = metrics.count_own_errors(one)
+            if lists:
+                waiting += [iter(items) for items in lists]
+                break
+        else:
+            waiting.pop()
 
 
 def _encode_produce(

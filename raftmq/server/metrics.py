@@ -6,7 +6,7 @@ The hot path adds to integers and nothing else. Nothing here imports prometheus_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raftmq.counts import Histogram
@@ -43,16 +43,24 @@ class ApiMetrics:
 
     def count_errors(self, answer: Struct | Mapping[str, Any]) -> None:
         """Count every error code of an answer, wherever in it."""
+        for items in self.count_own_errors(answer):
+            for item in items:
+                self.count_errors(item)
+
+    def count_own_errors(self, answer: Struct | Mapping[str, Any]) -> list[Sequence[Any]]:
+        """Count the error code of one part of an answer; gives the lists of parts in it."""
+        lists: list[Sequence[Any]] = []
         fields = answer if isinstance(answer, Mapping) else answer.__dict__
         for name, value in fields.items():
             if name == "error_code":
                 if value:
                     self.error(value)
-            elif isinstance(value, list | tuple) and value:
-                for item in value:
-                    if not isinstance(item, Mapping | Struct):
-                        break
-                    self.count_errors(item)
+            elif isinstance(value, list | tuple) and value and isinstance(value[0], _PARTS):
+                lists.append(value)
+        return lists
+
+
+_PARTS = (Mapping, Struct)
 
 
 class EncodedAnswer(bytes):

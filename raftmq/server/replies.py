@@ -115,6 +115,7 @@ class ReplyQueue:
     __slots__ = (
         "_bytes",
         "_cork",
+        "_is_barred",
         "_is_closed",
         "_is_pumping",
         "_limits",
@@ -160,6 +161,7 @@ class ReplyQueue:
         self._stall: _Stall | None = None  # set: the writer task alone may send
         self._is_pumping = False
         self._is_closed = False
+        self._is_barred = False  # the last request begun is still asking for what it wants
         self._wants_idle = False
         # Made for those that sleep: most connections never have a writer, nor a reader that waits.
         self._writer: Sleeper | None = None  # set while there is a writer task, asleep or not
@@ -186,8 +188,19 @@ class ReplyQueue:
         """True when another request may be read."""
         limits = self._limits
         return (
-            len(self._slots) < limits.pipeline_depth_max and self._bytes < limits.pipeline_bytes_max
+            len(self._slots) < limits.pipeline_depth_max
+            and self._bytes < limits.pipeline_bytes_max
+            and not self._is_barred
         )
+
+    def bar(self) -> None:
+        """Let no request be read before `unbar`."""
+        self._is_barred = True
+
+    def unbar(self) -> None:
+        """Go on reading."""
+        self._is_barred = False
+        self._wake_reader()
 
     def open_slot(self, charge: int) -> Slot:
         """Take the next place in the order; `charge` bytes were charged to node memory before."""
@@ -336,6 +349,9 @@ class ReplyQueue:
             else:
                 self._writer = Sleeper()
                 self._line.stalled()
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
         if self._reader is not None and (self.is_idle if self._wants_idle else self.has_room):
             reader, self._reader = self._reader, None
             reader.wake()

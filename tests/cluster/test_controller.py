@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -571,6 +572,18 @@ def test_limits_of_one_call_and_of_the_queue() -> None:
     assert len(refused) == 100
     assert isinstance(refused[0].error, KafkaError)
     assert refused[0].error.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+def test_a_call_costs_what_it_may_create() -> None:
+    """A thousand topics of a thousand partitions each: what is refused for their number is not
+    placed first, and what the brokers hold is counted once."""
+    cluster = _formed()
+    topics = [NewTopic(name=f"t{i}", partitions=1_000, replication_factor=1) for i in range(1_000)]
+    began = time.thread_time()
+    outcomes = _create(cluster, *topics, validate_only=True)
+    taken = [o for o in outcomes if o.code is ErrorCode.NONE]
+    assert len(taken) == 10
+    assert time.thread_time() - began < 1, "it took eleven seconds"
 
 
 def test_many_calls_that_change_nothing_are_answered() -> None:

@@ -30,7 +30,7 @@ from raftmq.cluster.replacement import (
     plan_replacement,
     progress,
 )
-from raftmq.cluster.topic_validation import Settings, plan_topic
+from raftmq.cluster.topic_validation import Settings, load_of, plan_topic
 from raftmq.errors import ErrorCode
 from raftmq.raft.membership import Configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
@@ -275,7 +275,9 @@ def test_a_successor_that_holds_the_partition_gives_it_to_another(machine: Machi
 def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
     wish = NewTopic(name="b", partitions=4, replication_factor=3)
-    made = plan_topic(machine.image, {}, (), wish, topic_id(2), Settings(node(2), {}))
+    made = plan_topic(
+        machine.image, {}, load_of(machine.image), wish, topic_id(2), Settings(node(2), {})
+    )
     assert {n for replicas in made.replicas for n in replicas} == {2, 3, 4, 5}
 
 

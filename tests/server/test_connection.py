@@ -581,3 +581,23 @@ async def test_a_failed_answer_ends_the_connection() -> None:
         broker.slots.pop(2).fail()
         with trio.fail_after(5):
             await client.is_served.wait()
+
+
+async def test_nothing_is_begun_behind_a_request_that_bars_its_line() -> None:
+    """A large request asks for what it wants in turns; the next one waits until it has."""
+    broker = FakeBroker()
+    async with connected(broker) as client:
+        replies = client.connection.replies
+        begin = client.shared.begin
+
+        def bars(frame: memoryview, slot: Slot, connection: Connection) -> None:
+            begin(frame, slot, connection)
+            if len(broker.sizes) == 1:
+                replies.bar()
+
+        client.shared.begin = bars
+        await client.send(request(1) + request(2) + request(3, 100_000, PRODUCE))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(broker.sizes) == 1
+        replies.unbar()
+        assert await client.receive_ids(3) == [1, 2, 3]

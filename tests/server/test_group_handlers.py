@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from attrs import define, field
 
+from raftmq.cluster.deadlines import Deadlines
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import (
@@ -20,8 +22,9 @@ from raftmq.protocol import (
     encode_response,
 )
 from raftmq.server.handlers.groups import HANDLERS
+from raftmq.server.slices import Slices
 from raftmq.types import NodeId, TopicPartition
-from tests.groups.world import Nodes
+from tests.groups.world import FakeClock, Nodes
 
 SUBSCRIPTION = b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
 
@@ -62,6 +65,8 @@ class Client:
         body = memoryview(bytes(encode_request(key, version, Struct(**fields))))
         header = RequestHeader(int(key), version, 1, "client")
         answer = HANDLERS[key](self.broker, header, decode_request(key, version, body))  # type: ignore[arg-type]
+        if isinstance(answer, Generator):
+            answer = Slices(Deadlines(FakeClock())).run(answer)
         if isinstance(answer, Promise):
             assert answer.is_done
             answer = answer.result()

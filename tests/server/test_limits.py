@@ -57,6 +57,7 @@ LIMITS = {
     "request_bytes_max": CONNECTION + "test_frames_at_their_limits_are_taken",
     "request_control_bytes_max": CONNECTION + "test_frames_at_their_limits_are_taken",
     "request_elements_max": "server/test_limits.py::test_elements_are_counted",
+    "produce_elements_max": "server/test_limits.py::test_elements_are_counted",
     "request_memory_bytes_max": CONNECTION + "test_large_frames_queue_for_node_memory",
     "connections_max": "server/test_limits.py::test_who_comes_too_many_is_told_once_a_while",
     "pipeline_depth_max": CONNECTION + "test_no_more_than_the_pipeline_depth_is_begun",
@@ -103,6 +104,11 @@ def test_elements_are_counted() -> None:
             continue
         with pytest.raises(RemoteProtocolError, match="elements"):
             world.send(ApiKey.LIST_OFFSETS, 7, **fields)
+    world.broker.config = attrs.evolve(world.broker.config, produce_elements_max=4)
+    world.dispatcher = Dispatcher(world.broker, HANDLERS)
+    assert world.produce(9, [("t", 0, b"")] * 2).pieces
+    with pytest.raises(RemoteProtocolError, match="elements"):
+        world.produce(9, [("t", 0, b"")] * 3)
 
 
 async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

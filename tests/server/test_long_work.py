@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from raftmq.errors import RemoteProtocolError
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
-from raftmq.protocol import ApiKey
+from raftmq.protocol import ApiKey, encode_request
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.handlers.offsets import COLD_ROUNDS_MAX
+from raftmq.server.slices import Work
 from tests.server.world import FakeSlot, World
 
 
@@ -105,11 +107,16 @@ def test_many_partitions_are_looked_at_in_short_turns() -> None:
 
 def test_a_large_request_that_is_malformed_costs_its_connection() -> None:
     world = world_of_one()
-    slot = world.begin(ApiKey.LIST_OFFSETS, 7, bytes(5) + b"\x00\x00\x00\x07" + bytes(20_000))
+    with pytest.raises(RemoteProtocolError):
+        world.begin(ApiKey.LIST_OFFSETS, 7, bytes(5) + b"\x00\x00\x00\x07" + bytes(20_000))
+    assert world.broker.metrics.api("list_offsets").failures == 1
+    part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    fields = {"replica_id": -1, "topics": [{"name": "t", "partitions": [part] * 1000}] * 2}
+    slot = world.begin(ApiKey.LIST_OFFSETS, 7, encode_request(ApiKey.LIST_OFFSETS, 7, fields)[:-9])
     while world.broker.slices:
         world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
-    assert slot.is_failed
-    assert world.broker.metrics.api("list_offsets").failures == 1
+    assert slot.is_failed, "found out in a later turn"
+    assert world.broker.metrics.api("list_offsets").failures == 2
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 100])
@@ -148,3 +155,53 @@ def test_a_look_up_by_time_lets_workers_read_what_is_cold(rounds: int) -> None:
             world.bench.deadlines.expire(world.bench.clock.now_ms)
     rows = world.read(ApiKey.LIST_OFFSETS, 7, slot).topics[0].partitions
     assert [(row.error_code, row.offset) for row in rows] == [(0, 1), (0, 2), (3, -1)]
+
+
+class Line:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def bar(self) -> None:
+        self.told.append("bar")
+
+    def unbar(self) -> None:
+        self.told.append("unbar")
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ([], []),
+        ([None, None], ["bar", "unbar"]),
+        (["promise", None], []),
+        ([None, "promise", None], ["bar", "unbar"]),
+        ([None, "error"], ["bar", "unbar"]),
+    ],
+)
+def test_a_line_is_barred_until_its_work_has_asked_for_all(
+    waits: list[str | None], told: list[str]
+) -> None:
+    world, line = World(), Line()
+    promise: Promise[None] = Promise()
+
+    def work() -> Work[int]:
+        for what in waits:
+            if what == "error":
+                raise DiskError("gone")
+            yield promise if what else None
+        return 7
+
+    def turns() -> None:
+        while world.broker.slices:
+            world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
+
+    result = world.broker.slices.run(work(), line)
+    assert line.told == told[:1]
+    turns()
+    assert line.told == told, "what it waits for may take long"
+    promise.resolve(None)
+    turns()
+    assert line.told == told
+    if isinstance(result, Promise):
+        assert result.is_done
+        assert isinstance(result.error, DiskError) == ("error" in waits)

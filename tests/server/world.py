@@ -183,6 +183,7 @@ class World:
             fetch_memo=None,
             hold=Hold(),
             is_quiet=False,
+            replies=SimpleNamespace(bar=lambda: None, unbar=lambda: None),
             hush=lambda: setattr(self.connection, "is_quiet", True),
             listen=lambda: setattr(self.connection, "is_quiet", False),
         )

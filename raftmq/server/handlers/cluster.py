@@ -11,35 +11,36 @@ from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import gather, then
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns
 from raftmq.types import METADATA_TOPIC, TopicPartition
 
 PREFERRED: Final = 0
 
 
-def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
     """Answer DescribeQuorum (KIP-595) about the metadata group; a follower asks its leader."""
-    is_asked = any(
-        topic.topic_name == METADATA_TOPIC and part.partition_index == 0
-        for topic in request.topics
-        for part in topic.partitions
-    )
-    state = broker.quorum_state() if is_asked else None
-    return then(state, lambda known: _quorum_answer(broker, header, request, known))
-
-
-def _quorum_answer(
-    broker: Broker, header: RequestHeader, request: Struct, state: QuorumState | None
-) -> dict[str, Any]:
-    topics = []
+    told: dict[tuple[str, int], None] = {}
+    count = 0
     for topic in request.topics:
-        rows = []
         for part in topic.partitions:
-            is_known = topic.topic_name == METADATA_TOPIC and part.partition_index == 0
-            fields = _quorum_fields(state if is_known else None)
-            rows.append({"partition_index": part.partition_index, **fields})
-        topics.append({"topic_name": topic.topic_name, "partitions": rows})
-    answer: dict[str, Any] = {"error_code": 0, "error_message": None, "topics": topics}
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            told[topic.topic_name, part.partition_index] = None  # once, however often it is asked
+    state: QuorumState | None = None
+    if (METADATA_TOPIC, 0) in told:
+        (state,) = yield from all_of([broker.quorum_state()])
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for count, (name, index) in enumerate(told, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        fields = _quorum_fields(state if (name, index) == (METADATA_TOPIC, 0) else None)
+        topics.setdefault(name, []).append({"partition_index": index, **fields})
+    answer: dict[str, Any] = {
+        "error_code": 0,
+        "error_message": None,
+        "topics": [{"topic_name": name, "partitions": rows} for name, rows in topics.items()],
+    }
     if header.api_version >= 2:
         answer["nodes"] = [
             {
@@ -83,15 +84,21 @@ def _member_row(member: QuorumMember) -> dict[str, Any]:
     }
 
 
-def describe_log_dirs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def describe_log_dirs(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
     """Answer DescribeLogDirs for the one data folder of this node."""
     wanted: dict[str, set[int]] | None = None
     if request.topics is not None:
         wanted = {}
-        for topic in request.topics:
+        for count, topic in enumerate(request.topics, 1):
+            if count % TURN_PARTITIONS == 0:
+                yield None
             wanted.setdefault(topic.topic, set()).update(topic.partitions)
     topics: dict[str, list[dict[str, Any]]] = {}
-    for partition in broker.partitions:
+    for count, partition in enumerate(list(broker.partitions), 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
         name, index = partition.name
         if wanted is not None and index not in wanted.get(name, ()):
             continue
@@ -132,37 +139,37 @@ def list_partition_reassignments(_broker: Broker, _header: RequestHeader, _reque
     return {"throttle_time": 0, "error_code": 0, "error_message": None, "topics": []}
 
 
-def elect_leaders(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def elect_leaders(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
     """Answer ElectLeaders: hand partitions to their preferred leaders."""
     names, names_all = _named(broker, request)
     is_preferred = header.api_version < 1 or request.election_type == PREFERRED
     timeout_ms = max(request.timeout, 0)
-    results: list[ErrorCode | Promise[ErrorCode]] = [
-        broker.elect_preferred(name, timeout_ms) if is_preferred else _unclean(broker, name)
-        for name in names
-    ]
 
-    def respond(codes: list[ErrorCode]) -> dict[str, Any]:
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for name, code in zip(names, codes, strict=True):
-            if names_all and code is ErrorCode.ELECTION_NOT_NEEDED:
-                continue  # as in Kafka: asked for all, told what happened
-            topics.setdefault(name.topic, []).append(
-                {
-                    "partition_id": name.partition,
-                    "error_code": code,
-                    "error_message": None if code is ErrorCode.NONE else code.name,
-                }
-            )
-        return {
-            "throttle_time": 0,
-            "error_code": 0,
-            "replica_election_results": [
-                {"topic": topic, "partition_result": rows} for topic, rows in topics.items()
-            ],
-        }
+    def elect(name: TopicPartition) -> ErrorCode | Promise[ErrorCode]:
+        return broker.elect_preferred(name, timeout_ms) if is_preferred else _unclean(broker, name)
 
-    return gather(results, respond)
+    asked = yield from in_turns(names, elect)
+    codes = yield from all_of(asked)
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for count, (name, code) in enumerate(zip(names, codes, strict=True), 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        if names_all and code is ErrorCode.ELECTION_NOT_NEEDED:
+            continue  # as in Kafka: asked for all, told what happened
+        topics.setdefault(name.topic, []).append(
+            {
+                "partition_id": name.partition,
+                "error_code": code,
+                "error_message": None if code is ErrorCode.NONE else code.name,
+            }
+        )
+    return {
+        "throttle_time": 0,
+        "error_code": 0,
+        "replica_election_results": [
+            {"topic": topic, "partition_result": rows} for topic, rows in topics.items()
+        ],
+    }
 
 
 def _named(broker: Broker, request: Struct) -> tuple[list[TopicPartition], bool]:

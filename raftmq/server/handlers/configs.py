@@ -6,7 +6,7 @@ and the controller's matter; here are only Kafka's shapes and its rules about re
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from raftmq.cluster.broker_messages import (
     AlterConfigsCall,
@@ -19,41 +19,55 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import then
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns
 
+Answer: TypeAlias = dict[str, Any]
+
+PER_TURN: Final = 16
+"""A resource has some forty configs."""
 TOPIC: Final = 2
 BROKER: Final = 4
 SET: Final = 0
 DELETE: Final = 1
+Outcomes: TypeAlias = tuple[Outcome, ...]
 TIMEOUT_MS: Final = 5_000
 
 
-def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
-    """Answer DescribeConfigs."""
-    results = []
-    for resource in request.resources:
-        code, message, entries = ErrorCode.NONE, None, []
-        try:
-            entries = _entries(broker, resource)
-        except KafkaError as error:
-            code, message = error.code, error.message
-        results.append(
-            {
-                "error_code": code,
-                "error_message": message,
-                "resource_type": resource.resource_type,
-                "resource_name": resource.resource_name,
-                "configs": [
-                    _config_row(
-                        entry,
-                        with_synonyms=request.include_synonyms,
-                        with_documentation=request.include_documentation,
-                    )
-                    for entry in entries
-                ],
-            }
-        )
-    return {"throttle_time": 0, "results": results}
+def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+    """Answer DescribeConfigs; what is asked twice is told once."""
+    wanted = {}
+    for count, resource in enumerate(request.resources, 1):
+        keys = resource.configuration_keys
+        key = resource.resource_type, resource.resource_name, None if keys is None else tuple(keys)
+        wanted[key] = resource
+        if count % TURN_PARTITIONS == 0:
+            yield None
+    rows = yield from in_turns(
+        wanted.values(), lambda resource: _described(broker, request, resource), PER_TURN
+    )
+    return {"throttle_time": 0, "results": rows}
+
+
+def _described(broker: Broker, request: Struct, resource: Struct) -> Answer:
+    code, message, entries = ErrorCode.NONE, None, []
+    try:
+        entries = _entries(broker, resource)
+    except KafkaError as error:
+        code, message = error.code, error.message
+    return {
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+        "configs": [
+            _config_row(
+                entry,
+                with_synonyms=request.include_synonyms,
+                with_documentation=request.include_documentation,
+            )
+            for entry in entries
+        ],
+    }
 
 
 def _entries(broker: Broker, resource: Struct) -> list[ConfigEntry]:
@@ -106,20 +120,24 @@ def _config_row(
     }
 
 
-def alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
     """Answer AlterConfigs: what is not named is reset."""
     return _alter(broker, request, replaces_all=True)
 
 
-def incremental_alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def incremental_alter_configs(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[Answer]:
     """Answer IncrementalAlterConfigs (KIP-339)."""
     return _alter(broker, request, replaces_all=False)
 
 
-def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Any:
+def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Work[Answer]:
     refused: dict[tuple[int, str], Outcome] = {}
     resources: dict[tuple[int, str], ConfigResource] = {}
-    for resource in request.resources:
+    for count, resource in enumerate(request.resources, 1):
+        if count % PER_TURN == 0:
+            yield None
         key = (resource.resource_type, resource.resource_name)
         code, message = _refusal(broker, resource)
         if key in resources or key in refused:
@@ -137,29 +155,39 @@ def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Any:
             ),
             replaces_all=replaces_all,
         )
+    told: dict[tuple[int, str], Outcome] = {}
+    promises: list[Outcomes | Promise[Outcomes]] = []
+    every = list(resources.values())
+    for start in range(0, len(every), PER_TURN):
+        if start:
+            yield None
+        some = every[start : start + PER_TURN]
+        promises.append(_call(broker, some, validate_only=bool(request.validate_only)))
+    for count, outcomes in enumerate((yield from all_of(promises)), 1):
+        told.update({(one.resource_type, one.name): one for one in outcomes})
+        if count % PER_TURN == 0:
+            yield None
+    told.update(refused)
 
-    def respond(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-        told = {(one.resource_type, one.name): one for one in outcomes}
-        told.update(refused)
-        rows = []
-        for key in (*resources, *refused):
-            one = told.get(key)
-            rows.append(
-                {
-                    "error_code": ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.code,
-                    "error_message": None if one is None else one.message,
-                    "resource_type": key[0],
-                    "resource_name": key[1],
-                }
-            )
-        return {"throttle_time": 0, "responses": rows}
+    def row(key: tuple[int, str]) -> Answer:
+        one = told.get(key)
+        return {
+            "error_code": ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.code,
+            "error_message": None if one is None else one.message,
+            "resource_type": key[0],
+            "resource_name": key[1],
+        }
 
-    if not resources:
-        return respond(())
+    rows = yield from in_turns((*resources, *refused), row)
+    return {"throttle_time": 0, "responses": rows}
+
+
+def _call(
+    broker: Broker, resources: list[ConfigResource], *, validate_only: bool
+) -> Promise[tuple[Outcome, ...]]:
+    """The controller's outcomes; when it cannot be reached each resource gets that error."""
     call = AlterConfigsCall(
-        resources=tuple(resources.values()),
-        timeout_ms=TIMEOUT_MS,
-        validate_only=bool(request.validate_only),
+        resources=tuple(resources), timeout_ms=TIMEOUT_MS, validate_only=validate_only
     )
     promise: Promise[tuple[Outcome, ...]] = Promise()
 
@@ -170,13 +198,18 @@ def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Any:
         code, message = broker.explain(done.error)
         promise.resolve(
             tuple(
-                Outcome(name=name, resource_type=kind, code=code, message=message)
-                for kind, name in resources
+                Outcome(
+                    name=one.resource_name,
+                    resource_type=one.resource_type,
+                    code=code,
+                    message=message,
+                )
+                for one in resources
             )
         )
 
     broker.call_controller(call).when_done(settled)
-    return then(promise, respond)
+    return promise
 
 
 def _refusal(broker: Broker, resource: Struct) -> tuple[ErrorCode, str | None]:

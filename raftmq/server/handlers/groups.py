@@ -6,7 +6,7 @@ groups. Requests die here: the coordinator sees plain values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -22,10 +22,13 @@ from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import gather, then
+from raftmq.server.parked import then
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 from raftmq.types import TopicPartition
 
-Answer = Any  # a Struct, or the Promise of one
+Answer = Any  # a Struct, the Promise of one, or work that makes one
+
+GROUPS_PER_TURN: Final = 64
 
 GROUP_KEY: Final = 0
 GROUP_TYPE: Final = "classic"
@@ -46,10 +49,13 @@ _NOT_FOUND_FROM: Final = 6  # DescribeGroups (KIP-1043)
 # ---- FindCoordinator ----
 
 
-def handle_find_coordinator(broker: Broker, header: RequestHeader, request: Struct) -> Struct:
+def handle_find_coordinator(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
     """Answer FindCoordinator from this node's image."""
     if header.api_version >= _MANY_KEYS_FROM:
-        found = [_coordinator(broker, request.key_type, key) for key in request.coordinator_keys]
+        kind = request.key_type
+        found = yield from in_turns(
+            dict.fromkeys(request.coordinator_keys), lambda key: _coordinator(broker, kind, key)
+        )
         return Struct(coordinators=found)
     one = _coordinator(broker, request.key_type, request.key)
     return Struct(
@@ -177,114 +183,107 @@ def handle_leave_group(broker: Broker, header: RequestHeader, request: Struct) -
             request.group_id, [(request.member_id, None)]
         )
         return then(left, _only_answer)
-    named: list[tuple[str, str | None]] = [
-        (member.member_id, member.group_instance_id) for member in request.members
-    ]
-    return then(broker.coordinator.leave(request.group_id, named), partial(_left_answer, named))
+    return _leave_many(broker, request)
+
+
+def _leave_many(broker: Broker, request: Struct) -> Work[Struct]:
+    named: list[tuple[str, str | None]] = yield from in_turns(
+        request.members, lambda member: (member.member_id, member.group_instance_id)
+    )
+    if len(named) > broker.coordinator.config.size_max:
+        # No group has so many; asking for each of them would take long.
+        return Struct(error_code=int(ErrorCode.INVALID_REQUEST), members=[])
+    result = yield from value_of(broker.coordinator.leave(request.group_id, named))
+    rows = yield from in_turns(
+        zip(named, result.members, strict=False),
+        lambda one: Struct(
+            member_id=one[0][0], group_instance_id=one[0][1], error_code=int(one[1])
+        ),
+    )
+    return Struct(error_code=int(result.error), members=rows)
 
 
 def _only_answer(result: LeaveResult) -> Struct:
     return _code_answer(result.error or result.members[0])
 
 
-def _left_answer(named: Sequence[tuple[str, str | None]], result: LeaveResult) -> Struct:
-    return Struct(
-        error_code=int(result.error),
-        members=[
-            Struct(member_id=member_id, group_instance_id=instance_id, error_code=int(error))
-            for (member_id, instance_id), error in zip(named, result.members, strict=False)
-        ],
-    )
-
-
 # ---- offsets ----
 
 
-def handle_offset_commit(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_offset_commit(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
     """Answer OffsetCommit when the offsets are applied; unknown partitions are left out."""
     image = broker.image
-    known: list[CommittedOffset] = []
+    known: dict[tuple[str, int], CommittedOffset] = {}  # the last one counts, as if one by one
+    count = 0
     for topic in request.topics:
         for partition in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
             at = TopicPartition(topic.name, partition.partition_index)
             if image.partition(at) is not None:
-                known.append(
-                    CommittedOffset(
-                        topic=at.topic,
-                        partition=at.partition,
-                        offset=partition.committed_offset,
-                        leader_epoch=partition.committed_leader_epoch,
-                        metadata=partition.committed_metadata or "",
-                    )
+                known[at.topic, at.partition] = CommittedOffset(
+                    topic=at.topic,
+                    partition=at.partition,
+                    offset=partition.committed_offset,
+                    leader_epoch=partition.committed_leader_epoch,
+                    metadata=partition.committed_metadata or "",
                 )
     committed: Promise[tuple[ErrorCode, ...]] = broker.coordinator.commit(
         request.group_id,
         request.generation_id_or_member_epoch,
         request.member_id,
         request.group_instance_id,
-        known,
+        list(known.values()),
     )
-
-    def answer(codes: tuple[ErrorCode, ...]) -> Struct:
-        of = {(o.topic, o.partition): code for o, code in zip(known, codes, strict=True)}
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-        def code(topic: str, partition: int) -> ErrorCode:
-            return of.get((topic, partition), missing)
-
-        return Struct(topics=_per_partition(request.topics, code))
-
-    return then(committed, answer)
+    codes = yield from value_of(committed)
+    of = dict(zip(known, codes, strict=True))
+    return Struct(topics=(yield from _per_partition(request.topics, of)))
 
 
-def _per_partition(topics: Sequence[Struct], code: Callable[[str, int], ErrorCode]) -> list[Struct]:
-    return [
-        Struct(
-            name=topic.name,
-            partitions=[
-                Struct(
-                    partition_index=partition.partition_index,
-                    error_code=int(code(topic.name, partition.partition_index)),
-                )
-                for partition in topic.partitions
-            ],
-        )
-        for topic in topics
-    ]
+def _per_partition(
+    topics: Sequence[Struct], of: Mapping[tuple[str, int], ErrorCode]
+) -> Work[list[Struct]]:
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    count = 0
+    rows = []
+    for topic in topics:
+        partitions = []
+        for partition in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            index = partition.partition_index
+            code = int(of.get((topic.name, index), missing))
+            partitions.append(Struct(partition_index=index, error_code=code))
+        rows.append(Struct(name=topic.name, partitions=partitions))
+    return rows
 
 
-def handle_offset_fetch(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_offset_fetch(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
     """Answer OffsetFetch after a read barrier: one group before v8, a list from then on."""
     version = header.api_version
     if version < _MANY_GROUPS_FROM:
-        fetched = broker.coordinator.fetch_offsets(request.group_id)
-        return then(fetched, partial(_one_group, version, request.topics))
-    groups = request.groups
-    fetches = [broker.coordinator.fetch_offsets(group.group_id) for group in groups]
-
-    def answer(results: list[FetchedOffsets]) -> Struct:
-        return Struct(
-            groups=[
-                Struct(
-                    group_id=group.group_id,
-                    topics=_saved(group.topics, result, with_error=False),
-                    error_code=int(result.error),
-                )
-                for group, result in zip(groups, results, strict=True)
-            ]
-        )
-
-    return gather(fetches, answer)
-
-
-def _one_group(version: int, topics: Sequence[Struct] | None, result: FetchedOffsets) -> Struct:
-    is_old = version < _TOP_LEVEL_ERROR_FROM
-    return Struct(topics=_saved(topics, result, with_error=is_old), error_code=int(result.error))
+        result = yield from value_of(broker.coordinator.fetch_offsets(request.group_id))
+        is_old = version < _TOP_LEVEL_ERROR_FROM
+        topics = yield from _saved(request.topics, result, with_error=is_old)
+        return Struct(topics=topics, error_code=int(result.error))
+    names = list(dict.fromkeys(group.group_id for group in request.groups))
+    fetches = yield from in_turns(names, broker.coordinator.fetch_offsets, GROUPS_PER_TURN)
+    results = dict(zip(names, (yield from all_of(fetches)), strict=True))
+    groups = []
+    for count, group in enumerate(request.groups, 1):
+        if count % GROUPS_PER_TURN == 0:
+            yield None
+        result = results[group.group_id]
+        topics = yield from _saved(group.topics, result, with_error=False)
+        groups.append(Struct(group_id=group.group_id, topics=topics, error_code=int(result.error)))
+    return Struct(groups=groups)
 
 
 def _saved(
     topics: Sequence[Struct] | None, result: FetchedOffsets, *, with_error: bool
-) -> list[Struct]:
+) -> Work[list[Struct]]:
     """The asked partitions' offsets, -1 where there is none; all of them when none is named."""
     if result.error is not ErrorCode.NONE and not with_error:
         return []
@@ -295,13 +294,17 @@ def _saved(
     else:
         for topic in topics:
             wanted.setdefault(topic.name, []).extend(topic.partition_indexes)
-    return [
-        Struct(
-            name=name,
-            partitions=[_saved_one(result, TopicPartition(name, index)) for index in indexes],
-        )
-        for name, indexes in wanted.items()
-    ]
+    rows = []
+    count = 0
+    for name, indexes in wanted.items():
+        partitions = []
+        for index in indexes:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            partitions.append(_saved_one(result, TopicPartition(name, index)))
+        rows.append(Struct(name=name, partitions=partitions))
+    return rows
 
 
 def _saved_one(result: FetchedOffsets, at: TopicPartition) -> Struct:
@@ -315,42 +318,43 @@ def _saved_one(result: FetchedOffsets, at: TopicPartition) -> Struct:
     )
 
 
-def handle_offset_delete(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_offset_delete(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
     """Answer OffsetDelete."""
-    named = [
-        TopicPartition(topic.name, partition.partition_index)
-        for topic in request.topics
-        for partition in topic.partitions
-    ]
     image = broker.image
-    known = [at for at in named if image.partition(at) is not None]
-    deleted: Promise[OffsetsDeleted] = broker.coordinator.delete_offsets(request.group_id, known)
-
-    def answer(result: OffsetsDeleted) -> Struct:
-        if result.error is not ErrorCode.NONE:
-            return Struct(error_code=int(result.error), topics=[])
-        of = dict(zip(known, result.partitions, strict=True))
-
-        def code(topic: str, partition: int) -> ErrorCode:
-            return of.get(TopicPartition(topic, partition), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-
-        return Struct(error_code=0, topics=_per_partition(request.topics, code))
-
-    return then(deleted, answer)
+    known: dict[TopicPartition, None] = {}
+    count = 0
+    for topic in request.topics:
+        for partition in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            at = TopicPartition(topic.name, partition.partition_index)
+            if image.partition(at) is not None:
+                known[at] = None
+    asked: Promise[OffsetsDeleted] = broker.coordinator.delete_offsets(
+        request.group_id, list(known)
+    )
+    result = yield from value_of(asked)
+    if result.error is not ErrorCode.NONE:
+        return Struct(error_code=int(result.error), topics=[])
+    of = {(at.topic, at.partition): code for at, code in zip(known, result.partitions, strict=True)}
+    return Struct(error_code=0, topics=(yield from _per_partition(request.topics, of)))
 
 
 # ---- operators ----
 
 
-def handle_describe_groups(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
-    """Answer DescribeGroups."""
+def handle_describe_groups(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+    """Answer DescribeGroups; a group that is named twice is told once."""
     version = header.api_version
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
-    described = [broker.coordinator.describe(name) for name in request.groups]
-    return gather(
-        described,
-        lambda groups: Struct(groups=[_described(version, operations, one) for one in groups]),
+    names = dict.fromkeys(request.groups)
+    asked = yield from in_turns(names, broker.coordinator.describe, GROUPS_PER_TURN)
+    groups = yield from all_of(asked)
+    rows = yield from in_turns(
+        groups, lambda group: _described(version, operations, group), GROUPS_PER_TURN
     )
+    return Struct(groups=rows)
 
 
 def _described(version: int, operations: int, group: GroupDescription) -> Struct:
@@ -402,19 +406,16 @@ def handle_list_groups(broker: Broker, header: RequestHeader, request: Struct) -
     )
 
 
-def handle_delete_groups(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
-    """Answer DeleteGroups."""
-    names = request.groups_names
-    deleted = [broker.coordinator.delete(name) for name in names]
-    return gather(
-        deleted,
-        lambda codes: Struct(
-            results=[
-                Struct(group_id=name, error_code=int(code))
-                for name, code in zip(names, codes, strict=True)
-            ]
-        ),
+def handle_delete_groups(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+    """Answer DeleteGroups; a group that is named twice is deleted once."""
+    names = list(dict.fromkeys(request.groups_names))
+    asked = yield from in_turns(names, broker.coordinator.delete, GROUPS_PER_TURN)
+    codes = yield from all_of(asked)
+    rows = yield from in_turns(
+        zip(names, codes, strict=True),
+        lambda one: Struct(group_id=one[0], error_code=int(one[1])),
     )
+    return Struct(results=rows)
 
 
 HANDLERS: Final[dict[ApiKey, Callable[[Broker, RequestHeader, Struct], Answer]]] = {

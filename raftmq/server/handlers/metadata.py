@@ -25,7 +25,7 @@ from raftmq.server.broker import Broker
 from raftmq.server.elections import Hold
 from raftmq.server.metrics import EncodedAnswer
 from raftmq.server.parked import HANG_UP, HangUp, chain
-from raftmq.server.slices import TURN_PARTITIONS, Work
+from raftmq.server.slices import TURN_PARTITIONS, Work, in_turns, value_of
 from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
 
 NO_OPERATIONS: Final = -(1 << 31)
@@ -53,6 +53,8 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
         if waits is None:
             return _answer(broker, version, request, None)
         return chain(waits, lambda _: _answer(broker, version, request, None))
+    if len(wanted) > TURN_PARTITIONS:
+        return _handle_many(broker, version, request)
     missing = [
         topic.name
         for topic in wanted
@@ -77,6 +79,40 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     if waits is None:
         return _answer(broker, version, request, wanted)
     return chain(waits, lambda _: _answer(broker, version, request, wanted))
+
+
+def _handle_many(broker: Broker, version: int, request: Struct) -> Work[bytes | HangUp]:
+    """As `handle`, in short turns; nothing of it is kept, and nobody's leader waited for."""
+    hold = broker.elections.asker
+    wanted: dict[tuple[str | None, UUID | None], Struct] = {}
+    missing: list[str] = []
+    known: list[TopicImage] = []
+    for count, one in enumerate(request.topics, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        key = one.name, one.topic_id
+        if key in wanted:
+            continue
+        wanted[key] = one
+        topic = broker.find_topic(*key)
+        if topic is not None:
+            known.append(topic)
+        elif one.topic_id is None and one.name is not None and one.name not in INTERNAL_TOPICS:
+            missing.append(one.name)
+    codes: dict[str, ErrorCode] = {}
+    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
+    if missing and may_create and broker.may_auto_create:
+        codes = yield from value_of(broker.auto_create(missing))
+        waits = _next_leaders(broker, known, hold)
+        if waits is not None and not waits.is_done:
+            yield waits
+    elif broker.is_cut_off() and broker.misses_leaders(known):
+        return HANG_UP
+    flags = (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
+    return (yield from _encode(broker, version, list(wanted.values()), flags, codes))
 
 
 def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
@@ -152,9 +188,14 @@ def _encode(
     if wanted is None:
         found += [(_topic(topic, operations), topic) for topic in broker.image.topics_by_id()]
     else:
-        found += [_wanted_topic(broker, version, one, operations, codes) for one in wanted]
+        found += yield from in_turns(
+            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
+        )
     count = 0
     for row, topic in found:
+        count += 1
+        if count % TURN_PARTITIONS == 0:
+            yield None
         if topic is None:
             continue
         partitions = row["partitions"] = []
@@ -180,9 +221,13 @@ def _encode(
     else:
         body = yield from encode_response_slowly(ApiKey.METADATA, version, message)
         answer = EncodedAnswer(body)
-    codes_found = [topic["error_code"] for topic in topics]
-    codes_found += [part["error_code"] for topic in topics for part in topic["partitions"]]
-    answer.errors = tuple(int(code) for code in codes_found if code)
+    errors: list[int] = []
+    for number, topic_row in enumerate(topics, 1):
+        if number % TURN_PARTITIONS == 0 and count >= TURN_PARTITIONS:
+            yield None
+        errors += [int(part["error_code"]) for part in topic_row["partitions"]]
+        errors.append(int(topic_row["error_code"]))
+    answer.errors = tuple(filter(None, errors))
     return answer
 
 
@@ -279,15 +324,24 @@ def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
     }
 
 
-def describe_topic_partitions(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def describe_topic_partitions(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
     """Answer DescribeTopicPartitions (KIP-966), page by page."""
     image = broker.image
     limit = max(1, min(request.response_partition_limit, PARTITIONS_PER_PAGE_MAX))
     cursor = request.cursor
-    names = sorted({topic.name for topic in request.topics}) or sorted(image.topics)
+    asked: set[str] = set()
+    for count, one in enumerate(request.topics, 1):
+        asked.add(one.name)
+        if count % TURN_PARTITIONS == 0:
+            yield None
+    names = sorted(asked or image.topics)
     topics: list[dict[str, Any]] = []
     next_cursor = None
-    for name in names:
+    for count, name in enumerate(names, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
         start = 0
         if cursor is not None:
             if name < cursor.topic_name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
@@ -14,8 +15,7 @@ from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import gather
-from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns
 
 Answer: TypeAlias = dict[str, Any]
 
@@ -26,13 +26,8 @@ _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 """KIP-734, KIP-405, KIP-1005: which version brought which special timestamp."""
 
 
-def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Any:
-    """Answer ListOffsets for every partition."""
-    return broker.slices.run(list_offsets_slowly(broker, header, request))
-
-
-def list_offsets_slowly(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
-    """Answer ListOffsets in short turns; workers read what is cold of indexes and batches."""
+def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
+    """Answer ListOffsets for every partition; workers read what is cold of indexes and batches."""
     version = header.api_version
     topics = []
     cold: list[_Cold] = []
@@ -133,15 +128,10 @@ def _code_for(version: int, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def offset_for_leader_epoch(broker: Broker, header: RequestHeader, request: Struct) -> Any:
-    """Answer OffsetForLeaderEpoch (KIP-320) for every partition."""
-    return all_at_once(offset_for_leader_epoch_slowly(broker, header, request))
-
-
-def offset_for_leader_epoch_slowly(
+def offset_for_leader_epoch(
     broker: Broker, _header: RequestHeader, request: Struct
 ) -> Work[Answer]:
-    """Answer OffsetForLeaderEpoch in short turns."""
+    """Answer OffsetForLeaderEpoch (KIP-320) for every partition."""
     topics = []
     count = 0
     for topic in request.topics:
@@ -171,34 +161,31 @@ def offset_for_leader_epoch_slowly(
     return {"throttle_time": 0, "topics": topics}
 
 
-def delete_records(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def delete_records(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
     """Answer DeleteRecords once every partition dropped what it was told to drop."""
-    results: list[DeleteResult | Promise[DeleteResult]] = []
     timeout_ms = max(request.timeout, 0)
-    for topic in request.topics:
-        for part in topic.partitions:
-            found = broker.find_partition(topic.name, None, part.partition_index)
-            if isinstance(found, Partition):
-                results.append(found.delete_records(part.offset, timeout_ms))
-            else:
-                results.append(DeleteResult(found))
+    parts = [(topic.name, part) for topic in request.topics for part in topic.partitions]
 
-    def respond(values: list[DeleteResult]) -> dict[str, Any]:
-        left = iter(values)
-        return {
-            "throttle_time": 0,
-            "topics": [
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        _deleted_row(part.partition_index, next(left)) for part in topic.partitions
-                    ],
-                }
-                for topic in request.topics
-            ],
-        }
+    def delete(named: tuple[str, Struct]) -> DeleteResult | Promise[DeleteResult]:
+        name, part = named
+        found = broker.find_partition(name, None, part.partition_index)
+        if isinstance(found, Partition):
+            return found.delete_records(part.offset, timeout_ms)
+        return DeleteResult(found)
 
-    return gather(results, respond)
+    results = yield from in_turns(parts, delete)
+    values = yield from all_of(results)
+    rows = yield from in_turns(
+        zip(parts, values, strict=True), lambda one: _deleted_row(one[0][1].partition_index, one[1])
+    )
+    left = iter(rows)
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {"name": topic.name, "partitions": list(islice(left, len(topic.partitions)))}
+            for topic in request.topics
+        ],
+    }
 
 
 def _deleted_row(index: int, result: DeleteResult) -> dict[str, Any]:

@@ -13,24 +13,28 @@ from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader
 from raftmq.protocol.produce import (
+    ProducePartition,
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
+    ProduceTopic,
     ProduceTopicResponse,
 )
 from raftmq.server.broker import Broker
 from raftmq.server.parked import chain, gather, then
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_at_once, all_of, value_of
 
 SERVED_FROM: Final = 3
 _LEADER_HINTS_FROM: Final = 10
+APPENDS_PER_TURN: Final = 64
 _ACKS: Final = (-1, 0, 1)
 _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 def handle(
     broker: Broker, header: RequestHeader, request: ProduceRequest
-) -> ProduceResponse | Promise[ProduceResponse]:
-    """Append every partition's batch."""
+) -> ProduceResponse | Promise[ProduceResponse] | Work[ProduceResponse]:
+    """Append every partition's batch; in short turns where there are many."""
     version = header.api_version
     refusal = ErrorCode.NONE
     if version < SERVED_FROM:
@@ -43,7 +47,14 @@ def handle(
     if refusal is not ErrorCode.NONE:
         refused = AppendResult(refusal)
         count = sum(len(topic.partitions) for topic in request.topics)
+        if count + len(request.topics) > TURN_PARTITIONS:
+            return _respond_slowly(broker, version, request, [refused] * count)
         return _respond(broker, version, request, [refused] * count)
+    if (
+        sum(len(topic.partitions) for topic in request.topics) + len(request.topics)
+        > TURN_PARTITIONS
+    ):
+        return _in_turns(broker, version, request)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         results = _append(broker, request)
     else:
@@ -52,6 +63,29 @@ def handle(
     return chain(
         gather(results, _as_they_are), lambda values: _answer(broker, version, request, values)
     )
+
+
+def _in_turns(broker: Broker, version: int, request: ProduceRequest) -> Work[ProduceResponse]:
+    """As `handle`: all appends of one turn are drained together."""
+    results: list[AppendResult | Promise[AppendResult]] = []
+    parts = [(topic, part) for topic in request.topics for part in topic.partitions]
+    for start in range(0, len(parts), APPENDS_PER_TURN):
+        if start:
+            yield None
+        with broker.batch():
+            for topic, part in parts[start : start + APPENDS_PER_TURN]:
+                results.append(_append_one(broker, request, topic, part))
+    values = yield from all_of(results)
+    moved = [
+        (topic.name, topic.topic_id, part.index)
+        for (topic, part), result in zip(parts, values, strict=True)
+        if result.code in _MOVED
+    ]
+    if moved and request.acks and len(moved) <= TURN_PARTITIONS:
+        waits = broker.next_leaders(moved)
+        if waits is not None:
+            yield from value_of(waits)
+    return (yield from _respond_slowly(broker, version, request, values))
 
 
 def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
@@ -82,21 +116,36 @@ def _answer(
 
 
 def _append(broker: Broker, request: ProduceRequest) -> list[AppendResult | Promise[AppendResult]]:
-    results: list[AppendResult | Promise[AppendResult]] = []
-    acks, timeout_ms = request.acks, max(request.timeout_ms, 0)
-    for topic in request.topics:
-        for part in topic.partitions:
-            found = broker.find_partition(topic.name, topic.topic_id, part.index)
-            if isinstance(found, ErrorCode):
-                results.append(AppendResult(found))
-            else:
-                results.append(found.append(part.records, acks, timeout_ms))
-    return results
+    return [
+        _append_one(broker, request, topic, part)
+        for topic in request.topics
+        for part in topic.partitions
+    ]
+
+
+def _append_one(
+    broker: Broker, request: ProduceRequest, topic: ProduceTopic, part: ProducePartition
+) -> AppendResult | Promise[AppendResult]:
+    found = broker.find_partition(topic.name, topic.topic_id, part.index)
+    if isinstance(found, ErrorCode):
+        return AppendResult(found)
+    return found.append(part.records, request.acks, max(request.timeout_ms, 0))
 
 
 def _respond(
     broker: Broker, version: int, request: ProduceRequest, results: list[AppendResult]
 ) -> ProduceResponse:
+    return all_at_once(_respond_slowly(broker, version, request, results, is_short=True))
+
+
+def _respond_slowly(
+    broker: Broker,
+    version: int,
+    request: ProduceRequest,
+    results: list[AppendResult],
+    *,
+    is_short: bool = False,
+) -> Work[ProduceResponse]:
     position = 0
     response = ProduceResponse()
     hinted: list[int] = []
@@ -105,6 +154,8 @@ def _respond(
         for part in topic.partitions:
             result = results[position]
             position += 1
+            if position % TURN_PARTITIONS == 0 and not is_short:
+                yield None
             if result.code:
                 broker.metrics.api("produce").error(result.code)
             row = ProducePartitionResponse(

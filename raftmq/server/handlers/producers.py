@@ -12,6 +12,7 @@ from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
+from raftmq.server.slices import TURN_PARTITIONS, Work
 
 WAITING_MAX: Final = 10_000
 NO_TIMESTAMP: Final = -1
@@ -48,24 +49,32 @@ def _answer(code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> dict[str
     }
 
 
-def describe_producers(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def describe_producers(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
     """Answer DescribeProducers (KIP-664)."""
     topics = []
+    told: dict[tuple[str, int], dict[str, Any]] = {}
+    count = 0
     for topic in request.topics:
         rows = []
         for index in topic.partition_indexes:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            if (topic.name, index) in told:
+                continue  # asked again
             found = broker.find_partition(topic.name, None, index)
             if isinstance(found, Partition) and not found.is_leader:
                 found = ErrorCode.NOT_LEADER_OR_FOLLOWER
             is_partition = isinstance(found, Partition)
-            rows.append(
-                {
-                    "partition_index": index,
-                    "error_code": ErrorCode.NONE if is_partition else found,
-                    "error_message": None,
-                    "active_producers": _producer_rows(found) if is_partition else [],
-                }
-            )
+            row = told[topic.name, index] = {
+                "partition_index": index,
+                "error_code": ErrorCode.NONE if is_partition else found,
+                "error_message": None,
+                "active_producers": _producer_rows(found) if is_partition else [],
+            }
+            rows.append(row)
         topics.append({"name": topic.name, "partitions": rows})
     return {"throttle_time": 0, "topics": topics}
 

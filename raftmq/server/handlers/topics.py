@@ -2,13 +2,14 @@
 
 Which error a topic gets is the controller's matter; here only what it cannot see is judged: the
 same name twice in one request. The controller answers when every live broker knows the change, or
-at the request's timeout.
+at the request's timeout. It plans a call in one go, so a large request is several of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from raftmq.cluster.broker_messages import (
@@ -19,37 +20,82 @@ from raftmq.cluster.broker_messages import (
     NewTopic,
     Outcome,
 )
+from raftmq.cluster.controller import PARTITIONS_PER_CALL_MAX, TOPICS_PER_CALL_MAX
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.parked import then
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns
 
+Answer: TypeAlias = dict[str, Any]
+Outcomes: TypeAlias = tuple[Outcome, ...]
+T = TypeVar("T")
+
+TOPICS_PER_PART: Final = 100
+PARTITIONS_PER_PART: Final = 1_000
+"""A larger request is several calls of the controller, which plans each in one go."""
+ROWS: Final = 16
+"""A created topic's row has all its configs."""
 _CONFIGS_FROM: Final = 5
 _TOPIC_STRUCTS_FROM: Final = 6
 _NULL_NAMES_FROM: Final = 6
 
 
-def create_topics(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def create_topics(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
     """Answer CreateTopics."""
-    counts = Counter(topic.name for topic in request.topics)
-    wanted = [topic for topic in request.topics if counts[topic.name] == 1]
+    wanted, refused = _each_once(request.topics)
+    refused += [
+        Outcome(name=topic.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
+        for topic in wanted[TOPICS_PER_CALL_MAX:]
+    ]
+    calls: list[tuple[CreateTopicsCall, list[str]]] = []
+    topics: list[NewTopic] = []
+    count = left = 0
+    for topic in wanted[:TOPICS_PER_CALL_MAX]:
+        new = _new_topic(topic)
+        weight = max(1, new.partitions, len(new.assignments))
+        # One that is too large by itself is refused by the controller, in Kafka's words.
+        if weight <= PARTITIONS_PER_CALL_MAX:
+            left += weight
+        if left > PARTITIONS_PER_CALL_MAX:
+            left -= weight
+            message = "Excessively large number of partitions per request."
+            refused.append(Outcome(name=new.name, code=ErrorCode.POLICY_VIOLATION, message=message))
+            continue
+        if topics and (len(topics) >= TOPICS_PER_PART or count + weight > PARTITIONS_PER_PART):
+            calls.append(_create_call(topics, request))
+            topics, count = [], 0
+        topics.append(new)
+        count += weight
+        if weight > TURN_PARTITIONS:
+            yield None
+    calls.append(_create_call(topics, request))
+    outcomes = yield from _call_each(broker, calls)
+    rows = yield from in_turns(
+        (*outcomes, *refused), lambda one: _created_row(broker, header.api_version, one), ROWS
+    )
+    return {"throttle_time": 0, "topics": rows}
+
+
+def _each_once(topics: Sequence[Struct]) -> tuple[list[Struct], list[Outcome]]:
+    """Those that are named once, and how the others are refused."""
+    counts = Counter(topic.name for topic in topics)
+    wanted = [topic for topic in topics if counts[topic.name] == 1]
     refused = [
         Outcome(name=name, code=ErrorCode.INVALID_REQUEST, message="named twice in one request")
         for name, count in counts.items()
         if count > 1
     ]
+    return wanted, refused
+
+
+def _create_call(topics: list[NewTopic], request: Struct) -> tuple[CreateTopicsCall, list[str]]:
     call = CreateTopicsCall(
-        topics=tuple(_new_topic(topic) for topic in wanted),
+        topics=tuple(topics),
         timeout_ms=max(request.timeout, 0),
         validate_only=bool(request.validate_only),
     )
-
-    def respond(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-        rows = [_created_row(broker, header.api_version, one) for one in (*outcomes, *refused)]
-        return {"throttle_time": 0, "topics": rows}
-
-    return then(_call(broker, call, [topic.name for topic in wanted]), respond)
+    return call, [topic.name for topic in topics]
 
 
 def _new_topic(topic: Struct) -> NewTopic:
@@ -78,7 +124,7 @@ def _created_row(broker: Broker, version: int, outcome: Outcome) -> dict[str, An
     return row
 
 
-def delete_topics(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def delete_topics(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
     """Answer DeleteTopics, by name or (v6+) by id."""
     version = header.api_version
     keys: list[str | UUID] = []
@@ -89,63 +135,77 @@ def delete_topics(broker: Broker, header: RequestHeader, request: Struct) -> Any
         keys.extend(request.topic_names)
     # The controller answers names first, then ids.
     unique = sorted(dict.fromkeys(keys), key=lambda key: isinstance(key, UUID))
-    call = DeleteTopicsCall(
-        names=tuple(key for key in unique if isinstance(key, str)),
-        topic_ids=tuple(key for key in unique if isinstance(key, UUID)),
-        timeout_ms=max(request.timeout, 0),
-    )
+    calls = []
+    for some in _parts(unique):
+        call = DeleteTopicsCall(
+            names=tuple(key for key in some if isinstance(key, str)),
+            topic_ids=tuple(key for key in some if isinstance(key, UUID)),
+            timeout_ms=max(request.timeout, 0),
+        )
+        calls.append((call, [str(key) for key in some]))
 
-    def respond(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
-        rows = []
-        for key, outcome in zip(unique, outcomes, strict=True):
-            name: str | None = key if isinstance(key, str) else outcome.name or None
-            rows.append(
-                {
-                    "name": name if version >= _NULL_NAMES_FROM else name or "",
-                    "topic_id": key if isinstance(key, UUID) else outcome.topic_id,
-                    "error_code": outcome.code,
-                    "error_message": outcome.message,
-                }
-            )
-        return {"throttle_time": 0, "responses": rows}
-
-    return then(_call(broker, call, [str(key) for key in unique]), respond)
-
-
-def create_partitions(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
-    """Answer CreatePartitions."""
-    counts = Counter(topic.name for topic in request.topics)
-    wanted = [topic for topic in request.topics if counts[topic.name] == 1]
-    refused = [
-        Outcome(name=name, code=ErrorCode.INVALID_REQUEST, message="named twice in one request")
-        for name, count in counts.items()
-        if count > 1
-    ]
-    call = CreatePartitionsCall(
-        topics=tuple(
-            NewPartitions(
-                name=topic.name,
-                count=topic.count,
-                assignments=None
-                if topic.assignments is None
-                else tuple(tuple(one.broker_ids) for one in topic.assignments),
-            )
-            for topic in wanted
-        ),
-        timeout_ms=max(request.timeout, 0),
-        validate_only=bool(request.validate_only),
-    )
-
-    def respond(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
+    def row(one: tuple[str | UUID, Outcome]) -> dict[str, Any]:
+        key, outcome = one
+        name: str | None = key if isinstance(key, str) else outcome.name or None
         return {
-            "throttle_time": 0,
-            "results": [
-                {"name": one.name, "error_code": one.code, "error_message": one.message}
-                for one in (*outcomes, *refused)
-            ],
+            "name": name if version >= _NULL_NAMES_FROM else name or "",
+            "topic_id": key if isinstance(key, UUID) else outcome.topic_id,
+            "error_code": outcome.code,
+            "error_message": outcome.message,
         }
 
-    return then(_call(broker, call, [topic.name for topic in wanted]), respond)
+    outcomes = yield from _call_each(broker, calls)
+    rows = yield from in_turns(zip(unique, outcomes, strict=True), row)
+    return {"throttle_time": 0, "responses": rows}
+
+
+def create_partitions(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+    """Answer CreatePartitions."""
+    wanted, refused = _each_once(request.topics)
+    calls = []
+    for count, some in enumerate(_parts(wanted)):
+        if count:
+            yield None
+        call = CreatePartitionsCall(
+            topics=tuple(_new_partitions(topic) for topic in some),
+            timeout_ms=max(request.timeout, 0),
+            validate_only=bool(request.validate_only),
+        )
+        calls.append((call, [topic.name for topic in some]))
+    outcomes = yield from _call_each(broker, calls)
+    rows = yield from in_turns(
+        (*outcomes, *refused),
+        lambda one: {"name": one.name, "error_code": one.code, "error_message": one.message},
+    )
+    return {"throttle_time": 0, "results": rows}
+
+
+def _new_partitions(topic: Struct) -> NewPartitions:
+    return NewPartitions(
+        name=topic.name,
+        count=topic.count,
+        assignments=None
+        if topic.assignments is None
+        else tuple(tuple(one.broker_ids) for one in topic.assignments),
+    )
+
+
+def _parts(items: list[T]) -> list[list[T]]:
+    """The items, so many in a call."""
+    return [
+        items[start : start + TOPICS_PER_PART] for start in range(0, len(items), TOPICS_PER_PART)
+    ]
+
+
+def _call_each(broker: Broker, calls: Sequence[tuple[Any, list[str]]]) -> Work[list[Outcome]]:
+    """The outcomes of all calls, each made in a turn of its own: the controller may be here."""
+    promises: list[Outcomes | Promise[Outcomes]] = []
+    for count, (call, names) in enumerate(calls):
+        if count:
+            yield None
+        promises.append(_call(broker, call, names))
+    parts = yield from all_of(promises)
+    return [outcome for part in parts for outcome in part]
 
 
 def _call(broker: Broker, call: Any, names: list[str]) -> Promise[tuple[Outcome, ...]]:
