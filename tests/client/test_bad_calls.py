@@ -79,7 +79,9 @@ def fails_alone(
         assert [before.result(10).offset, after.result(10).offset] == [0, 1]
 
 
-@pytest.mark.parametrize("given", ["text", ["l"], 5, object()], ids=repr)
+@pytest.mark.parametrize(
+    "given", ["text", ["l"], 5, object()], ids=["text", "list", "number", "object"]
+)
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_what_a_serializer_gives_is_looked_at(
     broker: FakeBroker, driver: Driver, which: str, given: object
