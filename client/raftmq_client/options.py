@@ -9,7 +9,7 @@ arguments of `Producer` and `Consumer`; their defaults stand in the functions th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypedDict
+from typing import Final, Generic, Literal, TypeAlias, TypedDict
 
 from raftmq.codec import Codec
 from raftmq.types import TopicPartition
@@ -18,14 +18,17 @@ from raftmq_client.core.assignors import COOPERATIVE
 from raftmq_client.core.consumer import ConsumerOptions
 from raftmq_client.core.fetcher import FetcherOptions, Reset
 from raftmq_client.core.group_state import GroupOptions
-from raftmq_client.core.partitioners import PartitionFunction
+from raftmq_client.core.partitioners import PartitionerName, PartitionFunction
 from raftmq_client.core.produce_requests import ACKS_ALL, ProducerOptions
 from raftmq_client.core.security import SecurityChoice
 from raftmq_client.errors import UsageError
-from raftmq_client.serializers import Deserializer, Serializer, read_deserializer
+from raftmq_client.serializers import Deserializer, K, Serializer, V, read_deserializer
 
 DEFAULT_PORT: Final = 9092
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+Delivery: TypeAlias = Literal["at_least_once", "at_most_once"]
+Acks: TypeAlias = Literal["all", 1, 0, -1, "1", "0", "-1"]
+Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 DELIVERIES: Final = ("at_least_once", "at_most_once")
 _UNSET: Final = -1.0
 _AT_LEAST: Final = {
@@ -113,19 +116,19 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[tuple[str, int], ..
     return tuple(addresses)
 
 
-class ProducerSettings(TypedDict, total=False):
+class ProducerSettings(TypedDict, Generic[K, V], total=False):
     """Keyword arguments of a `Producer`; docs/client.md has a table with the defaults."""
 
     client_id: str
     security: SecurityChoice
     metadata_max_age_ms: float
-    key_serializer: Serializer | None
-    value_serializer: Serializer | None
-    partitioner: str | PartitionFunction
-    delivery: str | None
-    acks: str | int | None
+    key_serializer: Serializer[K] | None
+    value_serializer: Serializer[V] | None
+    partitioner: PartitionerName | PartitionFunction
+    delivery: Delivery | None
+    acks: Acks | None
     idempotent: bool | None
-    compression: str
+    compression: Compression
     compression_level: int | None
     linger_ms: float
     batch_bytes: int

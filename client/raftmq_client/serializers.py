@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 import msgspec
 
 from raftmq_client.errors import SerializationError, UsageError
+
+if TYPE_CHECKING:  # a type checker knows defaults of type variables (PEP 696) before Python does
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 _TIMESTAMPS: Final = 1 << 63
 
@@ -39,13 +52,21 @@ class _Plain:
         self.decode = decode
 
 
-class Typed:
+class Encoder(Protocol[T_contra]):
+    """What makes bytes of values of one type."""
+
+    def encode(self, value: T_contra, /) -> bytes:
+        """The bytes of a value."""
+        ...
+
+
+class Typed(Generic[T]):
     """Objects of one type (a `msgspec.Struct`, dataclass, attrs class, ...), checked when read.
 
     `Typed(Order)` writes JSON, `Typed(Order, "msgpack")` MessagePack.
     """
 
-    def __init__(self, type_: Any, encoding: str = "json") -> None:
+    def __init__(self, type_: type[T], encoding: Literal["json", "msgpack"] = "json") -> None:
         if encoding not in ("json", "msgpack"):
             raise UsageError(f"encoding is json or msgpack, not {encoding!r}")
         module = msgspec.json if encoding == "json" else msgspec.msgpack
@@ -53,16 +74,17 @@ class Typed:
         self._encoder = module.Encoder()
         self._decoder = module.Decoder(type_)
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: T) -> bytes:
         """The bytes of an object."""
         if isinstance(self._type, type) and not isinstance(value, self._type):
             raise TypeError(f"{type(value).__name__} is no {self._type.__name__}")
         encoded: bytes = self._encoder.encode(value)
         return encoded
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> T:
         """The object of some bytes."""
-        return self._decoder.decode(data)
+        decoded: T = self._decoder.decode(data)
+        return decoded
 
 
 def _pack(form: struct.Struct, kinds: tuple[type, ...]) -> _Plain:
@@ -105,11 +127,12 @@ SERDES: Final[dict[str, Serde]] = {
 }
 """By name."""
 
-Serializer = str | Serde | Callable[[Any], bytes]
+SerdeName: TypeAlias = Literal["bytes", "str", "int", "float", "uuid", "json"]
+Serializer: TypeAlias = SerdeName | Encoder[T] | Callable[[T], bytes]
 Deserializer = str | Serde | Callable[[bytes], Any]
 
 
-def read_serializer(chosen: Serializer | None) -> Callable[[Any], bytes] | None:
+def read_serializer(chosen: Serializer[Any] | None) -> Callable[[Any], bytes] | None:
     """The function of a choice; None leaves bytes as they are.
 
     Raises:

@@ -34,8 +34,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
         from raftmq.cli.demo import demo
 
         sys.exit(demo(words[1:]))
+    import logging
+
     from raftmq.cli.app import app
 
+    # A command tells what went wrong itself; the client's warnings would say it twice.
+    logging.getLogger("raftmq_client").addHandler(logging.NullHandler())
     app(words, prog_name="raftmq")
 
 

@@ -150,7 +150,7 @@ class Engine:
 
     def shut(self) -> None:
         """Refuse use from now on and close every socket; the tasks end by themselves."""
-        self._is_closed = True
+        self._is_closed = self.client.is_closing = True
         if self._backend is None:
             return
         for channel in list(self._channels.values()):

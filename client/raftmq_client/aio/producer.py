@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Generic, Self, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -22,7 +22,7 @@ from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
-from raftmq_client.serializers import check_extras, serialize
+from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
 
 
@@ -51,7 +51,7 @@ class Receipt(CoreReceipt, eq=False):
         return CoreReceipt.result(self)
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records: `async with Producer("localhost:9092") as producer: ...`.
 
     Idempotent with `acks="all"` (the default): no duplicates, no reordering within a partition,
@@ -61,7 +61,7 @@ class Producer:
     def __init__(
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
-        **settings: Unpack[ProducerSettings],
+        **settings: Unpack[ProducerSettings[K, V]],
     ) -> None:
         parts = build_producer(bootstrap, settings)
         self._encode_key, self._encode_value = parts.encode_key, parts.encode_value
@@ -105,8 +105,8 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: Any,
-        key: Any = None,
+        value: V | None,
+        key: K | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp: int | None = None,
@@ -144,7 +144,7 @@ class Producer:
             extras = check_extras(extras, timestamp, topic)
         if partition is not None and type(partition) is not int:
             check_partition(partition)  # True would be taken for 1 below
-        record = key, value, stamp, extras
+        record: Any = key, value, stamp, extras  # bytes by now
         receipt: Receipt | None = None
         if on_delivery is None:
             receipt = core.append(topic, record, partition, self)

@@ -158,7 +158,7 @@ class Engine:
         with self.lock:
             if self._is_closed:
                 return
-            self._is_closed = self._is_closing = True
+            self._is_closed = self._is_closing = self.client.is_closing = True
             self.wake()
         if self._thread.ident is not None:
             self._thread.join()
@@ -169,7 +169,7 @@ class Engine:
 
     def refuse(self) -> None:
         """Refuse use from now on; `close` is still to be called. Call with the lock held."""
-        self._is_closing = True
+        self._is_closing = self.client.is_closing = True
         self.wake()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Generic, Self, Unpack
 
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core.accumulator import Listener, Receipt
@@ -18,11 +18,11 @@ from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
-from raftmq_client.serializers import check_extras, serialize
+from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
 
 
-class Producer:
+class Producer(Generic[K, V]):
     """Sends records: `with Producer("localhost:9092") as producer: producer.send("t", b"v")`.
 
     Thread safe. Idempotent with `acks="all"` (the default): no duplicates, no reordering within a
@@ -32,7 +32,7 @@ class Producer:
     def __init__(
         self,
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
-        **settings: Unpack[ProducerSettings],
+        **settings: Unpack[ProducerSettings[K, V]],
     ) -> None:
         parts = build_producer(bootstrap, settings)
         self._encode_key, self._encode_value = parts.encode_key, parts.encode_value
@@ -61,8 +61,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Any,
-        key: Any = None,
+        value: V | None,
+        key: K | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp: int | None = None,
@@ -92,7 +92,7 @@ class Producer:
             extras = check_extras(extras, timestamp, topic)
         if partition is not None and type(partition) is not int:
             check_partition(partition)  # True would be taken for 1 below
-        record = key, value, stamp, extras
+        record: Any = key, value, stamp, extras  # bytes by now
         engine = self._engine
         core = self._core
         if engine.is_held():

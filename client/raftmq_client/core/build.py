@@ -84,7 +84,9 @@ def build_client(
     return ClientCore(options)
 
 
-def build_producer(bootstrap: str | Sequence[str], settings: ProducerSettings) -> ProducerParts:
+def build_producer(
+    bootstrap: str | Sequence[str], settings: ProducerSettings[Any, Any]
+) -> ProducerParts:
     """All that a producer decides with.
 
     Raises:

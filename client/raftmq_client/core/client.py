@@ -7,6 +7,7 @@ back. Cores (producer, fetcher, group) are asked for calls in `step()`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -17,7 +18,14 @@ from raftmq_client.core.call import ANY_NODE, Call
 from raftmq_client.core.connection import ConnectionCore
 from raftmq_client.core.metadata import MetadataCore, MetadataOptions
 from raftmq_client.core.security import Security
-from raftmq_client.errors import AuthenticationError, ConnectionFailedError, TimedOutError
+from raftmq_client.errors import (
+    AuthenticationError,
+    ClientError,
+    ConnectionFailedError,
+    TimedOutError,
+)
+
+LOG: Final = logging.getLogger("raftmq_client.connection")
 
 COORDINATOR_LINKS: Final = 1 << 40
 """Added to a node's id: a second connection for its duties as coordinator. A parked JoinGroup
@@ -93,6 +101,8 @@ class ClientCore:
         self.cores: list[Core] = [self.metadata]
         self.apis: tuple[ApiKey, ...] = BASIC_APIS
         """What it will ask, for drivers that prepare for it."""
+        self.is_closing = False
+        """Set by drivers: what is lost from now on is nobody's fault."""
         self._links: dict[int, Link] = {}
         # Bootstrap addresses have ids below -1, as no broker has.
         for number, (host, port) in enumerate(options.bootstrap):
@@ -141,6 +151,7 @@ class ClientCore:
     def connected(self, link: Link, now: float) -> None:
         """The driver's socket stands."""
         assert link.connection is not None
+        LOG.debug("connected to %s:%d (node %d)", ascii(link.host), link.port, link.node_id)
         link.is_open = True
         link.connect_deadline = float("inf")
         link.connection.start(now)
@@ -158,7 +169,10 @@ class ClientCore:
         link.not_before = now + min(backoff, self.options.reconnect_backoff_max_ms)
         link.failures += 1
         self._last_failure = reason
+        self._log_failure(link, reason, connection, cause)
         if not any(_is_ready(other) for other in self._links.values()):
+            if not self.metadata.unreachable and not self.is_closing:
+                LOG.warning("no broker can be reached: %s", ascii(self._why_nobody()))
             self.metadata.unreachable = f"no broker answered: {self._why_nobody()}"
         self.metadata.invalidate()
         if connection is not None:
@@ -172,6 +186,24 @@ class ClientCore:
             anywhere, self._anywhere = self._anywhere, []
             for call in anywhere:
                 call.complete(None, cause, now)
+
+    def _log_failure(
+        self,
+        link: Link,
+        reason: str,
+        connection: ConnectionCore | None,
+        cause: ClientError | None,
+    ) -> None:
+        """Once for each change: what fails again and again is for those who debug."""
+        level = logging.INFO if link.failures == 1 else logging.DEBUG
+        if isinstance(cause, AuthenticationError) and link.failures == 1:
+            level = logging.ERROR
+        if self.is_closing:
+            level = logging.DEBUG
+        was_ready = connection is not None and connection.versions is not None
+        what = "lost the connection to" if was_ready else "no connection to"
+        where = f"{link.host!a}:{link.port}"
+        LOG.log(level, "%s %s (node %d): %s", what, where, link.node_id, ascii(reason))
 
     def backoff_until(self, node: int) -> float:
         """Until when a node that just failed is not to be tried; 0 when it may be."""

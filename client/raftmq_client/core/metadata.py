@@ -7,6 +7,7 @@ gives the requests that are due.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -27,6 +28,7 @@ from raftmq_client.errors import (
 )
 
 NO_LEADER: Final = -1
+LOG: Final = logging.getLogger("raftmq_client.connection")
 
 
 @frozen
@@ -372,6 +374,8 @@ class MetadataCore:
             self._is_due = True
         else:
             self.last_error = None
+            if self.unreachable:
+                LOG.info("brokers can be reached (again)")
             self.unreachable = ""
             info = read_metadata(response)
             self.apply(info, now)

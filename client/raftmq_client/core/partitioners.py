@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from raftmq.ports import Random
 from raftmq_client.errors import UsageError
@@ -175,6 +175,7 @@ class CallingPartitioner:
 PartitionFunction = Callable[[str, bytes | None, int], int]
 """Of a topic, a key and the topic's number of partitions."""
 
+PartitionerName: TypeAlias = Literal["murmur2", "crc32", "sticky", "random", "round_robin"]
 PARTITIONERS: Final = ("murmur2", "crc32", "sticky", "random", "round_robin")
 
 

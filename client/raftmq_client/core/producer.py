@@ -9,6 +9,7 @@ was appended. Never reads a clock or a socket; `calls()` gives the requests that
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -55,7 +56,10 @@ from raftmq_client.errors import (
     UsageError,
 )
 
+LOG: Final = logging.getLogger("raftmq_client.producer")
 _EPOCH_MAX: Final = 32767
+_STUCK_MS: Final = 3_000.0
+"""An election takes less."""
 _FINAL: Final = (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 """Of a topic: asking on brings nothing."""
 
@@ -87,6 +91,8 @@ class ProducerCore:
         """How many calls of `on_delivery` raised."""
         self.stuck: set[str] = set()
         """Topics whose records do not get on: unknown, without a leader, or refused for now."""
+        self._stuck_since: dict[str, float] = {}
+        self._stuck_told: set[str] = set()
         self._stuck_bytes = 0
         self._unrouted_bytes = 0
         self.receipt_class: type[Receipt] = Receipt
@@ -233,6 +239,8 @@ class ProducerCore:
         calls = self._identity.calls(now) if needs_identity else []
         ready_by_node = self._ready(now)
         self._weigh_stuck()
+        if self.stuck or self._stuck_since:
+            self._tell_stuck(now)
         for node, ready in ready_by_node.items():
             while ready and self._requests.get(node, 0) < self.options.in_flight_max:
                 calls.append(self._request(node, ready, now))
@@ -370,6 +378,23 @@ class ProducerCore:
                 self._stuck_bytes += sum(
                     batch.size_bytes for batch in (*queue, *sent) if not batch.is_done
                 )
+
+    def _tell_stuck(self, now: float) -> None:
+        """Log which topics do not get on for seconds, once, and when they do."""
+        for topic in [topic for topic in self._stuck_since if topic not in self.stuck]:
+            del self._stuck_since[topic]
+            if topic in self._stuck_told:
+                self._stuck_told.discard(topic)
+                LOG.info("topic %s gets on again", topic)
+        for topic in self.stuck:
+            since = self._stuck_since.setdefault(topic, now)
+            if topic in self._stuck_told:
+                continue
+            if now - since < _STUCK_MS:
+                self._wake(since + _STUCK_MS)
+                continue
+            self._stuck_told.add(topic)
+            LOG.warning("topic %s does not get on: %s", topic, ascii(self._reason(topic)))
 
     def _reason(self, topic: str) -> str:
         """What is known of a topic that does not get on, for people."""
@@ -583,6 +608,9 @@ class ProducerCore:
         batch.last_error = error or batch.last_error
         if batch.is_done:
             return
+        if batch.last_error is not None:
+            said = ascii(str(batch.last_error))
+            LOG.debug("a batch of %s is sent again: %s", partition.key, said)
         partition.put_back(batch)
         partition.is_recovering = True
         backoff = self.options.backoff_ms * 2 ** min(partition.failures, 8)
@@ -597,6 +625,7 @@ class ProducerCore:
         if batch.sent_as_head and not batch.is_done:
             # Nothing of ours stood before it, so the gap is final and neither it nor any
             # later batch was appended: all of them may be numbered anew (KIP-360).
+            LOG.warning("records of %s begin a new epoch: %s", partition.key, ascii(str(error)))
             if partition.producer_epoch >= _EPOCH_MAX:
                 self._identity.forget()
                 partition.producer_id = -1

@@ -8,6 +8,7 @@ gone may run for weeks. Pure.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from attrs import define, field
@@ -15,6 +16,7 @@ from attrs import define, field
 from raftmq.types import TopicPartition
 from raftmq_client.errors import ClientError, Outcome, UndeliveredError
 
+LOG: Final = logging.getLogger("raftmq_client.producer")
 _KINDS_MAX: Final = 100
 """Of partition and error; the rest is counted by error alone."""
 
@@ -44,6 +46,7 @@ class Untold:
             known = self._losses.get((key, *kind))
         if known is None:
             known = self._losses[(key, *kind)] = Loss(where, error)
+            LOG.warning("records of %s are not delivered: %s", ascii(where), ascii(str(error)))
         known.count += count
         return known
 

@@ -106,7 +106,7 @@ def replay(
             client.bootstrap,
             client_id="raftmq-replay",
             security=client.security(),
-            compression=wishes.compression,
+            compression=wishes.compression,  # type: ignore[arg-type]  # it is checked there
         ) as producer,
     ):
         targets = _make_targets(admin, sources, wishes)
