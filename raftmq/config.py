@@ -143,6 +143,28 @@ class NodeConfig:
         default=256 << 20,
     )
     connections_max: int = _key("Most client connections.", default=10_000)
+    connections_per_ip_max: int = _key(
+        "Most client connections from one address (max.connections.per.ip); 0 is no limit.",
+        default=0,
+    )
+    connection_creation_rate_max: int = _key(
+        "Client connections accepted in a second (max.connection.creation.rate); others wait to be "
+        "accepted. 0 is no limit.",
+        default=0,
+    )
+    auto_create_topics_max: int = _key(
+        "Most topics that clients who name missing ones make at once, on this node; others wait.",
+        default=100,
+    )
+    auto_create_topics_per_s: int = _key("And in a second after that.", default=10)
+    group_bytes_max: int = _key(
+        "Most bytes of the subscriptions of a group's members, all together, and of its "
+        "assignments; a member beyond it gets GROUP_MAX_SIZE_REACHED.",
+        default=4 << 20,
+    )
+    client_id_length_max: int = _key(
+        "So many characters of a client id are kept and shown in groups.", default=256
+    )
     pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
     pipeline_bytes_max: int = _key("Most unanswered bytes of a connection.", default=16 << 20)
     parked_fetches_max: int = _key(
@@ -221,6 +243,7 @@ class NodeConfig:
             "listeners": f"PLAINTEXT://{self.client_listener}",
             "log.dirs": str(self.data),
             "max.connections": str(self.connections_max),
+            **self._kafka_paces(),
             "node.id": str(self.node_id),
             "raftmq.admin.listener": str(self.admin_address),
             "replica.catchup.bytes.per.s": str(self.replica_catchup_bytes_per_s),
@@ -230,6 +253,13 @@ class NodeConfig:
         if self.rack is not None:
             settings["broker.rack"] = self.rack
         return {**settings, **self.defaults}
+
+    def _kafka_paces(self) -> dict[str, str]:
+        named = {
+            "max.connections.per.ip": self.connections_per_ip_max,
+            "max.connection.creation.rate": self.connection_creation_rate_max,
+        }
+        return {name: str(value) for name, value in named.items() if value}
 
     @property
     def client_address(self) -> Address:
@@ -398,6 +428,10 @@ _POSITIVE: Final = (
     "flusher_threads",
     "connections_max",
     "pipeline_depth_max",
+    "auto_create_topics_max",
+    "auto_create_topics_per_s",
+    "group_bytes_max",
+    "client_id_length_max",
     "request_bytes_max",
     "request_control_bytes_max",
     "request_receive_timeout_ms",

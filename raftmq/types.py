@@ -68,6 +68,11 @@ class TopicPartition(NamedTuple):
 
 
 METADATA_TOPIC = "__cluster_metadata"
+INTERNAL_TOPICS = frozenset(
+    {METADATA_TOPIC, "__consumer_offsets", "__transaction_state"}
+    | {"__share_group_state", "__remote_log_metadata"}
+)
+"""Kafka's own; none but the first is here, and no client makes one."""
 METADATA_TOPIC_ID = TopicId(UUID(int=1))
 """Kafka reserves this id for the metadata topic (KIP-500)."""
 METADATA_GROUP = RaftGroupId(METADATA_TOPIC_ID, 0, 0)

@@ -27,7 +27,7 @@ from raftmq.cluster.topic_configs import (
     effective_topic_configs,
 )
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.types import METADATA_TOPIC, NodeId, TopicId
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 
 NAME_LENGTH_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
@@ -98,6 +98,8 @@ def plan_topic(
             f"Creation of internal topic {wish.name} is prohibited.",
             code=ErrorCode.INVALID_REQUEST,
         )
+    if wish.name in INTERNAL_TOPICS:
+        raise _bad_name(f"'{wish.name}' is the name of an internal topic")
     if wish.name in image.topics:
         raise KafkaError(
             f"Topic '{wish.name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS

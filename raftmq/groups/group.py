@@ -125,17 +125,25 @@ class Group:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             if len(self.members) + len(self.pending) >= self.config.size_max:
                 return ErrorCode.GROUP_MAX_SIZE_REACHED
+        others = [m.request for m in self._others(request)]
+        if sum(one.size_bytes for one in (request, *others)) > self.config.bytes_max:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
         if not self._supports(request):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
+
+    def _others(self, request: JoinRequest) -> list[Member]:
+        """All members but the one that asks."""
+        others = [m for m in self.members.values() if m.member_id != request.member_id]
+        if request.instance_id is not None:
+            others = [m for m in others if m.instance_id != request.instance_id]
+        return others
 
     def _supports(self, request: JoinRequest) -> bool:
         """True when a protocol remains that every member speaks."""
         if not request.protocol_type or not request.protocols:
             return False
-        others = [m for m in self.members.values() if m.member_id != request.member_id]
-        if request.instance_id is not None:
-            others = [m for m in others if m.instance_id != request.instance_id]
+        others = self._others(request)
         if not others:
             return True
         if self.protocol_type and self.protocol_type != request.protocol_type:
@@ -392,7 +400,11 @@ class Group:
             member.has_synced = True
             self._answer(promise, self._sync_result(member))
         else:
-            self._park_sync(member, promise, dict(assignments), now_ms)
+            given = dict(assignments)
+            if sum(map(len, given.values())) > self.config.bytes_max:
+                self._answer(promise, SyncResult(ErrorCode.GROUP_MAX_SIZE_REACHED))
+            else:
+                self._park_sync(member, promise, given, now_ms)
         return promise
 
     def _park_sync(

@@ -52,6 +52,11 @@ class JoinRequest:
     requires_member_id: bool = False  # JoinGroup v4 and later (KIP-394)
     may_skip_assignment: bool = False  # JoinGroup v9 and later (KIP-814)
 
+    @property
+    def size_bytes(self) -> int:
+        """What it brings along, that the group keeps."""
+        return sum(len(name) + len(content) for name, content in self.protocols)
+
 
 @frozen(slots=True)
 class JoinedMember:

@@ -314,6 +314,7 @@ class NodeCore:
                 "group.initial.rebalance.delay.ms", built_in.initial_rebalance_delay_ms
             ),
             size_max=number("group.max.size", built_in.size_max),
+            bytes_max=self.config.group_bytes_max,
             commit_linger_ms=number(
                 "group.coordinator.append.linger.ms", built_in.commit_linger_ms
             ),

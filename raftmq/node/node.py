@@ -199,6 +199,8 @@ class Node(NodeCore):
             request_elements_max=config.request_elements_max,
             request_memory_bytes_max=config.request_memory_bytes_max,
             connections_max=config.connections_max,
+            connections_per_ip_max=config.connections_per_ip_max,
+            connection_creation_rate_max=config.connection_creation_rate_max,
             pipeline_depth_max=config.pipeline_depth_max,
             pipeline_bytes_max=config.pipeline_bytes_max,
             request_receive_timeout_ms=config.request_receive_timeout_ms,

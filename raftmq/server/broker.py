@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+import structlog
+
 from raftmq.cluster.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
@@ -29,8 +31,10 @@ from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.server.cork import Drains
 from raftmq.server.elections import Elections
 from raftmq.server.fetch_sessions import FetchSessions
+from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.metrics import ServerMetrics
+from raftmq.server.pace import Pace
 from raftmq.server.parked import gather
 from raftmq.server.producer_ids import ProducerIdBlocks
 from raftmq.server.slices import Slices
@@ -42,6 +46,7 @@ ELECTION_POLL_MS: Final = 20
 ELECTION_ASK_MS: Final = 250
 QUORUM_WAIT_MS: Final = 1_000
 """So long a follower waits for what the leader knows of the metadata group."""
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _COMING: Final = (
     ErrorCode.NONE,
@@ -124,6 +129,9 @@ class Broker:
         )
         self.producer_ids = ProducerIdBlocks(self)
         self._creating: dict[str, Promise[ErrorCode]] = {}
+        self._auto_create_room = Pace(
+            clock.monotonic_ms, config.auto_create_topics_max, config.auto_create_topics_per_s
+        )
         self.client_host = ""
         """Address of the client whose request is being begun; valid until its handler returns."""
 
@@ -351,9 +359,25 @@ class Broker:
             for name in wanted
             if name not in self._creating and self.check_topic_name(name) is None
         ]
+        later = self._auto_create_room.take(fresh)
+        fresh = fresh[: len(fresh) - len(later)]
+        if later:
+            self.metrics.refuse("auto_create_topics_max")
+            _log.warning(
+                "topics are not created yet: auto_create_topics_max",
+                named=len(wanted),
+                left=len(later),
+            )
         if fresh:
             self._create(fresh)
         results = [self._creating.get(name, ErrorCode.INVALID_TOPIC_EXCEPTION) for name in wanted]
+        if later:
+            # Its client asks again, and by then there may be room.
+            unmade = frozenset(later)
+            results = [
+                ErrorCode.LEADER_NOT_AVAILABLE if name in unmade else result
+                for name, result in zip(wanted, results, strict=True)
+            ]
         promise: Promise[dict[str, ErrorCode]] = Promise()
 
         def finish(codes: list[ErrorCode]) -> None:

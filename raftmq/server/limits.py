@@ -31,6 +31,8 @@ class Limits:
     request_elements_max: int = 100_000
     request_memory_bytes_max: int = 256 << 20
     connections_max: int = 10_000
+    connections_per_ip_max: int = 0
+    connection_creation_rate_max: int = 0
     pipeline_depth_max: int = 64
     pipeline_bytes_max: int = 16 << 20
     connection_idle_ms: int = 600_000

@@ -21,6 +21,7 @@ from raftmq.server.cork import Cork, Drains
 from raftmq.server.limits import Limits
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
+from raftmq.server.pace import Pace
 from raftmq.server.readiness import LookLater
 from raftmq.server.request_memory import RequestMemory
 from raftmq.turns import Turns
@@ -86,6 +87,7 @@ class ClientPort:
             begin, limits, metrics, Cork(drains), memory, look_later, turns, on_bug
         )
         self.connections: dict[int, Connection] = {}
+        self._hosts: dict[str, int] = {}  # open connections by the address they came from
         self._next_id = 0
         self._pause = pause
         self._accepting = trio.CancelScope()
@@ -148,6 +150,8 @@ class ClientPort:
 
     async def _accept_forever(self, listen_sock: socket.socket) -> None:
         answered = 0
+        rate = self.limits.connection_creation_rate_max
+        pace = Pace(lambda: trio.current_time() * 1e3, rate, rate)
         while True:
             try:
                 sock, address = listen_sock.accept()
@@ -162,9 +166,11 @@ class ClientPort:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # this one client is gone already (ECONNABORTED and its kin)
-            if len(self.connections) >= self.limits.connections_max:
+            bound = self._full(_host(_peer_name(address)))
+            if bound is not None:
                 self.metrics.connections_refused += 1
-                _log.warning("connection refused: connections_max", peer=_peer_name(address))
+                self.metrics.refuse(bound)
+                _log.warning(f"connection refused: {bound}", peer=_peer_name(address))
                 sock.close()
             else:
                 try:
@@ -173,8 +179,21 @@ class ClientPort:
                     self.shared.failed(error, _peer_name(address))
                     sock.close()
             answered += 1
-            if answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
+            if rate and (wait_ms := pace.wait_ms()):
+                self.metrics.refuse("connection_creation_rate_max")
+                await trio.sleep(wait_ms / 1e3)  # the kernel keeps the next ones
+            elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
+
+    def _full(self, host: str) -> str | None:
+        """The limit that refuses another connection from there, if any."""
+        limits = self.limits
+        if len(self.connections) >= limits.connections_max:
+            return "connections_max"
+        of_host = self._hosts.get(host, 0)
+        if limits.connections_per_ip_max and of_host >= limits.connections_per_ip_max:
+            return "connections_per_ip_max"
+        return None
 
     def adopt(self, sock: socket.socket, peer: str) -> Connection:
         """Serve a connected socket from now on."""
@@ -184,8 +203,11 @@ class ClientPort:
                 self._set_options(sock)
         self._next_id += 1
         connection_id = self._next_id
-        connection = Connection(sock, peer, self.shared, partial(self._closed, connection_id))
+        host = _host(peer)
+        closed = partial(self._closed, connection_id, host)
+        connection = Connection(sock, peer, self.shared, closed)
         self.connections[connection_id] = connection
+        self._hosts[host] = self._hosts.get(host, 0) + 1
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1
         connection.open()
@@ -204,8 +226,11 @@ class ClientPort:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
 
-    def _closed(self, connection_id: int) -> None:
+    def _closed(self, connection_id: int, host: str) -> None:
         del self.connections[connection_id]
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
         self.metrics.connections -= 1
         if not self.connections:
             self._emptied.set()
@@ -221,6 +246,10 @@ class ClientPort:
                 except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
                     connection.failed(error)
             self.shared.memory.relieve(now)
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0]
 
 
 def _close_listener(listen_sock: socket.socket) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import define, field
 
 from raftmq.cluster.deadlines import Deadlines
+from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
+from raftmq.groups.membership import JoinRequest
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,
@@ -45,6 +49,7 @@ class FakeBroker:
     nodes: Nodes
     image: FakeImage = field(factory=FakeImage)
     client_host: str = "10.0.0.9"
+    config: NodeConfig = NodeConfig(node_id=1, data=Path("/tmp"))
 
     @property
     def coordinator(self) -> Any:
@@ -366,3 +371,23 @@ def test_offset_delete(version: int) -> None:
         ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
+
+
+def test_a_client_id_is_cut() -> None:
+    asked: list[JoinRequest] = []
+
+    def join(_name: str, request: JoinRequest) -> Promise[Any]:
+        asked.append(request)
+        return Promise()
+
+    broker: Any = SimpleNamespace(
+        coordinator=SimpleNamespace(join=join),
+        client_host="10.0.0.9",
+        config=NodeConfig(node_id=1, data=Path("/tmp")),
+    )
+    header = RequestHeader(int(ApiKey.JOIN_GROUP), 5, 1, "c" * 32_000)
+    fields = {"group_id": "g", "session_timeout": 10_000, "rebalance_timeout": 10_000}
+    fields |= {"member_id": "", "protocol_type": "consumer", "protocols": []}
+    body = encode_request(ApiKey.JOIN_GROUP, 5, fields)
+    HANDLERS[ApiKey.JOIN_GROUP](broker, header, decode_request(ApiKey.JOIN_GROUP, 5, body))
+    assert [one.client_id for one in asked] == ["c" * broker.config.client_id_length_max]

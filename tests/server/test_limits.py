@@ -12,14 +12,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
+from raftmq.cluster.broker_messages import NewTopic, Outcome
+from raftmq.cluster.placement import Load
+from raftmq.cluster.topic_validation import Settings, plan_topic
 from raftmq.config import NodeConfig
-from raftmq.errors import RemoteProtocolError
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.node.process import (
     DESCRIPTORS_AT_START,
     OTHER_DESCRIPTORS,
@@ -37,6 +41,7 @@ from raftmq.server.listener import (
 )
 from raftmq.server.log_rate import LINES_MAX, RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 from tests.server.world import World
 
 TESTS = Path(__file__).parent.parent
@@ -58,6 +63,11 @@ LIMITS = {
     "request_control_bytes_max": CONNECTION + "test_frames_at_their_limits_are_taken",
     "request_elements_max": "server/test_limits.py::test_elements_are_counted",
     "produce_elements_max": "server/test_limits.py::test_elements_are_counted",
+    "connections_per_ip_max": "server/test_limits.py::test_one_address_has_so_many_connections",
+    "connection_creation_rate_max": "server/test_limits.py::test_connections_are_taken_at_a_pace",
+    "auto_create_topics_max": "server/test_limits.py::test_topics_come_by_name_at_a_pace",
+    "group_bytes_max": "groups/test_group_bytes.py::test_a_group_keeps_so_many_bytes",
+    "client_id_length_max": "server/test_group_handlers.py::test_a_client_id_is_cut",
     "request_memory_bytes_max": CONNECTION + "test_large_frames_queue_for_node_memory",
     "connections_max": "server/test_limits.py::test_who_comes_too_many_is_told_once_a_while",
     "pipeline_depth_max": CONNECTION + "test_no_more_than_the_pipeline_depth_is_begun",
@@ -207,3 +217,91 @@ print(open("/proc/self/status").read().partition("FDSize:")[2].split()[0])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == places
+
+
+async def test_one_address_has_so_many_connections() -> None:
+    port = ClientPort(lambda *_: None, Limits(connections_per_ip_max=2), ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+
+    async def call(host: str) -> trio.SocketStream:
+        stream = trio.socket.socket()
+        await stream.bind((host, 0))
+        await stream.connect(("127.0.0.1", number))
+        return trio.SocketStream(stream)
+
+    async def wait(accepted: int, refused: int) -> None:
+        metrics = port.metrics
+        with trio.fail_after(5):
+            while (metrics.connections_accepted, metrics.connections_refused) != (
+                accepted,
+                refused,
+            ):
+                await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        first, second, third = [await call("127.0.0.1") for _ in range(3)]
+        await wait(2, 1)
+        assert port.metrics.refusals == {"connections_per_ip_max": 1}
+        other = await call("127.0.0.2")
+        await wait(3, 1)
+        await first.aclose()
+        with trio.fail_after(5):
+            while len(port.connections) > 2:
+                await trio.lowlevel.checkpoint()
+        again = await call("127.0.0.1")
+        await wait(4, 1)
+        for stream in (second, third, other, again):
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_are_taken_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = ClientPort(lambda *_: None, Limits(connection_creation_rate_max=5), ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        began = trio.current_time()
+        streams = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(8)]
+        with trio.fail_after(5):
+            while port.metrics.connections_accepted < 8:
+                await trio.lowlevel.checkpoint()
+        assert trio.current_time() - began > 0.35, "five at once, three at a fifth of a second"
+        assert port.metrics.refusals["connection_creation_rate_max"] >= 2
+        for stream in streams:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+def test_topics_come_by_name_at_a_pace() -> None:
+    world = World()
+    most = world.broker.config.auto_create_topics_max
+    names = [f"t{number}" for number in range(most + 5)]
+    slot = world.send(ApiKey.METADATA, 9, topics=[{"name": name} for name in names])
+    ((call, promise),) = world.controller.calls
+    assert [topic.name for topic in call.topics] == names[:most]
+    promise.resolve(tuple(Outcome(name=topic.name) for topic in call.topics))
+    answer = world.read(ApiKey.METADATA, 9, slot)
+    waiting = ErrorCode.LEADER_NOT_AVAILABLE
+    assert [topic.error_code for topic in answer.topics] == [waiting] * len(names)
+    assert world.broker.metrics.refusals == {"auto_create_topics_max": 1}
+    world.bench.clock.now_ms += 200
+    world.send(ApiKey.METADATA, 9, topics=[{"name": name} for name in names[most:]])
+    assert [topic.name for topic in world.controller.calls[1][0].topics] == names[most : most + 2]
+
+
+@pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
+def test_no_client_makes_an_internal_topic(name: str) -> None:
+    world = World()
+    answer = world.ask(ApiKey.METADATA, 9, topics=[{"name": name}])
+    assert not world.controller.calls, "nor does asking for it"
+    (topic,) = answer.topics
+    expected = ErrorCode.NONE if name == METADATA_TOPIC else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert topic.error_code == expected
+    wish = NewTopic(name=name, partitions=1, replication_factor=1)
+    settings = Settings(NodeId(1), {})
+    with pytest.raises(KafkaError) as refused:
+        plan_topic(world.engine.image, {}, Load(), wish, TopicId(UUID(int=9)), settings)
+    assert refused.value.code in (ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_TOPIC_EXCEPTION)

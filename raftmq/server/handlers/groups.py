@@ -101,7 +101,7 @@ def handle_join_group(broker: Broker, header: RequestHeader, request: Struct) ->
         JoinRequest(
             member_id=request.member_id,
             instance_id=request.group_instance_id,
-            client_id=header.client_id or "",
+            client_id=(header.client_id or "")[: broker.config.client_id_length_max],
             client_host=f"/{broker.client_host}",
             session_timeout_ms=session_ms,
             rebalance_timeout_ms=rebalance_ms,

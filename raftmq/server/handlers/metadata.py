@@ -26,7 +26,7 @@ from raftmq.server.elections import Hold
 from raftmq.server.metrics import EncodedAnswer
 from raftmq.server.parked import HANG_UP, HangUp, chain
 from raftmq.server.slices import TURN_PARTITIONS, Work, in_turns, value_of
-from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
 
 NO_OPERATIONS: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = 0x0DF8
@@ -34,7 +34,6 @@ TOPIC_OPERATIONS: Final = 0x0DF8
 CLUSTER_OPERATIONS: Final = 0x1F70
 PARTITIONS_PER_PAGE_MAX: Final = 500
 WAIT_PARTITIONS_MAX: Final = 1000
-INTERNAL_TOPICS: Final = frozenset({METADATA_TOPIC})
 
 _TOPIC_IDS_FROM: Final = 10
 _NO_NAMES_FROM: Final = 12
