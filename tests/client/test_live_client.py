@@ -15,9 +15,10 @@ import pytest
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
-from raftmq_client import BrokerError, Outcome
+from raftmq_client import BrokerError, Outcome, ResourceType, UndeliveredError, UsageError
 from tests.client.conftest import Fragile
 from tests.client.drivers import Driver
+from tests.live.harness import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -174,3 +175,29 @@ def test_a_leader_that_dies_or_freezes_costs_neither_order_nor_records(
     for partition in range(4):
         values = [value for p, _, value in found if p == partition]
         assert values == [b"%08d" % i for i in range(partition, 8_000, 4)]
+
+
+def test_what_fails_unheard_is_raised_as_the_block_is_left(
+    driver: Driver, bootstrap: str, topic: str
+) -> None:
+    """Real brokers refuse a batch for its size; its neighbors, and later records, are safe."""
+    with driver.admin(bootstrap) as admin:
+        admin.alter_configs(ResourceType.TOPIC, topic, {"max.message.bytes": "2000"})
+
+    def use() -> None:
+        with driver.producer(bootstrap) as producer:
+
+            def is_refused() -> bool:
+                receipt = producer.send(topic, b"x" * 3_000, partition=0)
+                producer.flush()
+                return receipt.outcome is Outcome.FAILED
+
+            wait_until(is_refused, 30, "the leader knows the limit")
+            with pytest.raises(UsageError):
+                producer.send("no\udc80topic", b"x")
+            assert producer.send(topic, b"y" * 50, partition=0).result(30).offset >= 0
+            producer.send(topic, b"x" * 3_000, partition=0)
+
+    with pytest.raises(UndeliveredError) as raised:
+        use()
+    assert (raised.value.failed, raised.value.unknown) == (1, 0)
