@@ -147,6 +147,11 @@ class NodeConfig:
         "Most client connections from one address (max.connections.per.ip); 0 is no limit.",
         default=0,
     )
+    descriptors_reserved: int = _key(
+        "File descriptors that clients never get: the last ones that the process may have are for "
+        "other nodes, the admin port, files and clean-up.",
+        default=64,
+    )
     connection_creation_rate_max: int = _key(
         "Client connections accepted in a second (max.connection.creation.rate); others wait to be "
         "accepted. 0 is no limit.",

@@ -200,6 +200,7 @@ class Node(NodeCore):
             request_memory_bytes_max=config.request_memory_bytes_max,
             connections_max=config.connections_max,
             connections_per_ip_max=config.connections_per_ip_max,
+            descriptors_reserved=config.descriptors_reserved,
             connection_creation_rate_max=config.connection_creation_rate_max,
             pipeline_depth_max=config.pipeline_depth_max,
             pipeline_bytes_max=config.pipeline_bytes_max,

@@ -32,6 +32,8 @@ class Limits:
     request_memory_bytes_max: int = 256 << 20
     connections_max: int = 10_000
     connections_per_ip_max: int = 0
+    descriptors_reserved: int = 64
+    """File descriptors that clients do not get: for peers, the admin port, files and clean-up."""
     connection_creation_rate_max: int = 0
     pipeline_depth_max: int = 64
     pipeline_bytes_max: int = 16 << 20

@@ -7,6 +7,7 @@ A connection above the limit is accepted and closed, so that the client sees an 
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -151,6 +152,9 @@ class ClientPort:
     async def _accept_forever(self, listen_sock: socket.socket) -> None:
         answered = 0
         rate = self.limits.connection_creation_rate_max
+        descriptors_max = (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self.limits.descriptors_reserved
+        )
         pace = Pace(lambda: trio.current_time() * 1e3, rate, rate)
         while True:
             try:
@@ -166,7 +170,7 @@ class ClientPort:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # this one client is gone already (ECONNABORTED and its kin)
-            bound = self._full(_host(_peer_name(address)))
+            bound = self._full(sock, _host(_peer_name(address)), descriptors_max)
             if bound is not None:
                 self.metrics.connections_refused += 1
                 self.metrics.refuse(bound)
@@ -185,9 +189,11 @@ class ClientPort:
             elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
 
-    def _full(self, host: str) -> str | None:
+    def _full(self, sock: socket.socket, host: str, descriptors_max: int) -> str | None:
         """The limit that refuses another connection from there, if any."""
         limits = self.limits
+        if sock.fileno() >= descriptors_max:
+            return "descriptors_reserved"  # the kernel gives the lowest number that is free
         if len(self.connections) >= limits.connections_max:
             return "connections_max"
         of_host = self._hosts.get(host, 0)

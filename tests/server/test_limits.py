@@ -257,6 +257,32 @@ async def test_one_address_has_so_many_connections() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+    free = socket.socket()
+    reserved = 64
+    least = free.fileno() + 8
+    free.close()
+    monkeypatch.setattr(
+        "raftmq.server.listener.resource.getrlimit", lambda _kind: (least + reserved, -1)
+    )
+    port = ClientPort(lambda *_: None, Limits(descriptors_reserved=reserved), ServerMetrics())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        streams = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(20)]
+        metrics = port.metrics
+        with trio.fail_after(5):
+            while metrics.connections_accepted + metrics.connections_refused < 20:
+                await trio.lowlevel.checkpoint()
+        assert metrics.refusals == {"descriptors_reserved": metrics.connections_refused}
+        assert metrics.connections_refused >= 10
+        assert all(one._sock.fileno() < least for one in port.connections.values())
+        for stream in streams:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
 async def test_connections_are_taken_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     port = ClientPort(lambda *_: None, Limits(connection_creation_rate_max=5), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
