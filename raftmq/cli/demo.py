@@ -35,7 +35,7 @@ _EXAMPLES: Final = """\
 examples:
   raftmq demo
   raftmq demo --records 600000
-  raftmq demo --export /tmp/archive     Parquet, too; needs Java 17 and raftmq[spark]
+  raftmq demo --export /tmp/archive     Parquet, too; needs raftmq[export]
 
 exit codes: 0 nothing was lost, 1 failed, 2 usage
 """
@@ -54,7 +54,7 @@ def demo(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(list(arguments))
     try:
         if options.export is not None:
-            _check_spark()
+            _check_export()
     except RaftmqError as error:
         note(f"raftmq demo: {error}")
         return 1
@@ -93,23 +93,20 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--port", type=a_number(1, 65535), help="client port of the first node [free ones]")
     add("--records", type=a_number(1), default=RECORDS, help=f"how many [{RECORDS}]")
-    add("--export", metavar="DIR", help="also export the records to Parquet, with Spark")
+    add("--export", metavar="DIR", help="also export the records to Parquet")
     add("--plain", action="store_true", help="no colours, also on a terminal")
     return parser
 
 
-def _check_spark() -> None:
+def _check_export() -> None:
     """Raise what is missing for an export before anything is started."""
-    from raftmq_spark.session import check_prerequisites
+    if not _can_export():
+        raise DevError('an export needs pyarrow: pip install "raftmq[export]"')
 
-    check_prerequisites()
 
-
-def _has_spark() -> bool:
-    """Whether an export could run here, as far as a glance tells."""
-    return importlib.util.find_spec("pyspark") is not None and (
-        "JAVA_HOME" in os.environ or shutil.which("java") is not None
-    )
+def _can_export() -> bool:
+    """Whether an export could run here."""
+    return importlib.util.find_spec("pyarrow") is not None
 
 
 def _plan(folder: Path, port: int | None) -> DevCluster:
@@ -213,7 +210,7 @@ class _Story:
         read = self._read_back(bootstrap, acks)
         if self._to is not None:
             self._export(bootstrap, self._to)
-        elif _has_spark():
+        elif _can_export():
             self._say("`raftmq demo --export DIR` also exports them to Parquet, exactly once")
         return self._judge(acks, read)
 

@@ -31,13 +31,14 @@ from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
 
 if TYPE_CHECKING:
+    from raftmq_spark.export.engines import EngineRunner
     from raftmq_spark.export.job import Report
     from raftmq_spark.export.manifest import Manifest
     from raftmq_spark.export.replay import Replayed
     from raftmq_spark.export.verify import Verdict
     from raftmq_spark.security import ClientSettings
 
-INSTALL = 'pip install "raftmq[spark]"'
+INSTALL = 'pip install "raftmq[export]"'
 
 
 class Until(StrEnum):
@@ -45,6 +46,14 @@ class Until(StrEnum):
 
     STABLE = "stable"
     COMMITTED = "committed"
+
+
+class Engine(StrEnum):
+    """`raftmq_spark.export.engines.Engine`."""
+
+    AUTO = "auto"
+    ARROW = "arrow"
+    SPARK = "spark"
 
 
 class Compression(StrEnum):
@@ -80,8 +89,13 @@ UntilOption = Annotated[
         " group's consumers have committed, and commit nothing."
     ),
 ]
+EngineOption = Annotated[
+    Engine,
+    typer.Option(help="arrow: in this process. spark: Spark's tasks. auto: arrow for little data."),
+]
 Master = Annotated[
-    str, typer.Option(metavar="URL", help="Where Spark runs: local[N,FAILURES], spark://..., yarn.")
+    str | None,
+    typer.Option(metavar="URL", help="Where Spark runs: local[N,FAILURES], spark://..., yarn."),
 ]
 Conf = Annotated[
     list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's.")
@@ -127,7 +141,8 @@ def export(
     until: UntilOption = Until.STABLE,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     security: SecurityFile = None,
-    master: Master = "local[*,4]",
+    engine: EngineOption = Engine.AUTO,
+    master: Master = None,
     conf: Conf = None,
     records_per_file: RecordsPerFile = 500_000,
     compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.ZSTD,
@@ -163,10 +178,8 @@ def export(
         _check_words(names, to, group, verify=verify, replay=replay)
         if not replay and (into is not None or append):
             raise CommandError("--into and --append belong to --replay", EXIT_USAGE)
-        if not (verify or replay):
-            from raftmq_spark.session import check_prerequisites
-
-            check_prerequisites()
+        if engine is Engine.ARROW and (master or conf):
+            raise CommandError("--master and --conf are Spark's, not --engine arrow's", EXIT_USAGE)
         from raftmq_spark.export.store import locate
 
         location = locate(to)
@@ -177,7 +190,7 @@ def export(
         if replay:
             _replay(location, client, names, into, append, as_json=as_json)
             return
-        from raftmq_spark.export import job, planning
+        from raftmq_spark.export import engines, job, planning
         from raftmq_spark.export import manifest as manifests
 
         assert group is not None
@@ -190,7 +203,8 @@ def export(
         )
         order = job.Order(names, location, client, wishes, compression.value, skip_unreadable)
         settings = parse_pairs(conf or (), "--conf")
-        _export(order, master, settings, as_json=as_json)
+        runner = engines.EngineRunner(engines.Engine(engine.value), master, settings)
+        _export(order, runner, as_json=as_json)
 
 
 def _check_words(
@@ -230,19 +244,18 @@ def _installed() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         raise CommandError(
             f"raftmq export needs {missing}, which is not installed: {INSTALL}"
-            " (exports also need Java 17 or later)"
+            ' (much data: "raftmq[spark]" and Java 17 or later)'
         ) from None
 
 
-def _export(order: Any, master: str, conf: dict[str, str], *, as_json: bool) -> None:
+def _export(order: Any, runner: EngineRunner, *, as_json: bool) -> None:
     from raftmq_spark.export.job import export as run
-    from raftmq_spark.export.runner import SparkRunner
 
+    runner.check()
     with _bar("exporting", as_json) as bar:
         watcher = _watcher(bar)
-        watcher.say("starting Spark")
-        with SparkRunner(master, conf) as runner:
-            report = run(order, runner, watcher)
+        runner = evolve(runner, say=watcher.say)
+        report = run(order, runner, watcher)
     _show_report(report, order, as_json=as_json)
 
 
@@ -388,19 +401,18 @@ def _replay(
 
 
 def export_all(bootstrap: str, topic: str, group: str, to: str) -> int:
-    """Export a topic in a local Spark and check the archive; how many rows it has.
+    """Export a topic and check the archive; how many rows it has.
 
     Raises:
         RaftmqError: something is missing or in the way, or the archive is not as the log.
     """
-    from raftmq_spark.export import archive, job, planning, store, verify
-    from raftmq_spark.export.runner import SparkRunner
+    from raftmq_spark.export import archive, engines, job, planning, store, verify
     from raftmq_spark.security import ClientSettings
 
     client = ClientSettings(bootstrap, "raftmq-cli")
     location = store.locate(to)
-    with SparkRunner() as runner:
-        job.export(job.Order((topic,), location, client, planning.Wishes(group)), runner)
+    order = job.Order((topic,), location, client, planning.Wishes(group))
+    job.export(order, engines.EngineRunner())
     verdict = verify.verify(archive.find_archive(store.open_store(location)), client)
     if not verdict.is_good:
         finding = verdict.findings[0]

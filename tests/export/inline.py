@@ -1,8 +1,6 @@
-"""Exports without Spark: ranges written in this process, and an order with a test's defaults.
+"""Exports by pyarrow alone, in this process, and an order with a test's defaults.
 
-The fake runner keeps the contract of the real one (each range once, lost records as
-`DataLossError`), so that what an export promises is tested in seconds; `test_spark_export.py` holds
-the real one to the same.
+What an export promises is tested with it in seconds; `test_spark_export.py` holds Spark to it.
 """
 
 from __future__ import annotations
@@ -10,17 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer
-from raftmq_spark.export.job import Order, Progress, Report, Watcher, export
+from raftmq_spark.export.engines import ArrowRunner
+from raftmq_spark.export.job import Order, Report, Watcher, export
 from raftmq_spark.export.manifest import Until
 from raftmq_spark.export.planning import Wishes
 from raftmq_spark.export.store import Store, locate, open_store
-from raftmq_spark.export.writer import RangeTask, Written, write_range
+from raftmq_spark.export.writer import RangeTask, Written
 from raftmq_spark.security import ClientSettings
 from tests.tree import PYTHONPATH
 
@@ -28,21 +27,17 @@ Row = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key, value."""
 
 
-class InlineRunner:
-    """Writes ranges one after the other."""
+class InlineRunner(ArrowRunner):
+    """The product's runner without Spark, which tells a test before each range."""
 
     def __init__(self, before_task: Callable[[int], None] = lambda _number: None) -> None:
         self._before_task = before_task
+        self._number = 0
 
-    def run(
-        self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
-    ) -> list[Written]:
-        ranges: list[Written] = []
-        for number, task in enumerate(tasks):
-            self._before_task(number)
-            ranges.append(write_range(task))
-            progress(Progress(len(ranges), len(tasks), sum(item.rows for item in ranges)))
-        return ranges
+    def write(self, task: RangeTask) -> Written:
+        self._before_task(self._number)
+        self._number += 1
+        return super().write(task)
 
 
 def make_order(

@@ -50,6 +50,7 @@ def run(
         (("t", "--to", "/x", "--verify"), "takes no topics"),
         (("--to", "/x", "--verify", "-g", "g"), "--group belongs to exports"),
         (("t", "-g", "g", "--to", "/x", "--into", "u"), "belong to --replay"),
+        (("t", "-g", "g", "--to", "/x", "--engine", "arrow", "--master", "x"), "are Spark's"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: tuple[str, ...], told: str) -> None:
@@ -59,9 +60,12 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...], told: str) -> No
     assert "Traceback" not in done.stderr
 
 
+_SPARK = ("t", "-g", "g", "--engine", "spark")
+
+
 @pytest.mark.slow
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
-    done = run("t", "-g", "g", "--to", str(tmp_path), PATH=str(tmp_path), JAVA_HOME="")
+    done = run(*_SPARK, "--to", str(tmp_path), PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 1
     # Where the extra is missing as well, that is said first.
     assert "Java 17" in done.stderr or "raftmq[spark]" in done.stderr
@@ -75,7 +79,7 @@ def test_without_the_extra_it_says_what_to_install(words: tuple[str, ...], tmp_p
     missing = ("pyspark", "pyarrow", "pandas", "numpy")
     done = run(*words, "--to", str(tmp_path), blocked=missing)
     assert done.returncode == 1
-    assert "raftmq[spark]" in done.stderr
+    assert "raftmq[export]" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -14,16 +14,20 @@ import psutil
 import pytest
 
 from raftmq_client.blocking import Admin
+from raftmq_spark.errors import PlanError
+from raftmq_spark.export import export_topics
 from raftmq_spark.export.archive import archive_files, find_archive
-from raftmq_spark.export.job import Step
+from raftmq_spark.export.engines import Engine, EngineRunner
+from raftmq_spark.export.job import Step, export
 from raftmq_spark.export.verify import verify
 from raftmq_spark.security import ClientSettings
-from tests.export.conftest import KEPT
+from tests.export.conftest import KEPT, MakeTopic
 from tests.export.inline import (
     archive_rows,
     committed,
     files_of,
     kill_at,
+    make_order,
     open_at,
     produce,
     read_topic,
@@ -190,3 +194,33 @@ def test_sparks_workers_write_to_s3(shared_cluster: Cluster, unique: str, s3_buc
     verdict = verify(find_archive(open_at(to)), ClientSettings(bootstrap, "raftmq-test"))
     assert verdict.is_good, verdict.findings
     assert verdict.rows_in_log == COUNT
+
+
+def test_both_engines_write_the_same(
+    shared_cluster: Cluster, make_topic: MakeTopic, tmp_path: Path, unique: str
+) -> None:
+    """Names differ by run and attempt; what is in the files, and what counts, does not. A wrong
+    name and nothing new are told without Spark."""
+    bootstrap, topic = shared_cluster.bootstrap, make_topic(2)
+    produce(bootstrap, topic, 2_000, partitions=2)
+    found = []
+    for engine in ("arrow", "spark"):
+        words = {"group": f"{unique}-{engine}", "bootstrap": bootstrap, "records_per_file": 300}
+        to = str(tmp_path / engine)
+        report = export_topics(topic, to=to, engine=engine, **words)  # type: ignore[arg-type]
+        assert report.manifest is not None
+        found.append(
+            [
+                (
+                    (item.key, item.start, item.end, item.rows),
+                    [(file.date, file.rows, file.bytes, file.sha256) for file in item.files],
+                )
+                for item in report.manifest.ranges
+            ]
+        )
+    assert found[0] == found[1]
+    runner = EngineRunner(Engine.SPARK, master="nowhere://")  # it would fail as soon as it is used
+    order = make_order(bootstrap, tmp_path / "spark", f"{unique}-spark", topic)
+    assert export(order, runner).manifest is None
+    with pytest.raises(PlanError, match="there is no topic"):
+        export(make_order(bootstrap, tmp_path / "x", f"{unique}-x", "no-such-topic"), runner)

@@ -78,9 +78,8 @@ class SparkRunner:
         try:
             self._spark = builder.getOrCreate()
         except Exception as error:
-            raise ExportError(
-                f"Spark does not start at {self._master}: {told_by(error)}"
-            ) from error
+            told = told_by(error)
+            raise ExportError(f"Spark does not start at {self._master}: {told}") from error
         self._is_mine = True
         return self
 
