@@ -50,13 +50,10 @@ def handle(
         if count + len(request.topics) > TURN_PARTITIONS:
             return _respond_slowly(broker, version, request, [refused] * count)
         return _respond(broker, version, request, [refused] * count)
-    if (
-        sum(len(topic.partitions) for topic in request.topics) + len(request.topics)
-        > TURN_PARTITIONS
-    ):
-        return _in_turns(broker, version, request)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         results = _append(broker, request)
+    elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
+        return _in_turns(broker, version, request)
     else:
         with broker.batch():
             results = _append(broker, request)
