@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import zlib
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import cramjam
 import lz4.frame
 import zstandard
 
-from raftmq.errors import CorruptBatchError
+from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.types import Buffer
 
 OUTPUT_MAX: Final = 256 << 20
-"""No batch is ever decompressed beyond this."""
+"""No reader decompresses a batch beyond this: what a broker takes is far below."""
+PRODUCED_OUTPUT_MAX: Final = 64 << 20
+"""So many bytes a broker holds to look into a produced batch, whatever the ratio: log lines that
+repeat shrink to a two hundredth."""
 
 _CHUNK: Final = 1 << 18
 _GZIP_WINDOW: Final = 31  # zlib's "gzip container, 32 KiB window"
@@ -43,6 +46,12 @@ takes it out of its list, so no two threads ever use the same. None that has rea
 it may hold a window of a hundred megabytes."""
 
 
+class OutputTooLargeError(CorruptBatchError):
+    """More bytes than the reader may hold (MESSAGE_TOO_LARGE)."""
+
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
 class Codec(IntEnum):
     """The three lowest bits of a batch's attributes."""
 
@@ -54,8 +63,9 @@ class Codec(IntEnum):
 
 
 def output_limit(message_bytes_max: int) -> int:
-    """How far a batch may decompress under a topic's `max.message.bytes`."""
-    return min(16 * message_bytes_max, OUTPUT_MAX)
+    """How far a produced batch may decompress under a topic's `max.message.bytes`: as far as a
+    broker can hold, and where uncompressed batches may be larger than that, as far as those."""
+    return max(PRODUCED_OUTPUT_MAX, min(message_bytes_max, OUTPUT_MAX))
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
@@ -80,12 +90,22 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
     return _compress_zstd(data, _ZSTD_LEVEL if level is None else level)
 
 
-def decompress(codec: int, data: Buffer, *, output_max: int) -> Buffer:
+def decompress(
+    codec: int, data: Buffer, *, output_max: int, for_all_clients: bool = False
+) -> Buffer:
     """Decompress `data` into at most `output_max` bytes.
 
+    Args:
+        codec: its number.
+        data: all of it.
+        output_max: in bytes.
+        for_all_clients: take only what every client of Kafka reads. Java's LZ4 knows one frame,
+            and no blocks that need those before them.
+
     Raises:
-        CorruptBatchError: malformed, truncated or followed by other bytes, larger than
-            `output_max`, or not one of Kafka's codecs.
+        OutputTooLargeError: larger than `output_max`.
+        CorruptBatchError: malformed, truncated or followed by other bytes, or not one of Kafka's
+            codecs.
     """
     if codec == Codec.NONE:
         if len(data) > output_max:
@@ -96,14 +116,16 @@ def decompress(codec: int, data: Buffer, *, output_max: int) -> Buffer:
     if codec == Codec.SNAPPY:
         return _decompress_snappy(data, output_max)
     if codec == Codec.LZ4:
-        return _decompress_lz4(data, output_max)
+        if for_all_clients:
+            _check_lz4_frame(data)
+        return _decompress_lz4(data, output_max, for_all_clients)
     if codec == Codec.ZSTD:
         return _decompress_zstd(data, output_max)
     raise CorruptBatchError(f"unknown compression codec {codec}")
 
 
-def _too_large(output_max: int) -> CorruptBatchError:
-    return CorruptBatchError(f"compressed records exceed {output_max} bytes")
+def _too_large(output_max: int) -> OutputTooLargeError:
+    return OutputTooLargeError(f"compressed records exceed {output_max} bytes")
 
 
 def _decompress_gzip(data: Buffer, output_max: int) -> Buffer:
@@ -177,7 +199,16 @@ def _decompress_snappy_block(block: memoryview, output_max: int) -> Buffer:
     return output
 
 
-def _decompress_lz4(data: Buffer, output_max: int) -> Buffer:
+def _check_lz4_frame(data: Buffer) -> None:
+    try:
+        about: dict[str, Any] = lz4.frame.get_frame_info(data)
+    except RuntimeError as error:
+        raise CorruptBatchError(f"lz4: {error}") from error
+    if about["block_linked"] or about["skippable"]:
+        raise CorruptBatchError("lz4: a frame that is skipped, or whose blocks are linked")
+
+
+def _decompress_lz4(data: Buffer, output_max: int, is_one_frame: bool) -> Buffer:
     pieces: list[bytes] = []
     left = output_max
     rest: Buffer = data
@@ -198,6 +229,8 @@ def _decompress_lz4(data: Buffer, output_max: int) -> Buffer:
             rest = decoder.unused_data or b""
             if not rest:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if is_one_frame:
+                raise CorruptBatchError("lz4: bytes behind the frame")
     except RuntimeError as error:
         raise CorruptBatchError(f"lz4: {error}") from error
 

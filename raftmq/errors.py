@@ -252,6 +252,20 @@ class KafkaError(RaftmqError):
         return self.code not in INDEFINITE
 
 
+class RecordsRefusedError(KafkaError):
+    """A batch that is refused for some of its records.
+
+    Attributes:
+        records: (index in the batch, why) of those, or of the first ones.
+    """
+
+    def __init__(
+        self, message: str, records: tuple[tuple[int, str], ...], *, code: ErrorCode
+    ) -> None:
+        super().__init__(message, code=code)
+        self.records = records
+
+
 class NotLeaderError(KafkaError):
     """This replica does not lead (NOT_LEADER_OR_FOLLOWER)."""
 

@@ -120,6 +120,11 @@ class BatchHeader(NamedTuple):
         return Codec(number)
 
     @property
+    def codec_number(self) -> int:
+        """As `codec`, unchecked."""
+        return self.attributes & _CODEC_MASK
+
+    @property
     def timestamp_type(self) -> int:
         """CREATE_TIME or LOG_APPEND_TIME."""
         return self.attributes >> 3 & 1
@@ -258,12 +263,22 @@ def check_batch_at(view: memoryview, position: int) -> BatchHeader:
     return header
 
 
+def has_sound_sum(view: memoryview, header: BatchHeader) -> bool:
+    """True when the CRC-32C of the batch that `view` begins with is that of its header."""
+    return crc32c(view[_CHECKED_POSITION : header.size]) == header.crc
+
+
 def check_produced(header: BatchHeader) -> None:
     """Check what a client may send, beyond soundness (Kafka's LogValidator).
 
     Raises:
-        InvalidRecordError: a control batch, gaps in its offsets, or a producer id without sequence.
+        InvalidRecordError: a base offset, an unknown codec, a control batch, gaps in its offsets,
+            or a producer id without sequence.
     """
+    if header.base_offset:
+        raise InvalidRecordError(f"base offset {header.base_offset}, which brokers assign")
+    if header.attributes & _CODEC_MASK > Codec.ZSTD:
+        raise InvalidRecordError(f"unknown compression codec {header.attributes & _CODEC_MASK}")
     if header.is_control:
         raise InvalidRecordError("clients may not write control batches")
     if header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
@@ -287,6 +302,13 @@ def set_log_append_time(buf: bytearray | memoryview, timestamp: int) -> None:
     (attributes,) = _ATTRIBUTES.unpack_from(buf, _CHECKED_POSITION)
     _ATTRIBUTES.pack_into(buf, _CHECKED_POSITION, attributes | _LOG_APPEND_TIME)
     set_max_timestamp(buf, timestamp)
+
+
+def set_create_time(buf: bytearray | memoryview, greatest: int) -> None:
+    """Let every record have its own timestamp, of which `greatest` is the greatest one."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buf, _CHECKED_POSITION)
+    _ATTRIBUTES.pack_into(buf, _CHECKED_POSITION, attributes & ~_LOG_APPEND_TIME)
+    set_max_timestamp(buf, greatest)
 
 
 def set_max_timestamp(buf: bytearray | memoryview, timestamp: int) -> None:

@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftmq.codec import OUTPUT_MAX, Codec, compress, decompress, output_limit
+from raftmq.codec import OUTPUT_MAX, PRODUCED_OUTPUT_MAX, Codec, compress, decompress, output_limit
 from raftmq.errors import CorruptBatchError, ErrorCode
 
 COMPRESSING = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -103,7 +103,7 @@ def test_limit_is_exact(codec: Codec, encode) -> None:  # type: ignore[no-untype
     compressed = encode(TEXT)
     with pytest.raises(CorruptBatchError) as caught:
         decompress(codec, compressed, output_max=len(TEXT) - 1)
-    assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize(("codec", "encode"), FORMS)
@@ -194,8 +194,27 @@ def test_uncompressed_obeys_the_limit_too() -> None:
 
 
 def test_output_limit() -> None:
-    assert output_limit(1000) == 16_000
-    assert output_limit(1 << 30) == OUTPUT_MAX
+    assert output_limit(1000) == PRODUCED_OUTPUT_MAX
+    assert output_limit(100 << 20) == 100 << 20
+    assert output_limit(1 << 30) == OUTPUT_MAX, "what is stored can be read"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lz4.frame.compress(TEXT * 100, block_linked=True, block_size=lz4.frame.BLOCKSIZE_MAX64KB),
+        2 * lz4.frame.compress(TEXT, block_linked=False),
+        lz4.frame.compress(TEXT, block_linked=False) + b"abc",
+        b"\x50\x2a\x4d\x18\x04\0\0\0abcd",
+        b"",
+    ],
+    ids=["linked blocks", "two frames", "bytes behind", "a frame to skip", "nothing"],
+)
+def test_lz4_that_java_cannot_read(frame: bytes) -> None:
+    with pytest.raises(CorruptBatchError):
+        decompress(Codec.LZ4, frame, output_max=200 * len(TEXT), for_all_clients=True)
+    sound = lz4.frame.compress(TEXT, block_linked=False)
+    assert decompress(Codec.LZ4, sound, output_max=len(TEXT), for_all_clients=True) == TEXT
 
 
 def test_lz4_blocks_stand_alone() -> None:

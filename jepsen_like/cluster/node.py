@@ -24,6 +24,7 @@ from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.adapters.data_folder import DataFolder, DataFolderError
 from raftmq.adapters.peer_links import PeerIdentity
+from raftmq.cluster.batch_opening import InlineBudget
 from raftmq.cluster.catch_up import CatchUpRate
 from raftmq.cluster.metadata_engine import DrivenEngine, EngineConfig
 from raftmq.cluster.raft_engine import RaftMetadataEngine
@@ -144,6 +145,27 @@ class SimCatchUp:
         return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
             size_bytes, batches, is_needed=is_needed
         )
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class SimBatchOpening:
+    """Worker threads that look into produced batches."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+        self.inline = InlineBudget(node.clock)
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it some time later."""
+        node = self._node
+
+        def work() -> None:
+            job.run()
+            node.later(0.0, lambda: done(None))
+
+        node.in_thread(node.thread_ms(), work)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -329,6 +351,7 @@ class ClusterNode:
             workers=SimWorkers(self),
             connect=connect,
             make_catch_up=lambda links, rate: SimCatchUp(self, links, rate),
+            batch_openers=SimBatchOpening(self),
             disk_space=self._disk_space,
             buggify=world.buggify,
         )

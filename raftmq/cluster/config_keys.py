@@ -216,6 +216,15 @@ TOPIC_KEYS: Final = check_all(
             boolean,
         ),
         ConfigKey(
+            "raftmq.produce.check",
+            _S,
+            "records",
+            "What is looked at in a produced batch beside its header and checksum: all fields of "
+            "every record, only their lengths (frame), or nothing (crc).",
+            one_of("records", "frame", "crc"),
+            "raftmq.produce.check",
+        ),
+        ConfigKey(
             "remote.storage.enable",
             _B,
             "false",

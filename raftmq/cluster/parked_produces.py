@@ -14,7 +14,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from raftmq.cluster.deadlines import Deadline, Deadlines
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.promise import Promise
 from raftmq.types import Offset
 
@@ -28,6 +28,14 @@ class AppendResult:
     log_append_time_ms: int = -1
     log_start_offset: Offset = Offset(-1)
     message: str | None = None
+    record_errors: tuple[tuple[int, str], ...] = ()
+    """(index in the batch, why) of the records for which it was refused, where that is known."""
+
+    @classmethod
+    def refused(cls, error: KafkaError) -> AppendResult:
+        """What is told of an error."""
+        records = error.records if isinstance(error, RecordsRefusedError) else ()
+        return cls(error.code, message=error.message, record_errors=records)
 
 
 class _Parked:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from raftmq.cluster.batch_opening import BatchOpening, OpeningWorkers
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.parked_deletes import ParkedDeletes
 from raftmq.cluster.parked_fetches import ParkedFetches
@@ -26,10 +27,14 @@ from raftmq.cluster.partition_results import (
     ReadResult,
 )
 from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.produce_checks import check_produced_batch, check_timestamps, dated, prepare
+from raftmq.cluster.produce_checks import (
+    OpenedBatch,
+    check_produced_batch,
+    check_timestamps,
+    prepare,
+)
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
 from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
-from raftmq.cluster.recompression import Recompression, Workers
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.index_job import IndexJob
@@ -40,7 +45,7 @@ from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
-from raftmq.records import LOG_APPEND_TIME, BatchHeader, check_batches, parse_header
+from raftmq.records import LOG_APPEND_TIME, BatchHeader, parse_header
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -76,7 +81,7 @@ class Partition:
         checkpoints: ProducerCheckpoints | None = None,
         counts: TopicCounts | None = None,
         replica_counts: ReplicaCounts | None = None,
-        workers: Workers | None = None,
+        workers: OpeningWorkers | None = None,
         is_internal: bool = False,
         buggify: Buggify = never,
     ) -> None:
@@ -99,7 +104,9 @@ class Partition:
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
         self._buggify = buggify
-        self._recompression = Recompression(workers, self._append, self._producers.refused)
+        self._opening = BatchOpening(
+            workers, clock, self._settings_in_force, self._append, self._producers.refused
+        )
         self._is_internal = is_internal
         self._deadlines = deadlines
         self._clock = clock
@@ -164,6 +171,9 @@ class Partition:
         """Obey changed topic configs from now on."""
         self.settings = settings
 
+    def _settings_in_force(self) -> PartitionSettings:
+        return self.settings
+
     def close(self, code: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) -> None:
         """Answer everything parked; the partition is going away."""
         self._is_closed = True
@@ -186,28 +196,40 @@ class Partition:
         returned result the batch is in the page cache of this leader (acks 0 and 1); a promise
         settles once it is durable at a majority, with the result or an error code.
         """
-        settings = self.settings
-        if records is not None and self._recompression.takes(records, settings):
-            return self._recompression.append(records, acks, timeout_ms, settings)
-        return self._append(records, acks, timeout_ms)
+        if self._opening.is_busy and records:
+            return self._opening.wait(records, acks, timeout_ms)
+        result = self._append(records, acks, timeout_ms, None)
+        if result is None:
+            assert records is not None, "what is not there is not opened"
+            return self._opening.wait(records, acks, timeout_ms, is_work=True)
+        return result
 
     def _append(
-        self, records: memoryview | None, acks: int, timeout_ms: int
-    ) -> AppendResult | Promise[AppendResult]:
+        self,
+        records: memoryview | None,
+        acks: int,
+        timeout_ms: int,
+        opened: OpenedBatch | None,
+    ) -> AppendResult | Promise[AppendResult] | None:
+        """As `append`; `opened` where a worker looked into it. None where one has to."""
         if self._is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         try:
-            return self._take(records, acks, timeout_ms)
+            return self._take(records, acks, timeout_ms, opened)
         except KafkaError as error:
             return self._producers.refusal(records, error, self.replica.read_barrier)
         finally:
             self._header = None
 
     def _take(
-        self, records: memoryview | None, acks: int, timeout_ms: int
-    ) -> AppendResult | Promise[AppendResult]:
+        self,
+        records: memoryview | None,
+        acks: int,
+        timeout_ms: int,
+        opened: OpenedBatch | None,
+    ) -> AppendResult | Promise[AppendResult] | None:
         replica, settings = self.replica, self.settings
         if not replica.is_writable:
             raise KafkaError(code=self._no_leader_code())
@@ -223,16 +245,19 @@ class Partition:
             raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
         is_stamped = settings.timestamp_type == LOG_APPEND_TIME
         now_ms = replica.append_time_ms() if is_stamped else self._clock.wall_ms()
-        header = check_produced_batch(check_batches(records), settings)
+        header = check_produced_batch(records, settings)
         if header.producer_id >= 0:
             verdict = self._producers.judge(header, replica.leader_epoch)
             if isinstance(verdict, Duplicate):
                 return self._acknowledge_duplicate(verdict, acks, timeout_ms)
-        records, header = dated(records, header, settings)
-        check_timestamps(header, settings, now_ms, replica.voters_clocks_ms)
+        if opened is None or opened.settings is not settings:
+            opened = self._opening.now(records, header)
+            if opened is None:
+                return None
+        check_timestamps(opened, now_ms, replica.voters_clocks_ms)
         if header.producer_epoch > 0 and not header.base_sequence:
             self.counts.producer_epochs += 1
-        batch, header = prepare(records, header, settings, now_ms)
+        batch, header = prepare(opened, now_ms)
         self._header = header
         base_offset = replica.append(batch, header)
         if not self.is_leader:

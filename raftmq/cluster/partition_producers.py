@@ -208,7 +208,7 @@ class PartitionProducers:
         this leader was one when it looked.
         """
         self.refused(records, error)
-        refusal = AppendResult(error.code, message=error.message)
+        refusal = AppendResult.refused(error)
         if error.code is not _OUT_OF_ORDER:
             return refusal
         told: Promise[AppendResult] = Promise()

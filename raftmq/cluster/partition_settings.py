@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from attrs import frozen
 
+from raftmq.cluster.config_types import split_list
 from raftmq.codec import Codec
 from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
 
@@ -21,6 +23,14 @@ _CODECS: Final = {
 }
 
 
+class CheckDepth(Enum):
+    """How much of a produced batch is looked at before it is stored (`raftmq.produce.check`)."""
+
+    RECORDS = "records"
+    FRAME = "frame"
+    CRC = "crc"
+
+
 @frozen(slots=True, kw_only=True)
 class PartitionSettings:
     """The topic configs that a partition obeys on its own; storage has its own (`LogConfig`)."""
@@ -33,6 +43,8 @@ class PartitionSettings:
     timestamp_before_ms_max: int = (1 << 63) - 1
     timestamp_after_ms_max: int = 3_600_000
     acks1_fsync: bool = False
+    check: CheckDepth = CheckDepth.RECORDS
+    is_compacted: bool = False
 
     @classmethod
     def from_configs(cls, configs: Mapping[str, str]) -> PartitionSettings:
@@ -57,6 +69,8 @@ class PartitionSettings:
                 "message.timestamp.after.max.ms", default.timestamp_after_ms_max
             ),
             acks1_fsync=configs.get("raftmq.acks1.fsync", "false").lower() == "true",
+            check=CheckDepth(configs.get("raftmq.produce.check", default.check.value)),
+            is_compacted="compact" in split_list(configs.get("cleanup.policy", "")),
         )
 
 

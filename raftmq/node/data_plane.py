@@ -104,6 +104,7 @@ class DataPlane:
         self.multiraft.on_stir = self.links.listen
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         self.catch_up = around.make_catch_up(self.links, rate)
+        self.batch_openers = around.batch_openers
         self.failure: str | None = None
         self.failed: Promise[str] = Promise()
         election_ms = config.tick_ms * config.election_ticks
@@ -144,6 +145,7 @@ class DataPlane:
         """End the flusher threads after the flushes they have."""
         self.multiraft.close()
         self.catch_up.close()
+        self.batch_openers.close()
         self.flusher.close()
 
     # ---- ticks ----

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from raftmq.adapters.batch_opening import NodeBatchOpening
 from raftmq.adapters.catch_up import NodeCatchUp
 from raftmq.adapters.clock import RealClock
 from raftmq.adapters.core_wait import CoreWait
@@ -146,16 +147,18 @@ class Node(NodeCore):
             space = os.statvfs(folder.path)
             return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
 
+        clock = RealClock()
         around = Surroundings(
             disk=disk,
             folder=folder,
-            clock=RealClock(),
+            clock=clock,
             random=random,
             tasks=TrioTasks(),
             flusher=flusher,
             workers=Workers(),
             connect=connect,
             make_catch_up=lambda _links, rate: NodeCatchUp(self.links, rate),
+            batch_openers=NodeBatchOpening(clock),
             disk_space=disk_space,
             make_lock=threading.Lock,
             core_times=self.core_wait.times,

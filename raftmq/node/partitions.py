@@ -301,7 +301,7 @@ class Partitions:
             ),
             counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
             replica_counts=self.counts,
-            workers=self._plane.catch_up,
+            workers=self._plane.batch_openers,
             buggify=self._plane.buggify,
         )
         partition.on_led = self._led

@@ -16,6 +16,7 @@ from raftmq.adapters.core_wait import CoreTimes
 from raftmq.adapters.data_folder import DataFolder
 from raftmq.adapters.peer_links import PeerIdentity
 from raftmq.adapters.peer_stream import StreamCounts
+from raftmq.cluster.batch_opening import OpeningWorkers
 from raftmq.cluster.catch_up import CatchUp, CatchUpRate
 from raftmq.config import Address
 from raftmq.counts import Histogram
@@ -111,6 +112,14 @@ class FlushPool(Protocol):
         ...
 
 
+class ClosingOpeners(OpeningWorkers, Protocol):
+    """Threads that look into produced batches, and their end."""
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        ...
+
+
 class RatedCatchUp(CatchUp, Protocol):
     """Catch-up with its limit, and its end."""
 
@@ -128,6 +137,7 @@ class Surroundings:
     Attributes:
         connect: makes the links, which then talk to the given ears.
         make_catch_up: makes the node's part in catch-up over these links.
+        batch_openers: look into produced batches, of which some take long.
         disk_space: (size, free) of the file system below the data folder, in bytes.
         buggify: rarely taken branches made frequent; never, outside the simulation.
         core_times: how long the loop's thread ran, and was ready and had no core, so far.
@@ -143,6 +153,7 @@ class Surroundings:
     workers: WorkerPool
     connect: Callable[[Ears], Links]
     make_catch_up: Callable[[Links, CatchUpRate], RatedCatchUp]
+    batch_openers: ClosingOpeners
     disk_space: Callable[[], tuple[int, int]]
     make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
     buggify: Buggify = never

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from attrs import define, field, frozen
 
+from raftmq.cluster.batch_opening import OpeningWorkers
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_settings import PartitionSettings
@@ -311,6 +312,7 @@ class Bench:
 
     clock: FakeClock = field(factory=FakeClock)
     settings: PartitionSettings = field(factory=PartitionSettings)
+    workers: OpeningWorkers | None = None
     deadlines: Deadlines = field(init=False)
     partition: Partition = field(init=False)
     replica: FakeReplica = field(init=False)
@@ -324,6 +326,7 @@ class Bench:
             settings=self.settings,
             deadlines=self.deadlines,
             clock=self.clock,
+            workers=self.workers,
         )
         self.replica = FakeReplica(self.partition)
         self.partition.attach(self.replica)

@@ -159,8 +159,8 @@ HOUR_MS = 3_600_000
     [
         (None, ErrorCode.INVALID_RECORD),
         (memoryview(bytearray()), ErrorCode.INVALID_RECORD),
-        (memoryview(bytearray(40)), ErrorCode.INVALID_RECORD),
-        (memoryview(bytearray(b"\2" * 40)), ErrorCode.CORRUPT_MESSAGE),
+        (memoryview(bytearray(40)), ErrorCode.CORRUPT_MESSAGE),
+        (memoryview(bytearray(b"\2" * 40)), ErrorCode.INVALID_RECORD),
         (flipped(batch()), ErrorCode.CORRUPT_MESSAGE),
         (memoryview(bytearray(batch()) + bytearray(batch())), ErrorCode.INVALID_RECORD),
         (batch(control=True), ErrorCode.INVALID_RECORD),
@@ -175,7 +175,7 @@ HOUR_MS = 3_600_000
     ids=[
         "null",
         "empty",
-        "magic 0",
+        "zeros",
         "short",
         "flipped bit",
         "two batches",

@@ -13,7 +13,7 @@ from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.mail import Stream
 from raftmq.cluster.multiraft import MultiRaft
 from raftmq.cluster.partition import Partition
-from raftmq.cluster.partition_settings import PartitionSettings
+from raftmq.cluster.partition_settings import CheckDepth, PartitionSettings
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica_ports import ReplicaConfig
 from raftmq.errors import ErrorCode
@@ -70,7 +70,7 @@ class ThreeNodes:
             NAME,
             GROUP,
             node_id,
-            settings=PartitionSettings(min_insync_replicas=2),
+            settings=PartitionSettings(min_insync_replicas=2, check=CheckDepth.CRC),
             deadlines=Deadlines(self.clock),
             clock=self.clock,
         )

@@ -81,6 +81,7 @@ class Bench:
             random=Random(1),
             shared=Shared.make(disk),
             catch_up=catch_up,
+            batch_openers=None,
             config=NodeConfig(node_id=1, data=folder),
             tasks=TrioTasks(),
             buggify=never,

@@ -74,6 +74,7 @@ class Bench:
             flusher=None,
             connect=lambda _ears: FakeLinks(self.log),
             make_catch_up=lambda _links, _rate: None,
+            batch_openers=None,
             disk_space=lambda: (0, 0),
             make_lock=lambda: None,
             buggify=never,

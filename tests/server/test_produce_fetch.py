@@ -11,6 +11,7 @@ from uuid import UUID
 import attrs
 import pytest
 
+from raftmq.cluster.batch_opening import InlineBudget
 from raftmq.cluster.partition import Partition
 from raftmq.cluster.partition_results import DeleteResult
 from raftmq.cluster.partition_settings import PartitionSettings
@@ -32,7 +33,7 @@ from raftmq.types import (
     RaftIndex,
     TopicPartition,
 )
-from tests.cluster.fake_replica import FakeReplica
+from tests.cluster.fake_replica import FakeClock, FakeReplica
 from tests.server.world import FakeSlot, World
 
 PRODUCE_VERSIONS = range(3, 14)
@@ -102,6 +103,7 @@ class OtherThread:
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Runnable, Callable[[DiskError | None], None]]] = []
+        self.inline = InlineBudget(FakeClock())
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         self.jobs.append((job, done))
@@ -116,13 +118,14 @@ def test_acks_0_to_a_topic_with_its_own_compression_has_no_answer_either() -> No
     world = World()
     world.add_topic("t", **{"compression.type": "gzip"})
     partition, workers = world.partition("t"), OtherThread()
-    partition._recompression._workers = workers
+    partition._opening._workers = workers
     slot = world.produce(9, [("t", 0, batch(size=5_000))], acks=0)
     assert slot.pieces is None
     workers.work()
     assert slot.pieces == ()
     assert world.replica("t").log_end_offset == 1
     refused = world.produce(9, [("t", 0, batch(size=5_000))], acks=0)
+    assert refused.pieces is None
     world.replica("t").follow(None)
     workers.work()
     assert refused.is_failed, "a closed connection is the only way to say so"

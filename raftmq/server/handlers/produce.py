@@ -19,6 +19,7 @@ from raftmq.protocol.produce import (
     ProduceResponse,
     ProduceTopic,
     ProduceTopicResponse,
+    RecordError,
 )
 from raftmq.server.broker import Broker
 from raftmq.server.parked import chain, gather, then
@@ -161,7 +162,7 @@ def _respond_slowly(
                 result.base_offset,
                 result.log_append_time_ms,
                 result.log_start_offset,
-                (),
+                [RecordError(*record) for record in result.record_errors],
                 result.message,
             )
             if result.code in _MOVED and version >= _LEADER_HINTS_FROM:

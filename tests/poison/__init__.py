@@ -1,0 +1,1 @@
+"""Batches that lie, and what brokers answer to them."""
