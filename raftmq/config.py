@@ -191,6 +191,11 @@ class NodeConfig:
     )
     connection_idle_ms: int = _key("A connection silent for so long is closed.", default=600_000)
     peer_queue_bytes_max: int = _key("Most bytes waiting for one other node.", default=64 << 20)
+    peer_memory_bytes_max: int = _key(
+        "Most bytes received from other nodes in frames that are not complete yet; at least the "
+        "metadata snapshot and some megabytes. Beyond it the stream that holds most of them ends.",
+        default=256 << 20,
+    )
     open_files_max: int = _key("Most open segment files.", default=5_000)
     index_memory_bytes_max: int = _key("Most memory for offset and time indexes.", default=64 << 20)
     recent_bytes_max: int = _key(

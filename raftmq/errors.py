@@ -225,6 +225,10 @@ class RemoteProtocolError(RaftmqError):
     """The other side sent bytes that the protocol forbids; costs its connection, nothing else."""
 
 
+class ContainedError(RaftmqError):
+    """An invariant of ours broke, and what it belonged to has stopped; the rest goes on."""
+
+
 class KafkaError(RaftmqError):
     """An operating error with a Kafka code. Subclass or pass `code`."""
 

@@ -214,6 +214,11 @@ class SimLinks:
         stream = self._streams.get(node_id)
         return stream is not None and stream.has_ended
 
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Nobody is refused here: a frame that cannot be is a breach of its own."""
+        return {}
+
     def set_formation(self, formation_id: str) -> None:
         """All nodes of this world are of one formation."""
 

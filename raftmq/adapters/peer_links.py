@@ -2,10 +2,17 @@
 data, nor does what the cluster itself is run by (the metadata group, requests between brokers), and
 none of these behind what a peer that was away for long has to catch up with.
 
-A node dials every peer and only sends on what it dialled; it only reads what it accepted. A stream
-opens with a hello of both sides (format version, cluster, node and storage id); another cluster or
-version is refused by name. Then frames: length, checksum, kind, payload. A queue to a peer is
-bounded and is thrown away with its connection: Raft repairs losses, stale messages help nobody.
+A node dials every peer whose address the configuration or the metadata group names, never one that
+somebody gives at the door. It sends on what it dialled; to a peer that it cannot dial (one that
+joins, or moved) it answers on the streams that the peer dialled. A stream opens with a hello of
+both sides (format version, cluster, node and storage id); another cluster or version is refused by
+name. Then frames: length, checksum, kind, payload. A queue to a peer is bounded and is thrown away
+with its connection: Raft repairs losses, stale messages help nobody.
+
+Nothing at the door proves who speaks, so bounds hold for everybody: few connections before their
+hello, few nodes that nobody here has heard of, few streams of one kind for each node. No exception
+leaves the task of a stream: bad bytes cost the stream, and so does a bug of ours, which is told and
+counted; a broken invariant stops the node.
 """
 
 from __future__ import annotations
@@ -13,10 +20,11 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -32,6 +40,8 @@ from raftmq.adapters.peer_reader import (
     STORED_HEADER,
     WHOLE_BYTES_MAX,
     FrameReader,
+    PeerMemory,
+    PeerMemoryError,
     PeerRefusedError,
 )
 from raftmq.adapters.peer_socket import read_exactly, tune
@@ -41,22 +51,36 @@ from raftmq.adapters.peer_stream import (
     PeerStream,
     StreamCounts,
 )
-from raftmq.config import Address, ConfigError
+from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
 from raftmq.raft.messages import StoredChunk
 from raftmq.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 4
+PEER_FORMAT_VERSION: Final = 5
 """Of everything that nodes say to each other: raised with every change that an older node would not
 understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
 3: groups at rest are compared in parts (`resting.py`); 4: the metadata group and requests between
-brokers have a stream of their own, brokers' heartbeats go by that of heartbeats."""
+brokers have a stream of their own, brokers' heartbeats go by that of heartbeats; 5: what a node
+dialled, it also reads."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
 ACCEPT_RETRY_S: Final = 0.1
+NAMELESS_MAX: Final = 64
+"""So many connections may be open whose hello has not come; the oldest makes room for a new one,
+since a peer says hello within milliseconds, and who does not has time."""
+GUESTS_MAX: Final = 32
+"""So many nodes may hold streams that neither configuration nor metadata names: they join."""
+STREAMS_PER_KIND_MAX: Final = 3
+"""So many streams of a kind may one node hold here. More than one, since a connection whose other
+end lost its power stands for seconds after the next one comes."""
+HURRY_S: Final = 0.2
+"""A hello shortens the wait for the next dial so often."""
+REASON_LENGTH_MAX: Final = 300
+_TOLD_MAX: Final = 64
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 BULK: Final = "bulk"
@@ -85,6 +109,8 @@ _STREAM_OF: Final = {
 }
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
+REFUSALS: Final = ("hello", "identity", "limit", "frame", "memory", "deadline", "bug")
+"""Why streams are refused or ended, as the metrics have it."""
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
 
@@ -102,6 +128,9 @@ class Hello(msgspec.Struct, frozen=True):
     address: str = ""
     formation_id: str = ""
     refusal: str = ""
+
+
+_hello_decoder: Final = msgspec.json.Decoder(Hello)
 
 
 @frozen(slots=True)
@@ -152,7 +181,18 @@ class PeerLinks:
         on_lost: Callable[[NodeId], None],
         random: Random,
         turns: Turns,
+        memory_bytes_max: int,
+        on_broken_invariant: Callable[[str], None],
+        log: Any = logger,
     ) -> None:
+        """Make links that `run` opens.
+
+        Args:
+            address: where this node listens, told to others for their logs.
+            memory_bytes_max: bytes of incomplete frames from all peers together.
+            on_broken_invariant: called with the reason why the node must stop.
+            log: takes what strangers can cause; a node gives one that bounds it.
+        """
         self._hello = Hello(
             PEER_FORMAT_VERSION,
             cluster_id,
@@ -167,7 +207,16 @@ class PeerLinks:
         self._on_lost = on_lost
         self._random = random
         self._turns = turns
-        self._addresses: dict[NodeId, Address] = {}
+        self._memory = PeerMemory(memory_bytes_max)
+        self._on_broken_invariant = on_broken_invariant
+        self._log = log
+        self._told_bugs: set[str] = set()
+        self.refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        """Streams that were refused, or ended for what came on them, by reason."""
+        self._addresses: dict[NodeId, tuple[Address, ...]] = {}  # newest first, at most two
+        self._nameless: dict[socket.socket, trio.CancelScope] = {}
+        self._accepted: dict[tuple[NodeId, str], list[_Accepted]] = {}
+        self._hurried_s: dict[NodeId, float] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
         self._heard: set[NodeId] = set()  # peers with a vital stream, since they were lost last
         self._nursery: trio.Nursery | None = None
@@ -208,7 +257,7 @@ class PeerLinks:
 
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Frame and send to a peer; False when dropped (not connected, queue full)."""
-        stream = self._streams.get((node_id, _STREAM_OF[kind]))
+        stream = self._way_to(node_id, _STREAM_OF[kind])
         if stream is None:
             return False
         if stream.sock is None:
@@ -231,8 +280,9 @@ class PeerLinks:
     def _send_parts(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Send what is too large for a frame (a snapshot of the metadata state) in several, on the
         stream where nothing urgent waits; one such at a time."""
-        stream = self._streams[node_id, CATCH_UP]
-        assert isinstance(stream, ChunkStream)
+        stream = self._way_to(node_id, CATCH_UP)
+        if not isinstance(stream, ChunkStream):
+            return False
         data = memoryview(b"".join(pieces))
         if stream.sock is None or stream.queued_bytes or len(data) > WHOLE_BYTES_MAX:
             stream.dropped_frames += 1
@@ -253,7 +303,7 @@ class PeerLinks:
         tell what was damaged on the way, base offsets and leader epochs too, which no batch's own
         checksum covers. It checks each batch and its place in the log besides, as always.
         """
-        stream = self._streams.get((node_id, CATCH_UP))
+        stream = self._way_to(node_id, CATCH_UP)
         if not isinstance(stream, ChunkStream):
             return False
         if stream.sock is None:
@@ -272,13 +322,21 @@ class PeerLinks:
 
     def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool:
         """True when a stored chunk for this peer would be taken now."""
-        stream = self._streams.get((node_id, CATCH_UP))
+        stream = self._way_to(node_id, CATCH_UP)
         return isinstance(stream, ChunkStream) and stream.room_for(size_bytes)
 
     def is_connected(self, node_id: NodeId) -> bool:
         """True while the streams to this peer stand."""
-        streams = [self._streams.get((node_id, name)) for name in _VITAL]
+        streams = [self._way_to(node_id, name) for name in _VITAL]
         return all(stream is not None and stream.sock is not None for stream in streams)
+
+    def _way_to(self, node_id: NodeId, name: str) -> PeerStream | None:
+        """The stream that was dialled; where that cannot be, one that the peer dialled, if any."""
+        stream = self._streams.get((node_id, name))
+        if stream is not None and (stream.sock is not None or not stream.has_failed):
+            return stream
+        accepted = self._accepted.get((node_id, name))
+        return accepted[0].back if accepted else stream
 
     def has_ended(self, node_id: NodeId) -> bool:
         """True when the peer closed a stream of which this loop has not been told yet."""
@@ -305,12 +363,15 @@ class PeerLinks:
         return self._streams[node_id, name]
 
     def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
-        """Say where the peers are; new ones are dialled, moved ones dialled anew."""
+        """Say where the peers are, from configuration or metadata; new ones are dialled, moved ones
+        dialled anew. Where that fails, the address before is tried in turn: a file may be newer
+        than metadata that the node could not change yet, or older."""
         for node_id, address in addresses.items():
-            if node_id == self._hello.node_id or self._addresses.get(node_id) == address:
+            known = self._addresses.get(node_id, ())
+            if node_id == self._hello.node_id or known[:1] == (address,):
                 continue
-            is_new = node_id not in self._addresses
-            self._addresses[node_id] = address
+            is_new = not known
+            self._addresses[node_id] = (address, *known[:1])
             if is_new:
                 for name in STREAMS:
                     kind = ChunkStream if name == CATCH_UP else PeerStream
@@ -358,9 +419,14 @@ class PeerLinks:
                 except OSError as error:
                     if error.errno not in _OUT_OF_RESOURCES:
                         raise
-                    logger.error("cannot accept peers", why=error.strerror)
+                    self._log.error("cannot accept peers", why=error.strerror)
                     await trio.sleep(ACCEPT_RETRY_S)  # clients may hold all descriptors
                     continue
+                if len(self._nameless) >= NAMELESS_MAX:
+                    self.refusals["limit"] += 1
+                    oldest = next(iter(self._nameless))
+                    self._nameless.pop(oldest).cancel()
+                self._nameless[sock] = trio.CancelScope()
                 nursery.start_soon(self._serve, sock)
 
     async def _keep_connected(self, stream: PeerStream) -> None:
@@ -368,22 +434,14 @@ class PeerLinks:
         while True:
             await self._until_whole(stream.node_id)
             try:
-                sock, identity = await self._dial(stream)
-            except (OSError, trio.TooSlowError, msgspec.DecodeError, EOFError, UnicodeError):
-                pass  # not up yet, just gone, or no name that can be looked up: try again
-            except PeerRefusedError as error:
-                logger.warning("peer refused", peer=stream.node_id, reason=str(error))
-                backoff_ms = BACKOFF_MS[1]
-            else:
+                is_refused = not await self._connect_once(stream)
+            except Exception as error:  # noqa: BLE001 - the border of a dialled stream
+                is_refused = True
+                self._end_for(error, "dialled stream", stream.node_id)
+            backoff_ms = BACKOFF_MS[1] if is_refused else backoff_ms
+            if stream.has_stood:
+                stream.has_stood = False
                 backoff_ms = BACKOFF_MS[0]
-                stream.sock = sock
-                try:
-                    self._stands(stream, identity)
-                    await self._drain(stream)
-                    await self._until_heard(stream.node_id)
-                finally:
-                    stream.drop_connection()
-                self._ended(stream)
             with trio.move_on_after(backoff_ms * (0.5 + self._random.random()) / 1e3):
                 await stream.redial.wait()
             if stream.redial.is_set():
@@ -391,12 +449,40 @@ class PeerLinks:
                 backoff_ms = BACKOFF_MS[0]
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
 
+    async def _connect_once(self, stream: PeerStream) -> bool:
+        """Dial and send until the connection ends; False when the peer is not the right one."""
+        try:
+            sock, identity = await self._dial(stream)
+        except (OSError, trio.TooSlowError, EOFError, UnicodeError):
+            stream.has_failed = True
+            return True  # not up yet, just gone, or no name that can be looked up: try again
+        except (PeerRefusedError, RemoteProtocolError) as error:
+            reason = str(error)[:REASON_LENGTH_MAX]
+            self._log.warning("peer refused", peer=stream.node_id, reason=reason)
+            stream.has_failed = True
+            return False
+        stream.has_failed = False
+        stream.sock = sock
+        try:
+            stream.has_stood = True
+            self._stands(stream, identity)
+            await self._drain(stream, identity)
+            await self._until_heard(stream.node_id)
+        except Exception:
+            stream.drop_connection()
+            self._ended(stream)
+            raise
+        finally:
+            stream.drop_connection()
+        self._ended(stream)
+        return True
+
     def _stands(self, stream: PeerStream, identity: PeerIdentity) -> None:
         if stream.name not in _VITAL:
             return
         self._heard.add(stream.node_id)
         if self.is_connected(stream.node_id):
-            logger.info("peer connected", peer=stream.node_id)
+            self._log.info("peer connected", peer=stream.node_id)
         self._on_identity(identity)  # who hears it may send to the peer already
 
     def _ended(self, stream: PeerStream) -> None:
@@ -405,12 +491,15 @@ class PeerLinks:
             return
         self._heard.remove(stream.node_id)
         for name in _VITAL:
-            self._streams[stream.node_id, name].end()
-        logger.info("peer lost", peer=stream.node_id)
+            if (other := self._streams.get((stream.node_id, name))) is not None:
+                other.end()
+        self._log.info("peer lost", peer=stream.node_id)
         self._on_lost(stream.node_id)
 
     async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
-        address = self._addresses[stream.node_id]
+        addresses = self._addresses[stream.node_id]
+        address = addresses[stream.dials % len(addresses)]
+        stream.dials += 1
         with trio.fail_after(HELLO_TIMEOUT_S):
             try:
                 with trio.fail_after(DIAL_TIMEOUT_S) as stream.dialling:
@@ -430,72 +519,236 @@ class PeerLinks:
                     reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
                 if reason:
                     raise PeerRefusedError(f"{address}: {reason}")
+                return sock, _identity(theirs)
             except BaseException:
                 sock.close()
                 raise
-        return sock, _identity(theirs)
 
     def _dial_now(self, node_id: NodeId) -> None:
         """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
+        now_s = trio.current_time()
+        if (node_id, BULK) not in self._streams or now_s < self._hurried_s.get(node_id, 0.0):
+            return
+        self._hurried_s[node_id] = now_s + HURRY_S
         for name in STREAMS:
             if (stream := self._streams.get((node_id, name))) is not None:
                 stream.hurry()
 
-    async def _drain(self, stream: PeerStream) -> None:
+    async def _drain(self, stream: PeerStream, identity: PeerIdentity) -> None:
         """Write what did not fit at once; return when the connection ends."""
         sock = stream.sock
         assert sock is not None
         async with trio.open_nursery() as nursery:
 
-            async def watch_for_close() -> None:
-                await trio.lowlevel.wait_readable(sock)  # a peer never sends here: it is its end
+            async def read() -> None:
+                await trio.lowlevel.wait_readable(sock)  # in most cases it is the end
+                await self._read(self._reader(sock, identity, stream.name))
+
+            async def end_after(work: Callable[[], Awaitable[None]]) -> None:
+                await self._guarded(work, "dialled stream", identity.node_id)
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(watch_for_close)
-            await stream.drain()
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(end_after, read)
+            await end_after(stream.drain)
+
+    # ---- the door ----
 
     async def _serve(self, sock: socket.socket) -> None:
+        node_id: NodeId | None = None
         try:
             sock.setblocking(False)
             tune(sock)
-            with trio.fail_after(HELLO_TIMEOUT_S):
-                theirs = await _read_hello(sock)
-                identity = _identity(theirs)
-                await self._until_whole(identity.node_id)
-                reason = check_hello(self._hello, theirs)
-                await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
-            if reason:
-                logger.warning("refused a peer", peer=theirs.node_id, reason=reason)
-                return
-            if theirs.address:
-                # It may be a node that no config here names: it is answered where it says it is.
-                self.set_addresses({identity.node_id: Address.parse(theirs.address)})
-            self._dial_now(identity.node_id)
-            self._on_identity(identity)
-            await self._read(sock, identity, is_quiet=theirs.stream == HEARTBEAT)
-        except (OSError, EOFError, trio.TooSlowError, msgspec.DecodeError, ConfigError):
-            pass  # the peer went away or spoke nonsense: its connection is all it costs
-        except (PeerRefusedError, RemoteProtocolError) as error:
-            logger.warning("peer stream broken", reason=str(error))
+            met = None
+            with self._nameless[sock]:
+                met = await self._meet(sock)
+            self._nameless.pop(sock, None)
+            if met is not None:
+                identity, name = met
+                node_id = identity.node_id
+                await self._attend(sock, identity, name)
+        except (OSError, EOFError):
+            pass  # the peer went away
+        except Exception as error:  # noqa: BLE001 - the border of an accepted stream
+            self._end_for(error, "accepted stream", node_id)
         finally:
+            self._nameless.pop(sock, None)
             sock.close()
 
-    async def _read(self, sock: socket.socket, sender: PeerIdentity, *, is_quiet: bool) -> None:
-        """Read one stream to its end; a quiet one at ticks only, while nothing urgent comes."""
-        reader = FrameReader(
+    async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str] | None:
+        """Hear a hello and answer it; None: the other side is told why not."""
+        with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
+            try:
+                theirs = await _read_hello(sock)
+                identity = _identity(theirs)
+            except (PeerRefusedError, RemoteProtocolError) as error:
+                self.refusals["hello"] += 1
+                reason = str(error)[:REASON_LENGTH_MAX]
+                self._log.warning("no hello of a peer", reason=reason, where=_remote(sock))
+                return None
+            await self._until_whole(identity.node_id)
+            if reason := check_hello(self._hello, theirs):
+                self.refusals["identity"] += 1
+            elif reason := self._check_room(identity.node_id, theirs.stream):
+                self.refusals["limit"] += 1
+            reason = reason[:REASON_LENGTH_MAX]
+            await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
+            if not reason:
+                return identity, theirs.stream
+            self._log.warning(
+                "refused a peer", peer=identity.node_id, reason=reason, where=_remote(sock)
+            )
+        if limit.cancelled_caught:
+            self.refusals["deadline"] += 1
+        return None
+
+    def _check_room(self, node_id: NodeId, name: str) -> str:
+        """Say why there is no room for another stream; "" when there is.
+
+        Nobody can prove yet who he is. So the streams that work are kept, whoever says that they
+        are his: where there are too many, the youngest goes on which nothing has come.
+        """
+        if node_id not in self._addresses:
+            guests = {peer for peer, _ in self._accepted if peer not in self._addresses}
+            if node_id not in guests and len(guests) >= GUESTS_MAX:
+                return f"{len(guests)} nodes that this cluster does not know are connected"
+        accepted = self._accepted.get((node_id, name), [])
+        if len(accepted) >= STREAMS_PER_KIND_MAX:
+            silent = [each for each in accepted if not each.reader.has_heard]
+            if not silent:
+                return f"node {node_id} has {len(accepted)} streams of kind {name} here"
+            self.refusals["limit"] += 1
+            silent[-1].reader.refuse(PeerRefusedError("a newer stream takes its place"))
+            accepted.remove(silent[-1])
+        return ""
+
+    async def _attend(self, sock: socket.socket, identity: PeerIdentity, name: str) -> None:
+        """Read a stream that was let in to its end; answer on it while there is no other way."""
+        node_id = identity.node_id
+        kind = ChunkStream if name == CATCH_UP else PeerStream
+        back = kind(node_id, name, self._queue_bytes_max, sock=sock)
+        mine = _Accepted(self._reader(sock, identity, name, is_accepted=True), back)
+        self._accepted.setdefault((node_id, name), []).append(mine)
+
+        async def read() -> None:
+            self._dial_now(node_id)
+            if name in _VITAL and self._way_to(node_id, name) is back:
+                self._stands(back, identity)
+            else:
+                self._on_identity(identity)
+            await self._read(mine.reader)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._guarded, back.drain, "accepted stream", node_id)
+                await self._guarded(read, "accepted stream", node_id)
+                nursery.cancel_scope.cancel()
+        finally:
+            was_the_way = self._way_to(node_id, name) is back
+            self._leave(mine)
+            back.drop_connection()
+        if was_the_way:
+            self._ended(back)
+
+    def _leave(self, mine: _Accepted) -> None:
+        key = mine.back.node_id, mine.back.name
+        accepted = self._accepted.get(key, [])
+        if mine in accepted:
+            accepted.remove(mine)
+        if not accepted:
+            self._accepted.pop(key, None)
+
+    def _reader(
+        self, sock: socket.socket, sender: PeerIdentity, name: str, *, is_accepted: bool = False
+    ) -> FrameReader:
+        is_quiet = is_accepted and name == HEARTBEAT
+        return FrameReader(
             sock,
             sender.node_id,
             partial(self._on_frame, sender),
             is_blocked=lambda: sender.node_id in self.block_from,
             may_rest=lambda: is_quiet and self._listens_at_ticks,
             turns=self._turns,
+            memory=self._memory,
+            takes_parts=name == CATCH_UP,
         )
+
+    async def _read(self, reader: FrameReader) -> None:
+        """Read one stream to its end; a quiet one at ticks only, while nothing urgent comes."""
         self._readers[reader] = None
         try:
             await reader.run()
         finally:
             del self._readers[reader]
+
+    # ---- what went wrong ----
+
+    async def _guarded(
+        self, work: Callable[[], Awaitable[None]], where: str, node_id: NodeId
+    ) -> None:
+        """Do a stream's work; what it raises ends here."""
+        try:
+            await work()
+        except (OSError, EOFError):
+            pass  # the peer went away
+        except Exception as error:  # noqa: BLE001 - the border of a stream
+            self._end_for(error, where, node_id)
+
+    def _end_for(self, error: Exception, where: str, node_id: NodeId | None) -> None:
+        """Say and count why a stream ends; no exception goes further."""
+        errors = _single(error)
+        if isinstance(errors, OSError | EOFError):
+            return
+        reason = _REASONS.get(type(errors), "bug")
+        self.refusals[reason] += 1
+        text = f"{type(errors).__name__}: {errors}"[:REASON_LENGTH_MAX]
+        if reason != "bug":
+            self._log.warning("peer stream broken", peer=node_id, where=where, reason=text)
+            return
+        kind = f"{where} {type(errors).__name__}"
+        is_news = kind not in self._told_bugs and len(self._told_bugs) < _TOLD_MAX
+        if is_news:
+            self._told_bugs.add(kind)
+        self._log.error(
+            "a peer's stream met a bug",
+            peer=node_id,
+            where=where,
+            why=text,
+            exc_info=errors if is_news else None,
+        )
+        if isinstance(errors, AssertionError):
+            self._on_broken_invariant(f"broken invariant: {errors!r}")
+
+
+@frozen(slots=True, eq=False)
+class _Accepted:
+    """A stream that a peer dialled: what reads it, and the way back on it."""
+
+    reader: FrameReader
+    back: PeerStream
+
+
+_REASONS: Final[Mapping[type[Exception], str]] = {
+    PeerRefusedError: "frame",
+    PeerMemoryError: "memory",
+    RemoteProtocolError: "frame",
+    trio.TooSlowError: "deadline",
+    MemoryError: "memory",
+}
+
+
+def _single(error: Exception) -> Exception:
+    """The first error inside nested groups."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _remote(sock: socket.socket) -> str:
+    """Where the other side is."""
+    try:
+        return str(Address(*sock.getpeername()[:2]))
+    except OSError:
+        return "gone"
 
 
 def _identity(hello: Hello) -> PeerIdentity:
@@ -510,6 +763,8 @@ def _identity(hello: Hello) -> PeerIdentity:
         storage_id = -1
     if not 0 <= storage_id < 1 << 64 or not 0 <= hello.node_id < 1 << 31:
         raise PeerRefusedError(f"no identity: node {hello.node_id}, {hello.storage_id!r}")
+    if hello.stream not in STREAMS:
+        raise PeerRefusedError(f"no stream is called {hello.stream!r}")
     return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
 
 
@@ -526,7 +781,4 @@ async def _read_hello(sock: socket.socket) -> Hello:
     if size > HELLO_BYTES_MAX:
         raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
     data = await read_exactly(sock, size)
-    try:
-        return msgspec.json.decode(data, type=Hello)
-    except UnicodeDecodeError as error:  # no DecodeError of msgspec's
-        raise PeerRefusedError("a hello that is no text") from error
+    return decode_foreign("hello", _hello_decoder.decode, data)

@@ -57,6 +57,11 @@ class PeerStream:
     dropped_frames: int = 0
     wake: trio.Event = field(factory=trio.Event)
     is_torn: bool = False
+    dials: int = 0
+    has_failed: bool = False
+    """The last try to connect failed."""
+    has_stood: bool = False
+    """Its last connection came to stand."""
     dialling: trio.CancelScope | None = None
     """While a connection is being asked for."""
     redial: trio.Event = field(factory=trio.Event)

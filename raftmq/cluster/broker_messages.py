@@ -3,21 +3,30 @@ heartbeats, admin calls.
 
 Owns shapes and encoding only. Every request has a reply that names the controller as its sender
 knows it, so that a lost asker finds its way. Peers are of the same cluster and format version (the
-connection's hello made sure), but bytes are still checked: a bad one costs its message.
+connection's hello made sure), but bytes are still checked: a bad one costs its stream.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
 import msgspec
 
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, decode_foreign
 from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
+
+_NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+_MaybeNode: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=-1, le=NODE_ID_MAX)]
+_PartitionNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=PARTITION_MAX)]
+_Version: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=POSITION_MAX)]
+_Index: TypeAlias = Annotated[RaftIndex, msgspec.Meta(ge=0, le=POSITION_MAX)]
+_Milliseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+_Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
 class ForwardCommands(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -36,17 +45,17 @@ class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
     `is_member`: I follow it already as far as I know, but nobody leads me. What became of me?
     """
 
-    node_id: NodeId
-    storage_id: int
+    node_id: _NodeNumber
+    storage_id: Annotated[int, msgspec.Meta(ge=0)]
     is_member: bool = False
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """I am alive, and this is the newest structure I have applied."""
 
-    node_id: NodeId
-    broker_epoch: int
-    applied_version: int
+    node_id: _NodeNumber
+    broker_epoch: _Version
+    applied_version: _Version
     is_draining: bool = False
 
 
@@ -66,8 +75,8 @@ class MoveLeadership(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """To the leader of a partition: hand it to that node (ElectLeaders, balancing)."""
 
     topic_id: TopicId
-    partition: int
-    to: NodeId
+    partition: _PartitionNumber
+    to: _NodeNumber
 
 
 class ContactRequest(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -95,8 +104,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     """Answer to any request. With NOT_CONTROLLER nothing was done."""
 
     code: ErrorCode
-    controller_id: NodeId = NOBODY
-    index: RaftIndex = RaftIndex(0)
+    controller_id: _MaybeNode = NOBODY
+    index: _Index = RaftIndex(0)
     is_fenced: bool = False
     payload: bytes = b""
     message: str = ""
@@ -118,10 +127,7 @@ def decode_request(data: Buffer) -> Request:
     Raises:
         RemoteProtocolError: not one.
     """
-    try:
-        return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad control message: {error}") from error
+    return decode_foreign("control message", _decoder.decode, data)
 
 
 def decode_reply(data: Buffer) -> Reply:
@@ -130,10 +136,7 @@ def decode_reply(data: Buffer) -> Reply:
     Raises:
         RemoteProtocolError: not one.
     """
-    try:
-        return _reply_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad control reply: {error}") from error
+    return decode_foreign("control reply", _reply_decoder.decode, data)
 
 
 def read_reply(promise: Promise[bytes]) -> Reply | None:
@@ -153,9 +156,9 @@ class NewTopic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as a client asks for it; -1 means the default (KIP-464)."""
 
     name: str
-    partitions: int = -1
-    replication_factor: int = -1
-    assignments: dict[int, tuple[int, ...]] = {}
+    partitions: _Int32 = -1
+    replication_factor: _Int32 = -1
+    assignments: dict[_Int32, tuple[_Int32, ...]] = {}
     configs: dict[str, str | None] = {}
 
 
@@ -163,7 +166,7 @@ class CreateTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=1):
     """CreateTopics, or an auto-creating Metadata (`is_auto`: an existing topic is no error)."""
 
     topics: tuple[NewTopic, ...]
-    timeout_ms: int = 5000
+    timeout_ms: _Milliseconds = 5000
     validate_only: bool = False
     is_auto: bool = False
 
@@ -173,22 +176,22 @@ class DeleteTopicsCall(msgspec.Struct, frozen=True, kw_only=True, tag=2):
 
     names: tuple[str, ...] = ()
     topic_ids: tuple[UUID, ...] = ()
-    timeout_ms: int = 5000
+    timeout_ms: _Milliseconds = 5000
 
 
 class NewPartitions(msgspec.Struct, frozen=True, kw_only=True):
     """A topic should have `count` partitions in all."""
 
     name: str
-    count: int
-    assignments: tuple[tuple[int, ...], ...] | None = None
+    count: _Int32
+    assignments: tuple[tuple[_Int32, ...], ...] | None = None
 
 
 class CreatePartitionsCall(msgspec.Struct, frozen=True, kw_only=True, tag=3):
     """CreatePartitions."""
 
     topics: tuple[NewPartitions, ...]
-    timeout_ms: int = 5000
+    timeout_ms: _Milliseconds = 5000
     validate_only: bool = False
 
 
@@ -214,18 +217,18 @@ class AlterConfigsCall(msgspec.Struct, frozen=True, kw_only=True, tag=4):
     """AlterConfigs and IncrementalAlterConfigs."""
 
     resources: tuple[ConfigResource, ...]
-    timeout_ms: int = 5000
+    timeout_ms: _Milliseconds = 5000
     validate_only: bool = False
 
 
 class ReplaceNodeCall(msgspec.Struct, frozen=True, kw_only=True, tag=5):
     """`raftmq node replace`: let `new_id` take the place of `old_id`, or say what that would do."""
 
-    old_id: int
-    new_id: int
+    old_id: _Int32
+    new_id: _Int32
     even_if_alive: bool = False
     dry_run: bool = False
-    timeout_ms: int = 5000
+    timeout_ms: _Milliseconds = 5000
 
 
 AdminRequest: TypeAlias = (
@@ -266,10 +269,7 @@ def decode_admin(data: Buffer) -> AdminRequest:
     Raises:
         RemoteProtocolError: not one.
     """
-    try:
-        call: AdminRequest = _admin_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad admin call: {error}") from error
+    call: AdminRequest = decode_foreign("admin call", _admin_decoder.decode, data)
     return call
 
 
@@ -284,10 +284,7 @@ def decode_outcomes(data: Buffer) -> Outcomes:
     Raises:
         RemoteProtocolError: not one.
     """
-    try:
-        outcomes: Outcomes = _outcomes_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad admin reply: {error}") from error
+    outcomes: Outcomes = decode_foreign("admin reply", _outcomes_decoder.decode, data)
     return outcomes
 
 

@@ -11,13 +11,14 @@ old node stops instead of drifting away from the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, Union
 from uuid import UUID
 
 import msgspec
 
 from raftmq.cluster.group_commands import GROUP_COMMANDS
 from raftmq.errors import ErrorCode, RaftmqError
+from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
 from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
 
 COMMAND_VERSION: Final = 1
@@ -31,12 +32,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     """Base of all commands; the JSON field `type` holds the class's name."""
 
 
+NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+PartitionNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=PARTITION_MAX)]
+_Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-POSITION_MAX, le=POSITION_MAX)]
+
+
 class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     """Where a broker listens: `name` is client, peer or admin."""
 
     name: str
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 # ---- brokers ----
@@ -50,13 +57,13 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
     end of this log was lost, so whatever it had given away must not be given away again.
     """
 
-    node_id: NodeId
-    storage_id: str
+    node_id: NodeNumber
+    storage_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{1,16}$")]
     cluster_id: str
     rack: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
     features: tuple[str, ...] = ()
-    recoveries: int = 0
+    recoveries: _Position = 0
 
     @property
     def storage(self) -> StorageId:
@@ -67,15 +74,15 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
 class FenceBroker(Command, frozen=True, kw_only=True):
     """The controller no longer hears this broker (or it leaves): it is out of Metadata."""
 
-    node_id: NodeId
-    broker_epoch: int
+    node_id: NodeNumber
+    broker_epoch: _Number
 
 
 class UnfenceBroker(Command, frozen=True, kw_only=True):
     """The broker is live and has applied its own registration."""
 
-    node_id: NodeId
-    broker_epoch: int
+    node_id: NodeNumber
+    broker_epoch: _Number
 
 
 class UnregisterBroker(Command, frozen=True, kw_only=True):
@@ -90,14 +97,14 @@ class ReplaceNode(Command, frozen=True, kw_only=True):
     What is left to do is seen from the state alone, so whoever is controller goes on with it.
     """
 
-    old_id: NodeId
-    new_id: NodeId
+    old_id: NodeNumber
+    new_id: NodeNumber
 
 
 class EndReplacement(Command, frozen=True, kw_only=True):
     """Nothing is left of a replaced node: forget its registration."""
 
-    old_id: NodeId
+    old_id: NodeNumber
 
 
 # ---- topics ----
@@ -108,7 +115,7 @@ class TopicCreation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     name: str
     topic_id: TopicId
-    replicas: tuple[tuple[NodeId, ...], ...]
+    replicas: tuple[tuple[NodeNumber, ...], ...]
     configs: dict[str, str] = {}
 
 
@@ -128,8 +135,8 @@ class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True):
     """New partitions of a topic, numbered from `first_partition`."""
 
     topic_id: TopicId
-    first_partition: int
-    replicas: tuple[tuple[NodeId, ...], ...]
+    first_partition: PartitionNumber
+    replicas: tuple[tuple[NodeNumber, ...], ...]
 
 
 class CreatePartitions(Command, frozen=True, kw_only=True):
@@ -142,17 +149,17 @@ class ReassignPartition(Command, frozen=True, kw_only=True):
     """Wish a partition onto these brokers, preferred first; its own Raft group makes it so."""
 
     topic_id: TopicId
-    partition: int
-    replicas: tuple[NodeId, ...]
+    partition: PartitionNumber
+    replicas: tuple[NodeNumber, ...]
 
 
 class VotersReport(msgspec.Struct, frozen=True, array_like=True):
     """The fact about one partition, as its leader states it."""
 
     topic_id: TopicId
-    partition: int
-    leader_epoch: int
-    voters: tuple[NodeId, ...]
+    partition: PartitionNumber
+    leader_epoch: Annotated[int, msgspec.Meta(ge=-1, le=TERM_MAX)]
+    voters: tuple[NodeNumber, ...]
 
 
 class ReportVoters(Command, frozen=True, kw_only=True):
@@ -164,8 +171,8 @@ class ReportVoters(Command, frozen=True, kw_only=True):
 class ConfirmRemoved(Command, frozen=True, kw_only=True):
     """A broker has deleted the data of replicas that it was ordered to delete."""
 
-    node_id: NodeId
-    replicas: tuple[tuple[TopicId, int], ...]
+    node_id: NodeNumber
+    replicas: tuple[tuple[TopicId, PartitionNumber], ...]
 
 
 # ---- configs and producers ----
@@ -232,11 +239,11 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     version: int = msgspec.field(name="v")
-    node_id: NodeId = msgspec.field(name="node")
-    incarnation: int
-    sequence: int
-    broker_epoch: int = -1
-    expected_version: int = -1
+    node_id: NodeNumber = msgspec.field(name="node")
+    incarnation: _Number
+    sequence: _Number
+    broker_epoch: _Number = -1
+    expected_version: _Number = -1
     command: AnyCommand
 
 
@@ -261,10 +268,10 @@ def decode_envelope(data: Buffer) -> Envelope:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except Exception as error:  # also RecursionError and UnicodeDecodeError: others send these
         try:
             version = msgspec.json.decode(data, type=_Version).v
-        except msgspec.MsgspecError:
+        except Exception:  # noqa: BLE001 - then it is no command of any version
             version = COMMAND_VERSION
         if version > COMMAND_VERSION:
             raise UnknownCommandError(

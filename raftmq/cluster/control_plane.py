@@ -204,6 +204,8 @@ class ControlPlane:
                     raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self.controller.heartbeat(request))
             case JoinRequest():
+                if request.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self._admit(request))
             case LeaderUpdate():
                 self.leaders.merge(decode_rows(request.rows))
@@ -385,8 +387,9 @@ class ControlPlane:
                 reply = Reply(ErrorCode.NONE, self.node_id, payload=payload)
             elif isinstance(error, KafkaError):
                 reply = Reply(error.code, self._controller_hint(), message=error.message)
-            else:
-                raise error
+            else:  # a bug of ours: its outcome is as unknown to the asker as it is here
+                text = f"the controller met a bug: {type(error).__name__}"
+                reply = Reply(ErrorCode.UNKNOWN_SERVER_ERROR, self._controller_hint(), message=text)
             answer.resolve(encode(reply))
 
         self.controller.call(request).when_done(done)
@@ -428,7 +431,12 @@ class ControlPlane:
             elif (error := reply_error(reply)) is not None:
                 call.promise.fail(error)
             else:
-                call.promise.resolve(decode_outcomes(reply.payload))
+                try:
+                    outcomes = decode_outcomes(reply.payload)
+                except RemoteProtocolError:
+                    call.is_unknown = True
+                    return
+                call.promise.resolve(outcomes)
 
         return done
 

@@ -14,12 +14,13 @@ since all whom its config names may have been replaced since.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 from zlib import crc32
 
 import msgspec
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import NODE_ID_MAX, POSITION_MAX, decode_foreign
 from raftmq.ports import Random
 from raftmq.types import NodeId, ReplicaId, StorageId
 
@@ -29,9 +30,14 @@ GRACE_MS: Final = 400
 """How long a proposer that hears a majority waits for the rest of the voters."""
 ROUND_MS: Final = 500
 
-Ballot: TypeAlias = tuple[int, int]
+_Node: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+Ballot: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)], _Node]
 NO_BALLOT: Final[Ballot] = (0, 0)
-Value: TypeAlias = tuple[tuple[int, int], ...]
+Value: TypeAlias = tuple[tuple[_Node, int], ...]
+HEARD_MAX: Final = 64
+"""So many nodes are asked whether the cluster is formed; the voters in any case."""
+BALLOT_JUMP_MAX: Final = 1 << 32
+"""So far above what was promised here a round is believed: each takes half a second."""
 
 
 class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -172,7 +178,8 @@ class Formation:
 
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
-        self._heard[node_id] = storage_id
+        if node_id in self.voters or node_id in self._heard or len(self._heard) < HEARD_MAX:
+            self._heard[node_id] = storage_id
 
     def tick(self, now_ms: float) -> None:
         """Propose, or ask, when it is time; call every few milliseconds until chosen."""
@@ -213,10 +220,8 @@ class Formation:
         Raises:
             RemoteProtocolError: not a formation message.
         """
-        try:
-            message = _decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            raise RemoteProtocolError(f"formation message: {error}") from error
+        message = decode_foreign("formation message", _decoder.decode, payload)
+        self._check(sender, message)
         if isinstance(message, Chosen):
             self._decide(message.value, message.recoveries)
         elif self._state.chosen:
@@ -233,6 +238,17 @@ class Formation:
             self.mismatches[sender] = message.voters
         elif isinstance(message, Outbid):
             self._ballot = max(self._ballot, message.ballot)
+
+    def _check(self, sender: NodeId, message: FormationMessage) -> None:
+        """Refuse what no acceptor may keep, before it is kept for good."""
+        if isinstance(message, Prepare | Promised | Accept | Accepted | Outbid):
+            known = max(self._ballot, self._state.promised)
+            if message.ballot[0] - known[0] > BALLOT_JUMP_MAX:
+                raise RemoteProtocolError(f"ballot {message.ballot} of node {sender}: {known} here")
+        if isinstance(message, Accept | Chosen):
+            nodes = [node_id for node_id, _ in message.value]
+            if not nodes or len(dict.fromkeys(nodes)) != len(nodes):
+                raise RemoteProtocolError(f"node {sender} names no voters, or one twice")
 
     def _propose(self) -> None:
         self._ballot = (max(self._ballot, self._state.promised)[0] + 1, self._me)
@@ -272,6 +288,9 @@ class Formation:
     def _on_accept(self, sender: NodeId, message: Accept) -> None:
         if message.ballot < self._state.promised:
             self._tell(sender, Outbid(self._state.promised))
+            return
+        if tuple(node_id for node_id, _ in message.value) != self.voters:
+            self._tell(sender, Mismatch(self.voters))
             return
         self._store(FormationState(message.ballot, message.ballot, message.value))
         self._tell(sender, Accepted(message.ballot))

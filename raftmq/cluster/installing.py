@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raftmq.cluster.catch_up import CatchUp
-from raftmq.cluster.replica_ports import SlowRestorer
+from raftmq.cluster.metadata_snapshot import SnapshotError
+from raftmq.cluster.replica_ports import SlowRestorer, StateChecker
+from raftmq.errors import RemoteProtocolError
 from raftmq.log.log_start import LogStart
 from raftmq.ports import DiskError
 from raftmq.raft.messages import InstallLogStart
@@ -48,18 +50,27 @@ class Installing:
             install.log_start,
         ):
             return False
-        job = machine.restoring(LogStart.decode(install.payload).state)
+        log_start = LogStart.decode(install.payload)
+        job = machine.restoring(log_start.state)
         if job is None:
             return True
         self._pending = install
-        self._port.run_long(job, lambda error: self._read(install, error))
+        self._port.run_long(job, lambda error: self._read(install, log_start, error))
         return False
 
-    def _read(self, install: InstallLogStart, _error: DiskError | None) -> None:
+    def _read(
+        self, install: InstallLogStart, log_start: LogStart, _error: DiskError | None
+    ) -> None:
         if self._pending is not install:
             return
         self._pending = None
         replica = self._replica
-        if replica.failure is None:
+        if replica.failure is not None:
+            return
+        try:
+            if isinstance(replica.machine, StateChecker):
+                replica.machine.check_state(log_start)
             replica.core.step(install)
-            replica.on_touched(replica)
+        except (RemoteProtocolError, SnapshotError):
+            return  # no state that this replica could begin with: its log stays
+        replica.on_touched(replica)

@@ -11,12 +11,20 @@ known is named until a newer one is, since clients treat "no leader" worse than 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import (
+    NODE_ID_MAX,
+    PARTITION_MAX,
+    POSITION_MAX,
+    TERM_JUMP_MAX,
+    TERM_MAX,
+    decode_foreign,
+)
 from raftmq.types import Buffer, LeaderEpoch, NodeId, TopicId
 
 Key = tuple[TopicId, int]
@@ -43,14 +51,17 @@ class LeaderRow:
         return self.topic_id, self.partition
 
 
+_NodeNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+
+
 class _Wire(msgspec.Struct, array_like=True):
     topic_id: TopicId
-    partition: int
-    leader_epoch: int
-    revision: int
-    leader_id: int
-    isr: tuple[int, ...]
-    voters: tuple[int, ...]
+    partition: Annotated[int, msgspec.Meta(ge=0, le=PARTITION_MAX)]
+    leader_epoch: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)]
+    revision: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
+    leader_id: _NodeNumber
+    isr: tuple[_NodeNumber, ...]
+    voters: tuple[_NodeNumber, ...]
 
 
 _decoder: Final[msgspec.msgpack.Decoder[list[_Wire]]] = msgspec.msgpack.Decoder(list[_Wire])
@@ -102,7 +113,20 @@ class LeaderTable:
         return row if self._take(row, is_own=True) else None
 
     def merge(self, rows: Iterable[LeaderRow]) -> list[LeaderRow]:
-        """Take in what another node said; returns what was news."""
+        """Take in what another node said; returns what was news.
+
+        Raises:
+            RemoteProtocolError: an epoch beyond all that elections can have made. Believed, it
+                would hide the partition's true leader for good, so none of the rows is taken.
+        """
+        rows = list(rows)
+        for row in rows:
+            known = self._rows.get(row.key)
+            if row.leader_epoch - (0 if known is None else known.leader_epoch) > TERM_JUMP_MAX:
+                raise RemoteProtocolError(
+                    f"leader epoch {row.leader_epoch} of partition {row.partition} of "
+                    f"{row.topic_id}, known is {known and known.leader_epoch}"
+                )
         return [row for row in rows if self._take(row, is_own=False)]
 
     def forget(self, topic_id: TopicId) -> None:
@@ -151,10 +175,7 @@ def decode_rows(data: Buffer) -> list[LeaderRow]:
     Raises:
         RemoteProtocolError: not one.
     """
-    try:
-        wires = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad leader rows: {error}") from error
+    wires = decode_foreign("leader rows", _decoder.decode, data)
     return [
         LeaderRow(
             wire.topic_id,

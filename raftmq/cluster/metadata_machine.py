@@ -94,11 +94,13 @@ class Decoding:
     def __init__(self, state: Buffer) -> None:
         self._state = state
         self.image: MetadataImage | None = None
+        self.is_done = False
 
     def run(self) -> None:
         """Read it."""
         with suppress(SnapshotError):
             self.image = decode_image(self._state)
+        self.is_done = True
 
     def is_of(self, state: Buffer) -> bool:
         """True when this very state was read."""
@@ -196,7 +198,8 @@ class MetadataMachine:
                 entry = self._next_entry()
                 if entry is None:
                     break  # under repair; tried again at the next commit or tick
-                assert entry.end <= commit_end, "entries commit as a whole"
+                if entry.end > commit_end:
+                    break  # a follower that says what cannot be moved the commit into an entry
                 self._apply_entry(entry)
         except Exception as error:  # whatever it was: the images would drift apart
             self.failure = error
@@ -234,6 +237,22 @@ class MetadataMachine:
             return None
         self._decoding = Decoding(state)
         return self._decoding
+
+    def check_state(self, log_start: StateOrigin) -> None:
+        """Refuse a state that `restore` could not begin with; a large one once it was read.
+
+        Raises:
+            SnapshotError: it is no snapshot, or that of another position.
+        """
+        decoding = self._decoding
+        if decoding is not None and decoding.is_done and decoding.is_of(log_start.state):
+            image = decoding.image
+        elif len(log_start.state) < DECODE_INLINE_BYTES_MAX:
+            image = decode_image(log_start.state)
+        else:
+            return
+        if image is None or image.version + 1 != log_start.offset:
+            raise SnapshotError("no snapshot of the state at its log start")
 
     def restore(self, log_start: StateOrigin) -> None:
         """Begin at a log start: at recovery, or because a leader sent one.

@@ -184,6 +184,16 @@ def decode_image(data: Buffer) -> MetadataImage:
     Raises:
         SnapshotError: damaged, or of a newer format.
     """
+    try:
+        return _decode_image(data)
+    except SnapshotError:
+        raise
+    except Exception as error:  # a peer may have sent it, with whatever in it
+        reason = f"{type(error).__name__}: {error}"
+        raise SnapshotError(f"metadata snapshot of another shape: {reason}") from error
+
+
+def _decode_image(data: Buffer) -> MetadataImage:
     if not len(data):
         return EMPTY_IMAGE
     data = memoryview(data)
@@ -194,10 +204,7 @@ def decode_image(data: Buffer) -> MetadataImage:
         raise SnapshotError(f"metadata snapshot of format {version}, known: {SNAPSHOT_VERSION}")
     if int.from_bytes(data[6:10], "big") != crc32c(data[10:], crc32c(data[:6])):
         raise SnapshotError("metadata snapshot with a wrong checksum")
-    try:
-        snapshot = msgspec.msgpack.decode(data[10:], type=_Snapshot)
-    except msgspec.MsgspecError as error:
-        raise SnapshotError(f"metadata snapshot of another shape: {error}") from error
+    snapshot = msgspec.msgpack.decode(data[10:], type=_Snapshot)
     topics = [_read_topic(row) for row in snapshot.topics]
     return MetadataImage(
         version=snapshot.version,

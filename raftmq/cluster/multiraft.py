@@ -23,7 +23,7 @@ from raftmq.cluster.peer_codec import decode, encode, encode_node_beat, forget_g
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.resting import Rests
-from raftmq.errors import RemoteProtocolError
+from raftmq.errors import ContainedError, RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.ports import DiskError
@@ -76,6 +76,10 @@ def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _nobody(_reason: str) -> None:
     pass
 
 
@@ -142,6 +146,8 @@ class MultiRaft:
         be called from within their own callbacks."""
         self.on_stir: Callable[[], None] = _nothing
         """Called when a replica wakes, or comes, where all were at rest."""
+        self.on_broken_invariant: Callable[[str], None] = _nobody
+        """Called with the reason why the node must stop."""
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -266,6 +272,7 @@ class MultiRaft:
 
         Raises:
             RemoteProtocolError: close the connection that it came from.
+            ContainedError: so, too; a replica met a broken invariant and has stopped.
         """
         with self.batch():
             content = decode(frame)
@@ -293,7 +300,23 @@ class MultiRaft:
                         self.send(group, reply)
                     continue
                 self._dirty[replica] = None
-                replica.step(message)
+                self._step(replica, message)
+
+    def _step(self, replica: Replica, message: PeerMessage) -> None:
+        """Give a replica a message.
+
+        Raises:
+            RemoteProtocolError: it is none that a correct replica sends.
+            ContainedError: it broke an invariant; the replica has stopped, and no other.
+        """
+        try:
+            replica.step(message)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:
+            kind = type(message).__name__
+            replica.fail(f"broken invariant, at a {kind} of {message.sender}: {error!r}")
+            raise ContainedError(f"{kind} of {message.sender} to {replica.group}") from error
 
     def peer_lost(self, node_id: NodeId) -> None:
         """A peer's connections closed: groups that it leads need not wait for the timeout."""
@@ -381,6 +404,10 @@ class MultiRaft:
                 self._mail.leave()
                 for hook in self.after_drain:
                     hook()
+        except Exception as error:
+            # Ended half-way: what the engine holds in memory is not what it believes.
+            self.on_broken_invariant(f"broken invariant: {error!r}")
+            raise
         finally:
             self._is_draining = False
         job = self._journal.flush_job()

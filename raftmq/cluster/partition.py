@@ -616,6 +616,14 @@ class Partition:
         """What producers had written exactly below `offset`."""
         return self._producers.state_at(offset)
 
+    def check_state(self, log_start: LogStart) -> None:
+        """Refuse a state that `restore` could not begin with.
+
+        Raises:
+            ProducerStateError: it is damaged, or of a newer format.
+        """
+        ProducerStateTable.decode(log_start.state)
+
     def restore(self, log_start: LogStart) -> None:
         """Begin anew at a log start; `attach` replays what follows it at opening."""
         self._producers.restore(log_start)

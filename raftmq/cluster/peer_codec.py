@@ -6,7 +6,8 @@ of buffers to be sent one after the other, `decode` returns views into the frame
 change afterwards. The shell adds length and checksum (`adapters/peer_links.py`).
 
 Invariants: every count and size is checked against the bytes at hand before anything is built of
-them; whatever the peer may not send raises `RemoteProtocolError`; nothing else is ever raised.
+them, every number against what it can mean (`raftmq/foreign.py`); whatever the peer may not send
+raises `RemoteProtocolError`; nothing else is ever raised.
 
     frame   version u8 | form u8 | head size u32 | head | batches
     message (form 1)    tag u8 | topic id 16s | partition i32 | creation epoch i64
@@ -29,6 +30,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from raftmq.cluster.peer_messages import (
+    CONFUSED,
     REST_BUCKETS,
     NodeBeat,
     PeerMessage,
@@ -41,6 +43,15 @@ from raftmq.cluster.peer_messages import (
     WrongReplica,
 )
 from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import (
+    CLOCK_MS_MAX,
+    NODE_ID_MAX,
+    PARTITION_MAX,
+    POSITION_MAX,
+    TERM_MAX,
+    check_bounds,
+    decode_foreign,
+)
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
@@ -192,19 +203,23 @@ def decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
     Raises:
         RemoteProtocolError: not a frame of this format, or impossible values in it.
     """
-    try:
-        form, head, rest = _open(memoryview(frame))
-        if form == FORM_MESSAGE:
-            return [_decode_message(head, rest)]
-        if form == FORM_BEATS:
-            return _decode_beats(head, rest)
-        if form == FORM_SEVERAL:
-            return _decode_several(head, rest)
-        if form == FORM_NODE_BEAT and not len(rest):
-            sender, to, incarnation, *resting = _NODE_BEAT.unpack(head)
-            return NodeBeat(NodeId(sender), NodeId(to), incarnation, tuple(resting))
-    except struct.error as error:
-        raise RemoteProtocolError(f"truncated peer message: {error}") from error
+    return decode_foreign("peer message", _decode, frame)
+
+
+def _decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
+    form, head, rest = _open(memoryview(frame))
+    if form == FORM_MESSAGE:
+        return [_decode_message(head, rest)]
+    if form == FORM_BEATS:
+        return _decode_beats(head, rest)
+    if form == FORM_SEVERAL:
+        return _decode_several(head, rest)
+    if form == FORM_NODE_BEAT and not len(rest):
+        sender, to, incarnation, *resting = _NODE_BEAT.unpack(head)
+        _check_nodes(sender, to)
+        if incarnation != CONFUSED:
+            check_bounds("incarnation", incarnation, POSITION_MAX)
+        return NodeBeat(NodeId(sender), NodeId(to), incarnation, tuple(resting))
     raise RemoteProtocolError(f"unknown form {form} of a peer message")
 
 
@@ -284,14 +299,15 @@ def _append_body(message: AppendRequest) -> tuple[bytes, tuple[Buffer, ...]]:
 
 def _decode_message(head: memoryview, rest: memoryview) -> tuple[RaftGroupId, PeerMessage]:
     tag, group_bytes, node, storage, to_node, to_storage, term = _HEAD.unpack_from(head, 0)
+    if node < 0 or to_node < 0 or not 0 <= term <= TERM_MAX:
+        _check_nodes(node, to_node)
+        _check_terms(term)
     group = _known_groups.get(group_bytes) or _group(group_bytes)
     sender = ReplicaId(NodeId(node), StorageId(storage))
     to = ReplicaId(NodeId(to_node), StorageId(to_storage))
     reader = _READERS.get(tag)
     if reader is None:
         raise RemoteProtocolError(f"unknown peer message {tag}")
-    if term < 0:
-        _check_position(term)
     message, used = reader(term, sender, to, head[_HEAD.size :], rest)
     if used != len(rest):
         raise RemoteProtocolError("bytes after a peer message")
@@ -302,12 +318,16 @@ def _decode_beats(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupId,
     sender_node, to_node, count = _BEATS.unpack_from(head, 0)
     if len(rest) or count * _BEAT.size != len(head) - _BEATS.size:
         raise RemoteProtocolError("heartbeats do not fill their frame")
+    _check_nodes(sender_node, to_node)
     sender_node, to_node = NodeId(sender_node), NodeId(to_node)
     beats: list[tuple[RaftGroupId, PeerMessage]] = []
     for fields in _BEAT.iter_unpack(head[_BEATS.size :]):
         tag, group_bytes, storage, to_storage, term, number, end, clock = fields
-        if term < 0 or number < 0 or end < 0:
-            _check_position(term, number, end)
+        if not (0 <= term <= TERM_MAX and 0 <= number <= POSITION_MAX and 0 <= end <= POSITION_MAX):
+            _check_terms(term)
+            _check_position(number, end)
+        if not 0 <= clock <= CLOCK_MS_MAX:
+            check_bounds("clock", clock, CLOCK_MS_MAX)
         group = _known_groups.get(group_bytes) or _group(group_bytes)
         sender = ReplicaId(sender_node, storage)
         to = ReplicaId(to_node, to_storage)
@@ -347,6 +367,8 @@ def _group(encoded: bytes) -> RaftGroupId:
     group = _known_groups.get(encoded)
     if group is None:
         topic_id, partition, epoch = _GROUP.unpack(encoded)
+        check_bounds("partition", partition, PARTITION_MAX)
+        check_bounds("creation epoch", epoch, POSITION_MAX)
         group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
         if len(_known_groups) >= _KNOWN_GROUPS_MAX:
             _known_groups.clear()
@@ -359,10 +381,21 @@ def forget_group(group: RaftGroupId) -> None:
     _known_groups.pop(_encoded_group(group), None)
 
 
+def _check_nodes(*node_ids: int) -> None:
+    for node_id in node_ids:
+        check_bounds("node", node_id, NODE_ID_MAX)
+
+
+def _check_terms(*terms: int) -> None:
+    for term in terms:
+        if not 0 <= term <= TERM_MAX:
+            check_bounds("term", term, TERM_MAX)
+
+
 def _check_position(*values: int) -> None:
     for value in values:
-        if value < 0:
-            raise RemoteProtocolError(f"negative position or term {value}")
+        if not 0 <= value <= POSITION_MAX:
+            check_bounds("position", value, POSITION_MAX)
 
 
 def _take(rest: memoryview, position: int, size: int) -> memoryview:
@@ -375,7 +408,8 @@ def _read_append(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, rest: memoryview
 ) -> tuple[PeerMessage, int]:
     prev_end, prev_term, commit_end, count = _APPEND.unpack_from(body, 0)
-    _check_position(prev_end, prev_term, commit_end)
+    _check_position(prev_end, commit_end)
+    _check_terms(prev_term)
     if count * _ENTRY.size != len(body) - _APPEND.size:
         raise RemoteProtocolError("entries do not fill their head")
     entries = []
@@ -392,6 +426,9 @@ def _read_append(
             raise RemoteProtocolError("a bare entry takes one position")
         entries.append(Entry(start, entry_end, of_term, known, payload))
         end, entry_term = entry_end, of_term
+    _check_position(end)
+    if prev_term > term:
+        raise RemoteProtocolError(f"an entry of term {prev_term} before those of term {term}")
     request = AppendRequest(term, sender, to, prev_end, prev_term, commit_end, tuple(entries))
     return request, position
 
@@ -400,8 +437,11 @@ def _read_append_reply(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
 ) -> tuple[PeerMessage, int]:
     accepted, is_promise, *ends, clock = _APPEND_REPLY.unpack(body)
-    _check_position(*ends)
     flushed_end, refused, hint_end, hint_term = ends
+    _check_position(flushed_end, refused, hint_end)
+    _check_terms(hint_term)
+    if not 0 <= clock <= CLOCK_MS_MAX:
+        check_bounds("clock", clock, CLOCK_MS_MAX)
     reply = AppendReply(
         term, sender, to, accepted, flushed_end, refused, hint_end, hint_term, is_promise, clock
     )
@@ -413,7 +453,10 @@ def _read_vote_request(tag: int) -> Callable[..., tuple[PeerMessage, int]]:
         term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
     ) -> tuple[PeerMessage, int]:
         last_term, log_end, is_transfer = _VOTE.unpack(body)
-        _check_position(last_term, log_end)
+        _check_position(log_end)
+        _check_terms(last_term)
+        if last_term > term:
+            raise RemoteProtocolError(f"a log of term {last_term} asks for votes in term {term}")
         if tag == _TAGS[PreVoteRequest]:
             return PreVoteRequest(term, sender, to, last_term, log_end), 0
         return VoteRequest(term, sender, to, last_term, log_end, is_transfer), 0
@@ -444,6 +487,7 @@ def _read_heartbeat_reply(
 ) -> tuple[PeerMessage, int]:
     round_number, matched_end, clock = _BEAT_REPLY.unpack(body)
     _check_position(round_number, matched_end)
+    check_bounds("clock", clock, CLOCK_MS_MAX)
     return HeartbeatReply(term, sender, to, round_number, matched_end, clock), 0
 
 
@@ -451,7 +495,10 @@ def _read_install(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
 ) -> tuple[PeerMessage, int]:
     log_start, previous_term, configuration_size, size = _INSTALL.unpack_from(body, 0)
-    _check_position(log_start, previous_term)
+    _check_position(log_start)
+    _check_terms(previous_term)
+    if previous_term > term:
+        raise RemoteProtocolError(f"a log start of term {previous_term} in term {term}")
     rest = body[_INSTALL.size :]
     if len(rest) != configuration_size + size:
         raise RemoteProtocolError("log start does not fill its message")
@@ -484,7 +531,7 @@ def _read_repair_request(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
 ) -> tuple[PeerMessage, int]:
     start, end = _RANGE.unpack(body)
-    _check_position(start, end - start)
+    _check_position(start, end, end - start)
     return RepairRequest(term, sender, to, Offset(start), Offset(end)), 0
 
 
@@ -513,7 +560,8 @@ def _read_tail(kind: type[TailRequest | TailReply]) -> Callable[..., Any]:
             _check_position(floor)
             return TailRequest(term, sender, to, RaftIndex(floor)), 0
         floor, log_end, last_term = _TAIL.unpack(body)
-        _check_position(floor, log_end, last_term)
+        _check_position(floor, log_end)
+        _check_terms(last_term)
         tail = RaftIndex(floor), RaftIndex(log_end), Term(last_term)
         return TailReply(term, sender, to, *tail), 0
 

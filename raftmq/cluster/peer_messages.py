@@ -14,6 +14,9 @@ from attrs import frozen
 from raftmq.raft.messages import Message
 from raftmq.types import Buffer, NodeId, Offset, RaftIndex, ReplicaId, Term
 
+CONFUSED: Final = -1
+"""In place of an incarnation: we do not agree on what rests; wake what we share of each bucket
+whose number is not 0."""
 REST_BUCKETS: Final = 32
 """Groups at rest are compared in so many parts."""
 

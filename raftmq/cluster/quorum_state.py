@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
 from raftmq.types import Buffer, LeaderEpoch, NodeId, Offset, ReplicaId
 
 UNKNOWN: Final = -1
@@ -100,7 +100,4 @@ def decode_quorum(data: Buffer) -> QuorumState:
     Raises:
         RemoteProtocolError: other bytes.
     """
-    try:
-        return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"bad quorum state: {error}") from error
+    return decode_foreign("quorum state", _decoder.decode, data)

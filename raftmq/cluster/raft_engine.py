@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from raftmq.cluster.apply import STALE_SEQUENCE
+from raftmq.cluster.apply import STALE_SEQUENCE, apply
 from raftmq.cluster.barrier_rounds import BarrierRounds, Round
 from raftmq.cluster.broker_messages import (
     NOBODY,
@@ -31,7 +31,6 @@ from raftmq.cluster.commands import (
     Envelope,
     NoOperation,
     Result,
-    UnknownCommandError,
     decode_envelope,
     encode_envelope,
 )
@@ -55,12 +54,13 @@ from raftmq.errors import (
 )
 from raftmq.ports import Clock
 from raftmq.promise import Promise
-from raftmq.raft.membership import Configuration
+from raftmq.raft.membership import LEARNERS_MAX, Configuration
 from raftmq.raft.ready import SoftState
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import NodeId, Offset, RaftIndex, ReplicaId
 
 FIRST_SEQUENCE: Final = 1
+REFUSAL_LENGTH_MAX: Final = 300
 SNAPSHOT_PARTS_PER_TICK: Final = 64
 """Topics and groups encoded ahead in one tick: a millisecond or two."""
 
@@ -107,6 +107,8 @@ class RaftMetadataEngine:
         self._queue: list[bytes] = []  # only on the controller: commands of the next batches
         self._queue_bytes = 0
         self._in_flight_end: Offset | None = None
+        self._trial: MetadataImage | None = None
+        """The image as the queue and the batch under way will leave it; None: as it is."""
         self._forward_round = 0
         self._forward_began_ms = -1.0
         self._rounds = BarrierRounds()
@@ -271,6 +273,8 @@ class RaftMetadataEngine:
         configuration = self._replica.configuration
         if any(member.node_id == joiner.node_id for member in configuration.members):
             return
+        if len(configuration.learners) >= LEARNERS_MAX:
+            raise KafkaError("too many nodes follow", code=ErrorCode.POLICY_VIOLATION)
         learners = tuple(sorted((*configuration.learners, joiner)))
         self._replica.change_membership(Configuration(configuration.voters, learners))
         self.wake()
@@ -287,15 +291,33 @@ class RaftMetadataEngine:
         size = sum(len(command) for command in request.commands)
         if self._queue and self._queue_bytes + size > self._config.queue_bytes_max:
             return Reply(ErrorCode.THROTTLING_QUOTA_EXCEEDED, self._self_id)
-        try:
-            for command in request.commands:
-                decode_envelope(command)  # what this node cannot read must not enter the log
-        except UnknownCommandError as error:
-            return Reply(ErrorCode.INVALID_REQUEST, self._self_id, message=str(error))
-        self._queue.extend(request.commands)
-        self._queue_bytes += size
+        reply = Reply(ErrorCode.NONE, self._self_id)
+        for number, command in enumerate(request.commands):
+            if reason := self._take(command):
+                # Those before it are taken; its sender gives it up and sends the rest again.
+                index = RaftIndex(number)
+                reply = Reply(ErrorCode.INVALID_REQUEST, self._self_id, index, message=reason)
+                break
         self._has_work()
-        return Reply(ErrorCode.NONE, self._self_id)
+        return reply
+
+    def _take(self, command: bytes) -> str:
+        """Put a command into the queue if every node can apply it; else why not.
+
+        It is tried on the newest image there will be when its turn has come. What raises there
+        would end every node, at each of its starts, once it is in the log.
+        """
+        if self._in_flight_end is None and not self._queue:
+            self._trial = None
+        image = self.image if self._trial is None else self._trial
+        try:
+            self._trial, _ = apply(image, decode_envelope(command), Offset(image.version + 1))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not enter the log
+            text = f"{type(error).__name__}: {error}"[:REFUSAL_LENGTH_MAX]
+            return f"this command cannot be applied: {text}"
+        self._queue.append(command)
+        self._queue_bytes += len(command)
+        return ""
 
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
         """Tell another node how far it must apply to have seen all that is committed now."""
@@ -402,6 +424,7 @@ class RaftMetadataEngine:
         self._queue.clear()  # others will send theirs again, to whom it concerns
         self._queue_bytes = 0
         self._in_flight_end = None
+        self._trial = None
         self._drop_unrepeatable()
         self._resend_all()
         self._rounds.ask_again()
@@ -435,20 +458,20 @@ class RaftMetadataEngine:
             return
         if self._leads():
             for pending in self._unsent(self._config.queue_bytes_max - self._queue_bytes):
-                self._queue.append(pending.data)
-                self._queue_bytes += len(pending.data)
+                if reason := self._take(pending.data):
+                    self._fail(pending, KafkaError(reason, code=ErrorCode.INVALID_REQUEST))
             return
         controller = self.controller_id
         if controller is None or controller == self._self_id or self._forward_began_ms >= 0:
             return
-        commands = tuple(p.data for p in self._unsent(self._config.batch_bytes_max))
-        if not commands:
+        sent = self._unsent(self._config.batch_bytes_max)
+        if not sent:
             return
         self._forward_began_ms = self._clock.monotonic_ms()
         round_number = self._forward_round
-        payload = encode(ForwardCommands(commands))
+        payload = encode(ForwardCommands(tuple(pending.data for pending in sent)))
         self._forwarder.send(controller, payload).when_done(
-            lambda reply: self._forward_done(round_number, reply)
+            lambda reply: self._forward_done(round_number, sent, reply)
         )
 
     def _unsent(self, bytes_max: int) -> list[Pending]:
@@ -465,10 +488,24 @@ class RaftMetadataEngine:
             self._sent_sequence = sequence
         return chosen
 
-    def _forward_done(self, round_number: int, promise: Promise[bytes]) -> None:
+    def _forward_done(
+        self, round_number: int, sent: list[Pending], promise: Promise[bytes]
+    ) -> None:
         if round_number != self._forward_round:
             return  # given up long ago
         reply = read_reply(promise)
+        if (
+            reply is not None
+            and reply.code is ErrorCode.INVALID_REQUEST
+            and reply.index < len(sent)
+        ):
+            refused = sent[reply.index]
+            self._sent_sequence = refused.sequence  # what follows it was not taken
+            if self._pending.get(refused.sequence) is refused:
+                self._fail(refused, KafkaError(reply.message, code=reply.code))
+            self._forward_began_ms = -1.0
+            self._has_work()
+            return
         if reply is None or reply.code is not ErrorCode.NONE:
             # Not taken, or lost: the next tick, or a new leader, sends all of it again.
             self._retry_at_tick = True

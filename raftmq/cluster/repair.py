@@ -23,6 +23,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
+from raftmq.cluster.append_checks import read_log_start
 from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
 from raftmq.errors import CorruptBatchError, StorageError
@@ -182,7 +183,7 @@ class Repairer:
             self._drop_fill()
             return
         if len(reply.log_start):
-            self._adopt(LogStart.decode(reply.log_start))
+            self._adopt(read_log_start(reply.log_start, replica.machine))
             return
         before = fill.next_offset
         try:

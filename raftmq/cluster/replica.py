@@ -16,7 +16,12 @@ from collections.abc import Callable
 
 import attrs
 
-from raftmq.cluster.append_checks import answer_to_stray, check_append, check_install
+from raftmq.cluster.append_checks import (
+    answer_to_stray,
+    check_append,
+    check_install,
+    check_place,
+)
 from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.installing import Installing
@@ -268,7 +273,7 @@ class Replica(QuietBeats):
                 if self._may_take(message):
                     self.core.step(message)
             case InstallLogStart():
-                check_install(message)
+                check_install(message, self.machine)
                 if self._installing.may_step(message):
                     self.core.step(message)
             case AppendReply() | HeartbeatReply():
@@ -567,7 +572,15 @@ class Replica(QuietBeats):
             return True
         if self._clock.monotonic_ms() < self._disk_full_until_ms:
             return False
-        check_append(request)
+        if self.core.effects.install is not None:
+            return False  # the log is about to begin anew
+        base_offsets = check_append(request)
+        epochs = self.core.epochs
+        if base_offsets and (
+            request.prev_end < epochs.log_start
+            or epochs.matches(request.prev_end, request.prev_term)
+        ):
+            check_place(request, base_offsets, self.log, self.core.effects)
         return True
 
     # ---- upkeep ----

@@ -54,6 +54,16 @@ class LogReader(Protocol):
 
 
 @runtime_checkable
+class StateChecker(Protocol):
+    """A state machine that can tell whether it could begin with a state that a peer sent."""
+
+    def check_state(self, log_start: LogStart) -> None:
+        """Raises whatever `restore` would. A large state that is still to be read by the work of
+        `restoring` passes; it is checked again after that."""
+        ...
+
+
+@runtime_checkable
 class SlowRestorer(Protocol):
     """A state machine whose state may be large (the metadata image)."""
 

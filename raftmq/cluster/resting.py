@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 
 from raftmq.cluster.patience import Patience
-from raftmq.cluster.peer_messages import REST_BUCKETS, NodeBeat, PeerMessage, Rest, Wake
+from raftmq.cluster.peer_messages import (
+    CONFUSED,
+    REST_BUCKETS,
+    NodeBeat,
+    PeerMessage,
+    Rest,
+    Wake,
+)
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
@@ -35,9 +42,6 @@ from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
-CONFUSED = -1
-"""In place of an incarnation: we do not agree on what rests; wake what we share of each bucket
-whose number is not 0."""
 ABSENT_AFTER_RESTS = 10
 """A member silent for so many times the idle time before a rest is absent."""
 PROBE_BEATS = 20

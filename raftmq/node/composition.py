@@ -75,6 +75,9 @@ _LOST_VOTE: Final = (
     "state.journal, where this node wrote whom it voted for, is lost or damaged, so that it may "
     "not vote before a leader admitted it anew"
 )
+LEARNED_MAX: Final = 8
+"""A node that joins believes those it asks, at addresses of its configuration, where so many other
+nodes are: the controller, and its successors until the metadata tells."""
 LOST_HEARTBEATS: Final = 3
 """A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
 CUT_OFF_MS: Final = 1_000.0
@@ -124,6 +127,7 @@ class NodeCore:
         self.metadata_log = METADATA_LOG
         self.metadata_replica: Replica | None = None
         self._eager_ticks = 0
+        self._learned: set[NodeId] = set()
 
     def compose(self, around: Surroundings, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""
@@ -488,8 +492,11 @@ class NodeCore:
     def _learn_address(self, node_id: NodeId, where: str) -> None:
         if node_id in self.engine.image.brokers:
             return  # the image knows it better
+        if node_id not in self._learned and len(self._learned) >= LEARNED_MAX:
+            return
         with suppress(ConfigError):  # of a peer that speaks nonsense: ask another one
             self.plane.links.set_addresses({node_id: Address.parse(where)})
+            self._learned.add(node_id)
 
     def _learn_addresses(self) -> None:
         addresses = {}

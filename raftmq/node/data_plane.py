@@ -102,6 +102,7 @@ class DataPlane:
             send_stored=self.links.send_stored,
         )
         self.multiraft.on_stir = self.links.listen
+        self.multiraft.on_broken_invariant = self.fail
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         self.catch_up = around.make_catch_up(self.links, rate)
         self.batch_openers = around.batch_openers

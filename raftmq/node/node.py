@@ -41,12 +41,15 @@ from raftmq.server.deadline_task import run_deadlines
 from raftmq.server.idle_poll import hear_later
 from raftmq.server.limits import Limits
 from raftmq.server.listener import ClientPort
+from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.warm_up import warm_up
 from raftmq.server.workers import Workers
 from raftmq.turns import Turns
 
 logger = structlog.get_logger("raftmq.node")
 
+PEER_LINES_MAX: Final = 20
+"""Lines of one event in ten seconds: all peers of a large cluster may come at once."""
 ADMIN_WAIT_S: Final = 1.0
 """So long after the node is ready its admin pages are imported, if nobody asks for them before."""
 
@@ -140,6 +143,9 @@ class Node(NodeCore):
                 on_lost=ears.peer_lost,
                 random=random,
                 turns=turns,
+                memory_bytes_max=self.config.peer_memory_bytes_max,
+                on_broken_invariant=ears.fail,
+                log=RateLimitedLog(structlog.get_logger("raftmq.peers"), lines_max=PEER_LINES_MAX),
             )
             return self.links
 

@@ -72,6 +72,10 @@ class Ears(Protocol):
         """The stream to a peer ended."""
         ...
 
+    def fail(self, reason: str) -> None:
+        """The node cannot go on: an invariant broke."""
+        ...
+
 
 class Links(Protocol):
     """The ways to and from all peers, as `adapters/peer_links.py` describes them."""
@@ -79,6 +83,8 @@ class Links(Protocol):
     block_to: frozenset[NodeId]
     block_from: frozenset[NodeId]
 
+    @property
+    def refusals(self) -> Mapping[str, int]: ...
     def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool: ...
     def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool: ...
     def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool: ...

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 from attrs import field, frozen
 from attrs.validators import ge
 
-from raftmq.errors import NotLeaderError
+from raftmq.errors import NotLeaderError, RemoteProtocolError
+from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
 from raftmq.ports import Buggify, Random, never
 from raftmq.raft import follower
 from raftmq.raft.election import Election
@@ -218,6 +219,8 @@ class RaftCore:
         """
         if self.suspended or self.log_end < self.claimed_end_floor:
             return False
+        if self.term >= TERM_MAX:
+            return False  # no later term has a place on Kafka's wire
         return (
             self.is_voter
             or self.self_id in self.configurations.committed(self.commit_end)[1].voters
@@ -302,7 +305,12 @@ class RaftCore:
         return self.leadership.takes_quietly(reply)
 
     def step(self, message: Message) -> None:
-        """Advance the group by one message; never blocks, never performs I/O."""
+        """Advance the group by one message; never blocks, never performs I/O.
+
+        Raises:
+            RemoteProtocolError: no correct replica sends this. It changed nothing but what any
+                message may change: the term, and when the leader was last heard.
+        """
         if message.to != self.self_id:
             return  # for an earlier life of this node, with another storage
         kind = type(message)
@@ -321,7 +329,15 @@ class RaftCore:
                 return
             if self.election.must_ignore(message):
                 return
+            if message.term - self.term > TERM_JUMP_MAX:
+                raise RemoteProtocolError(
+                    f"{message.sender} claims term {message.term}, this replica is at {self.term}"
+                )
             self.become_follower(message.term, None)
+        elif kind in _LEADERS_WORDS and self.leader not in (None, message.sender):
+            raise RemoteProtocolError(
+                f"{message.sender} claims to lead term {self.term}, which {self.leader} leads"
+            )
         assert message.term == self.term or kind is PreVoteReply
         self._handlers[kind](message)
 
@@ -525,4 +541,5 @@ class RaftCore:
             self.leadership.on_heartbeat_reply(reply)
 
 
+_LEADERS_WORDS: Final = frozenset({AppendRequest, Heartbeat, InstallLogStart})
 _REPLIES: Final = frozenset({PreVoteReply, VoteReply, AppendReply, HeartbeatReply})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raftmq.errors import RemoteProtocolError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (
     AppendReply,
@@ -82,7 +83,10 @@ def on_install_log_start(core: RaftCore, install: InstallLogStart) -> None:
 
 
 def _begin_anew(core: RaftCore, install: InstallLogStart) -> None:
-    assert install.log_start > core.matched_end, "a log that agrees is never thrown away"
+    if install.log_start <= core.matched_end:
+        raise RemoteProtocolError(
+            f"a log start at {install.log_start} from {install.sender} contradicts what agrees"
+        )
     configuration = Configuration.decode(install.configuration)
     core.epochs.reset(install.log_start, install.previous_term)
     core.configurations.reset(configuration, install.log_start)
@@ -114,7 +118,13 @@ def _merge(
         gap_end = min(entry.start, epochs.log_end)
         if gap_end > agreed_end and epochs.matches(gap_end, agreed_term):
             agreed_end = gap_end
+        if entry.start < agreed_end or entry.term < agreed_term:
+            raise RemoteProtocolError(f"an entry at {entry.start} overlaps what is before it")
         if epochs.log_end > agreed_end:
+            if agreed_end < max(core.commit_end, core.matched_end):
+                raise RemoteProtocolError(
+                    f"another entry at {entry.start} than the one that is committed, or was sent"
+                )
             core.truncate_to(agreed_end)
         _append(core, entries[position:])
         return epochs.log_end
@@ -146,7 +156,10 @@ def _accept(core: RaftCore, leader: ReplicaId) -> None:
 
 
 def _refuse(core: RaftCore, request: AppendRequest) -> None:
-    assert request.prev_end > core.commit_end, "a committed prefix agrees with every leader's log"
+    if request.prev_end <= core.commit_end:
+        raise RemoteProtocolError(
+            f"{request.sender} has another entry before {request.prev_end}, which is committed here"
+        )
     hint_end, hint_term = core.epochs.hint(request.prev_end, request.prev_term)
     core.effects.send_now.append(
         AppendReply(

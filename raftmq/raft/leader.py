@@ -17,7 +17,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from raftmq.errors import ErrorCode, KafkaError
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import (
     AppendReply,
@@ -187,6 +187,9 @@ class Leadership:
                 if progress.inflight_messages and core.buggify("raft.full_window"):
                     break  # an answer is on its way, and what is left goes then
                 entries, size_bytes = self._entries(progress.next_end)
+                if entries and entries[0].start < progress.next_end:
+                    progress.become_catch_up(core.log_start)  # it named a place within an entry
+                    break
                 if entries:
                     if not progress.may_go_by(is_far_behind=False):
                         break
@@ -211,7 +214,9 @@ class Leadership:
         )
         if chunk is None:
             return False
-        assert chunk.entries[0].start >= progress.next_end, "not at an entry's start"
+        if chunk.entries[0].start < progress.next_end:
+            progress.become_catch_up(core.log_start)  # it named a place within an entry
+            return False
         self._send_entries(progress, chunk.entries, chunk.size_bytes, chunk)
         return True
 
@@ -293,7 +298,6 @@ class Leadership:
                 return (), 0  # the engine's log is about to change under us
             else:
                 entries = core.source.entries(start, bytes_max)
-                assert not entries or entries[0].start >= start, "not at an entry's start"
             chunk = self._chunks[start] = _cut(entries, bytes_max)
         return chunk
 
@@ -312,7 +316,8 @@ class Leadership:
             next_end = core.epochs.next_end_after(reply.hint_end, reply.hint_term)
             progress.refused(reply.refused_prev_end, next_end, core.log_start, core.now)
             return
-        assert reply.flushed_end <= core.log_end, "a follower agrees with more than there is"
+        if reply.flushed_end > core.log_end:
+            raise RemoteProtocolError(f"{reply.sender} agrees with more than there is")
         if progress.accepted(reply.flushed_end, core.now, is_promise=reply.is_promise):
             if reply.flushed_end > core.commit_end:
                 self.commit_if_possible()
@@ -325,6 +330,8 @@ class Leadership:
         progress = self.progress.get(reply.sender)
         if progress is None:
             return
+        if reply.round > self._round or reply.matched_end > core.log_end:
+            raise RemoteProtocolError(f"{reply.sender} answers what it was not asked")
         progress.last_heard_tick = core.now
         if reply.clock_ms:
             progress.clock_ms = reply.clock_ms

@@ -18,6 +18,8 @@ from attrs import field, frozen
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
+LEARNERS_MAX: Final = 1_000
+"""Of a group: who asks to join one gets no further."""
 _VERSION: Final = 1
 _HEADER: Final = Struct(">BHH")  # version, number of voters, number of learners
 _REPLICA: Final = Struct(">iQ")  # node id, storage id; voters first, then learners

@@ -17,6 +17,7 @@ from collections import deque
 from enum import Enum
 from typing import Final
 
+from raftmq.errors import RemoteProtocolError
 from raftmq.types import RaftIndex, ReplicaId
 
 FAR_PATIENCE: Final = 8
@@ -166,7 +167,8 @@ class Progress:
         if next_end is None:
             self.become_catch_up(log_start)
         else:
-            assert next_end < asked_end, "a refusal leads to an earlier try"
+            if next_end >= asked_end:
+                raise RemoteProtocolError("a refusal that leads to no earlier try")
             self.become_probe(next_end)
         # It refused what it had promised: bytes were lost there. What is committed stays so; the
         # replica itself knows that it may not vote for shorter logs than it had promised.

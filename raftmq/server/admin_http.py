@@ -23,9 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
+from raftmq.logs import structlog
 from raftmq.server.admin_leaders import LeadersPort, leaders_routes
 from raftmq.server.admin_nodes import NodesPort, nodes_routes
 from raftmq.server.admin_pages import Page, answer, read_body, too_large
+from raftmq.server.log_rate import RateLimitedLog
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,6 +37,9 @@ Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type, for an Accept header."""
 
 KEEP_ALIVE_S: Final = 30.0
+RETRY_S: Final = 1.0
+REASON_LENGTH_MAX: Final = 300
+_log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
 _JSON: Final = "application/json"
 FAULTS_BYTES_MAX: Final = 64 << 10
 FAULTS_REFUSED: Final = (
@@ -60,8 +67,8 @@ def _faults_page(faults: FaultPort | None) -> Page:
             if body is None:
                 return too_large(FAULTS_BYTES_MAX)
             try:
-                return answer(faults.replace(body))
-            except msgspec.DecodeError as error:
+                return answer(decode_foreign("faults", faults.replace, body))
+            except RemoteProtocolError as error:
                 return answer({"error": str(error)}, 400)
         return answer(faults.clear() if request.method == "DELETE" else faults.show())
 
@@ -132,12 +139,43 @@ async def serve_admin(
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.include_server_header = False
-    app = make_app(
-        health=health,
-        status=status,
-        metrics=metrics,
-        faults=faults,
-        nodes=nodes,
-        leaders=leaders,
+    app = guarded(
+        make_app(
+            health=health,
+            status=status,
+            metrics=metrics,
+            faults=faults,
+            nodes=nodes,
+            leaders=leaders,
+        )
     )
-    await serve(app, config, mode="asgi")  # type: ignore[arg-type]
+    while True:
+        try:
+            await serve(app, config, mode="asgi")
+        except Exception as error:  # noqa: BLE001 - the border of the admin port's connections
+            # Of the server's own protocol code: it costs this port its connections, nothing else.
+            _log.error("the admin port met a bug", why=repr(error)[:REASON_LENGTH_MAX])
+            config.bind = [f"fd://{os.dup(sock.fileno())}"]
+            await trio.sleep(RETRY_S)
+        else:
+            return
+
+
+def guarded(app: Any) -> Any:
+    """The same pages, with what a request meets told here: once a while, and to nobody else.
+
+    The one who asked has a 500 by then; the connection ends.
+    """
+
+    async def serve_one(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - the border of an admin request
+            _log.error(
+                "an admin request met a bug",
+                path=str(scope.get("path", ""))[:REASON_LENGTH_MAX],
+                why=f"{type(error).__name__}: {error}"[:REASON_LENGTH_MAX],
+                exc_info=error,
+            )
+
+    return serve_one

@@ -14,6 +14,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
+
 BODY_BYTES_MAX: Final = 4 << 10
 _JSON: Final = "application/json"
 
@@ -46,6 +49,8 @@ async def read_body(request: Request, bytes_max: int) -> bytes | None:
 def wish_page(kind: type[_Wish], act: Callable[[_Wish], Awaitable[dict[str, Any]]]) -> Page:
     """A page that reads a `kind` from its body and answers what `act` makes of it."""
 
+    decoder = msgspec.json.Decoder(kind)
+
     async def page(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip() != _JSON:
             return answer({"error": f"the body must be {_JSON}"}, 415)
@@ -53,8 +58,8 @@ def wish_page(kind: type[_Wish], act: Callable[[_Wish], Awaitable[dict[str, Any]
         if body is None:
             return too_large(BODY_BYTES_MAX)
         try:
-            wish = msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            wish = decode_foreign("body", decoder.decode, body)
+        except RemoteProtocolError as error:
             return answer({"error": str(error)}, 400)
         return answer(await act(wish))
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from raftmq.adapters import peer_links, peer_reader
@@ -31,7 +32,7 @@ from raftmq.adapters.peer_links import (
     _write_hello,
     check_hello,
 )
-from raftmq.adapters.peer_reader import FRAME_HEADER
+from raftmq.adapters.peer_reader import FRAME_HEADER, PeerRefusedError
 from raftmq.config import Address
 from raftmq.turns import Turns
 from raftmq.types import NodeId, StorageId
@@ -40,7 +41,13 @@ from raftmq.types import NodeId, StorageId
 class Node:
     """One end: its links and what they told."""
 
-    def __init__(self, node_id: int, cluster_id: str = "c", queue_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        cluster_id: str = "c",
+        queue_bytes_max: int = 1 << 20,
+        memory_bytes_max: int = 64 << 20,
+    ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.address = Address("127.0.0.1", self.listener.getsockname()[1])
@@ -48,6 +55,7 @@ class Node:
         self.identities: list[PeerIdentity] = []
         self.greeted: set[NodeId] = set()
         self.lost: list[int] = []
+        self.broken: list[str] = []
         self.changed = trio.Event()
         self.links = PeerLinks(
             cluster_id=cluster_id,
@@ -60,6 +68,8 @@ class Node:
             random=Random(node_id),
             address=self.address,
             turns=Turns(),
+            memory_bytes_max=memory_bytes_max,
+            on_broken_invariant=self.broken.append,
         )
 
     def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]
@@ -82,6 +92,23 @@ class Node:
                 if not condition():  # type: ignore[operator]
                     with trio.move_on_after(0.05):
                         await self.changed.wait()
+
+
+async def until_end(sock: socket.socket) -> bytes:
+    """What still comes on a connection until the other side ends it."""
+    received = b""
+    with trio.fail_after(5):
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                piece = sock.recv(65536)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                return received
+            if not piece:
+                return received
+            received += piece
 
 
 @asynccontextmanager
@@ -340,10 +367,9 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
         await _write_hello(sock, Hello(PEER_FORMAT_VERSION, "c", 1, "0b", "bulk"))
         assert (await _read_hello(sock)).refusal == ""
         sock.send(FRAME_HEADER.pack(3, 12345, KIND_RAFT) + b"abc")
-        with trio.fail_after(5):
-            await trio.lowlevel.wait_readable(sock)
-        assert sock.recv(10) == b""
+        assert (await until_end(sock)).endswith(b"hello"), "what b greets all with, then the end"
         assert b.frames == []
+        assert b.links.refusals["frame"] == 1
         sock.close()
 
 
@@ -518,3 +544,148 @@ async def test_many_small_frames_leave_the_loop_to_others(monkeypatch: pytest.Mo
             a.links.send(NodeId(2), KIND_RAFT, [b"small"])
         await b.until(lambda: len(b.frames) == 501)
     assert turns >= 250
+
+
+# ---- strangers ----
+
+
+async def say_hello(b: Node, node_id: int, address: str = "") -> socket.socket:
+    """A stranger with a valid hello, and b's answer to it read."""
+    sock = socket.create_connection((b.address.host, b.address.port))
+    sock.setblocking(False)
+    await _write_hello(
+        sock, Hello(PEER_FORMAT_VERSION, "c", node_id, f"{node_id:x}", "bulk", address)
+    )
+    with trio.fail_after(5):
+        answer = await _read_hello(sock)
+    if answer.refusal:
+        sock.close()
+        raise PeerRefusedError(answer.refusal)
+    return sock
+
+
+async def test_nobody_is_dialled_at_an_address_that_he_gives() -> None:
+    b = Node(2)
+    dialled = socket.create_server(("127.0.0.1", 0))
+    dialled.setblocking(False)
+    where = f"127.0.0.1:{dialled.getsockname()[1]}"
+    async with running(b):
+        socks = [await say_hello(b, n, address=where) for n in range(100, 110)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert not b.links._addresses
+        assert not b.links.streams()
+        with pytest.raises(BlockingIOError):
+            dialled.accept()
+        for sock in socks:
+            sock.close()
+    dialled.close()
+
+
+async def test_who_cannot_be_dialled_is_answered_on_what_he_dialled() -> None:
+    """A node that joins, of which no configuration tells, or one that moved."""
+    a, b = Node(1), Node(2)
+    a.links.set_addresses({NodeId(2): b.address})
+    async with running(b):
+        async with running(a):
+            await b.until(lambda: b.links.is_connected(NodeId(1)))
+            assert NodeId(1) in b.greeted
+            for kind in (KIND_RAFT, KIND_METADATA, KIND_BROKER, KIND_FORMATION):
+                await b.until(lambda kind=kind: b.links.send(NodeId(1), kind, [bytes(1 << 20)]))
+            await b.until(lambda: b.links.send(NodeId(1), KIND_HEARTBEATS, [b"beat"]))
+            await a.until(lambda: len(a.frames) == 5)
+            assert {sender for sender, _, _ in a.frames} == {2}
+        await b.until(lambda: b.lost == [1])
+        assert not b.links.is_connected(NodeId(1))
+
+
+async def test_strangers_are_few() -> None:
+    b = Node(2)
+    async with running(b):
+        socks = [await say_hello(b, n) for n in range(100, 100 + peer_links.GUESTS_MAX)]
+        with pytest.raises(PeerRefusedError, match="does not know"):
+            await say_hello(b, 99)
+        b.links.set_addresses({NodeId(99): Address("127.0.0.1", 1)})
+        socks.append(await say_hello(b, 99))  # one of whom it knows
+        assert b.links.refusals["limit"] == 1
+        for sock in socks:
+            sock.close()
+
+
+async def test_a_stranger_does_not_push_out_a_peer_that_speaks() -> None:
+    b = Node(2)
+    async with running(b):
+        real = await say_hello(b, 1)
+        real.send(FRAME_HEADER.pack(4, crc32c(b"real"), KIND_RAFT) + b"real")
+        await b.until(lambda: b.frames)
+        others = [await say_hello(b, 1) for _ in range(5)]
+        assert len(b.links._accepted[NodeId(1), "bulk"]) == peer_links.STREAMS_PER_KIND_MAX
+        real.send(FRAME_HEADER.pack(4, crc32c(b"more"), KIND_RAFT) + b"more")
+        await b.until(lambda: len(b.frames) == 2)
+        for sock in [real, *others]:
+            sock.close()
+
+
+async def test_connections_without_a_hello_make_room_for_others() -> None:
+    b = Node(2)
+    async with running(b):
+        where = b.address.host, b.address.port
+        silent = [socket.create_connection(where) for _ in range(peer_links.NAMELESS_MAX + 5)]
+        await b.until(lambda: b.links.refusals["limit"] == 5)
+        assert len(b.links._nameless) <= peer_links.NAMELESS_MAX
+        (await say_hello(b, 1)).close()
+        for sock in silent:
+            sock.close()
+
+
+@pytest.mark.parametrize("hello", [b'{"z":' + b"[" * 1_200, b"[" * 4_000, b"\xff" * 50])
+async def test_a_hello_that_cannot_be_read_is_counted_and_told(hello: bytes) -> None:
+    b = Node(2)
+    async with running(b):
+        with capture_logs() as logs:
+            sock = socket.create_connection((b.address.host, b.address.port))
+            sock.sendall(struct.pack(">I", len(hello)) + hello)
+            sock.setblocking(False)
+            assert await until_end(sock) == b""
+            sock.close()
+        assert b.links.refusals["hello"] == 1
+        assert [line["event"] for line in logs] == ["no hello of a peer"]
+
+
+@pytest.mark.parametrize("bug", [KeyError("planted"), RecursionError(), AssertionError("planted")])
+@pytest.mark.parametrize("border", ["frame", "identity", "dial", "look"])
+async def test_a_bug_at_a_border_costs_a_stream_and_is_told_once(
+    bug: Exception, border: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = Node(1), Node(2)
+    introduce(a, b)
+    planted = 0
+
+    def plant(*_what: object) -> None:
+        nonlocal planted
+        planted += 1
+        if planted < 4:
+            raise bug
+
+    if border == "identity":
+        monkeypatch.setattr(b.links, "_on_identity", plant)
+    elif border == "dial":
+        monkeypatch.setattr(b.links, "_stands", plant)
+    else:
+        monkeypatch.setattr(b.links, "_on_frame", plant)
+    with capture_logs() as logs:
+        async with running(a, b):
+            if border == "look":
+                await a.until(lambda: a.links.send(NodeId(2), KIND_HEARTBEATS, [b"x"]))
+                b.links.listen_at_ticks()
+            while b.links.refusals["bug"] < 2:
+                a.links.send(NodeId(2), KIND_HEARTBEATS if border == "look" else KIND_RAFT, [b"x"])
+                b.links.look()
+                await trio.sleep(0.001)
+            monkeypatch.undo()
+            await a.until(lambda: a.links.is_connected(NodeId(2)))
+            await b.until(lambda: b.links.is_connected(NodeId(1)))
+    told = [line for line in logs if line["event"] == "a peer's stream met a bug"]
+    assert {type(bug).__name__ in line["why"] for line in told} == {True}
+    kinds = {line["where"] for line in told}
+    assert len([line for line in told if line["exc_info"]]) == len(kinds), "each kind once in full"
+    assert bool(b.broken) == isinstance(bug, AssertionError), "a broken invariant stops the node"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -23,6 +23,7 @@ from raftmq.adapters.peer_reader import (
     PART_HEADER,
     READ_BUFFER_SIZE,
     FrameReader,
+    PeerMemory,
     PeerRefusedError,
 )
 from raftmq.errors import RemoteProtocolError
@@ -32,7 +33,7 @@ from raftmq.types import NodeId
 KIND = 2
 LARGE = bytes(READ_BUFFER_SIZE + 50_000)
 
-Outcome = EOFError | OSError | PeerRefusedError | RemoteProtocolError
+Outcome = EOFError | OSError | PeerRefusedError | RemoteProtocolError | trio.TooSlowError
 
 
 def frame(content: bytes, kind: int = KIND) -> bytes:
@@ -51,6 +52,7 @@ class Stream:
     frames: list[tuple[int, bytes]] = field(factory=list)
     has_ended: bool = False
     error: Outcome | None = None
+    memory: PeerMemory = field(factory=lambda: PeerMemory(1 << 30))
     reader: FrameReader = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Stream:
             is_blocked=lambda: self.is_blocked,
             may_rest=lambda: self.may_rest,
             turns=Turns(),
+            memory=self.memory,
+            takes_parts=True,
         )
 
     def on_frame(self, kind: int, content: memoryview) -> None:
@@ -76,7 +80,13 @@ class Stream:
     async def run(self) -> None:
         try:
             await self.reader.run()
-        except (EOFError, OSError, PeerRefusedError, RemoteProtocolError) as error:
+        except (
+            EOFError,
+            OSError,
+            PeerRefusedError,
+            RemoteProtocolError,
+            trio.TooSlowError,
+        ) as error:
             self.error = error
         self.has_ended = True
 
@@ -457,3 +467,84 @@ def test_cut_anywhere_and_read_at_any_time_it_is_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peer_reader, "READ_BUFFER_SIZE", SMALL_BUFFER)
         trio.run(run)
+
+
+# ---- memory and time ----
+
+
+def announced(size: int) -> bytes:
+    return FRAME_HEADER.pack(size, 0, KIND)
+
+
+async def test_what_is_only_announced_costs_little() -> None:
+    """A kibibyte that begins a frame of 96 MiB; the buffer grows with what comes."""
+    async with streaming(may_rest=False) as stream:
+        await stream.send(announced(FRAME_BYTES_MAX) + bytes(1024))
+        assert stream.memory.used_bytes == peer_reader.FIRST_BYTES
+        sent = 1024
+        while sent < 5 << 20:
+            await stream.send(bytes(1 << 16))
+            sent += 1 << 16
+        assert stream.memory.used_bytes <= 2 * sent
+        assert stream.error is None
+
+
+async def test_a_frame_that_grew_arrives_as_it_was() -> None:
+    content = bytes(range(256)) * (5 << 12)
+    async with streaming(may_rest=False) as stream:
+        data = memoryview(frame(content))
+        while data:
+            await stream.send(bytes(data[: 1 << 16]))
+            data = data[1 << 16 :]
+        assert stream.contents == [content]
+        assert stream.memory.used_bytes == 0
+
+
+async def test_who_holds_most_makes_room() -> None:
+    memory = PeerMemory(4 << 20)
+    async with streaming(may_rest=False) as large, streaming(may_rest=False) as small:
+        for stream, size in ((large, 2 << 20), (small, 1 << 10)):
+            stream.reader._memory = memory
+            data = announced(FRAME_BYTES_MAX) + bytes(size)
+            for start in range(0, len(data), 1 << 16):
+                await stream.send(data[start : start + (1 << 16)])
+        while large.error is None:
+            await small.send(bytes(1 << 16))
+            await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(large.error, peer_reader.PeerMemoryError)
+        assert small.error is None
+        with suppress(BrokenPipeError):  # it ended in the middle
+            while small.error is None:
+                await small.send(bytes(1 << 16))
+        await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(small.error, peer_reader.PeerMemoryError), "alone it holds most"
+        assert memory.used_bytes == 0
+
+
+async def test_parts_are_charged_until_the_whole_is_handed_on() -> None:
+    def part(content: bytes, *, is_last: bool) -> bytes:
+        return frame(PART_HEADER.pack(KIND, is_last) + content, KIND_PART)
+
+    async with streaming(may_rest=False) as stream:
+        await stream.send(part(bytes(1000), is_last=False))
+        assert stream.memory.used_bytes == 1000
+        await stream.send(part(bytes(500), is_last=True))
+        assert stream.memory.used_bytes == 0
+        assert [len(content) for content in stream.contents] == [1500]
+        await stream.send(part(b"a", is_last=False) + frame(PART_HEADER.pack(9, True), KIND_PART))
+        assert isinstance(stream.error, PeerRefusedError), "parts of two frames"
+
+
+@pytest.mark.parametrize(
+    "begun", [FRAME_HEADER.pack(100, 0, KIND) + b"x", announced(1 << 20) + b"x"]
+)
+async def test_a_frame_has_a_deadline(begun: bytes, autojump_clock: trio.testing.MockClock) -> None:
+    async with streaming(may_rest=False) as stream:
+        await stream.send(frame(b"whole"))
+        await trio.sleep(1_000)
+        assert stream.error is None, "between frames there is none"
+        await stream.send(begun)
+        await trio.sleep(20)
+        assert stream.error is None
+        await trio.sleep(20)
+        assert isinstance(stream.error, trio.TooSlowError)

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from raftmq.errors import RemoteProtocolError
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.leader import election_payload, may_commit
 from raftmq.raft.messages import (
@@ -168,13 +169,15 @@ def test_requests_below_the_log_start() -> None:
 
 
 def test_a_committed_prefix_is_never_touched() -> None:
-    """A leader that disagrees with it breaks the algorithm: the replica stops."""
+    """Who disagrees with it is no leader of this group: its stream ends, the log stays."""
     core = make_follower([1, 1, 1])
     core.set_commit_end(RaftIndex(2))
-    with pytest.raises(AssertionError, match="committed"):
+    with pytest.raises(RemoteProtocolError, match="committed"):
         core.step(request(2, 2, term=2))
-    with pytest.raises(AssertionError, match="committed"):
+    with pytest.raises(RemoteProtocolError, match="committed"):
         core.step(request(0, 0, entry(0, 2), term=2))
+    with pytest.raises(AssertionError, match="never truncated"):
+        core.truncate_to(RaftIndex(1))
     with pytest.raises(AssertionError, match="committed prefix may go"):
         core.log_start_moved(RaftIndex(3), Term(1))
 
@@ -183,18 +186,21 @@ def test_what_agrees_with_a_leader_is_never_truncated() -> None:
     """Within one term the leader only appends (Raft figure 3)."""
     core = make_follower([1])
     core.step(request(1, 1, entry(1, 2), term=2))
-    with pytest.raises(AssertionError, match="agrees"):
+    with pytest.raises(RemoteProtocolError, match="was sent"):
         core.step(request(0, 0, entry(0, 2), term=2))
+    with pytest.raises(AssertionError, match="never truncated"):
+        core.truncate_to(RaftIndex(1))
 
 
 def test_two_leaders_in_a_term() -> None:
-    """Election safety is asserted, not assumed."""
+    """Election safety is checked, not assumed: the second one is not believed."""
     core = make_follower([1])
     core.step(request(1, 1, term=2))
-    with pytest.raises(AssertionError, match="two leaders"):
+    with pytest.raises(RemoteProtocolError, match="claims to lead"):
         core.step(Heartbeat(Term(2), replica(3), replica(1), RaftIndex(0), 1))
+    assert core.leader == replica(2)
     _, lead = elected()
-    with pytest.raises(AssertionError, match="two leaders"):
+    with pytest.raises(RemoteProtocolError, match="claims to lead"):
         lead.step(Heartbeat(lead.term, replica(3), replica(1), RaftIndex(0), 1))
 
 

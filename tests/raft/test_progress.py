@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftmq.errors import RemoteProtocolError
 from raftmq.raft.progress import Progress, ProgressState
 from raftmq.types import RaftIndex
 from tests.raft.network import replica
@@ -115,7 +116,7 @@ def test_lost_promises() -> None:
     it.sent_entries(RaftIndex(11), 1, 1)
     assert it.refused(RaftIndex(10), RaftIndex(4), ZERO, 2)
     assert (it.match_end, it.next_end) == (4, 4)
-    with pytest.raises(AssertionError):
+    with pytest.raises(RemoteProtocolError):
         it.refused(RaftIndex(4), RaftIndex(4), ZERO, 2)
 
 

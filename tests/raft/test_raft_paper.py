@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from raftmq.errors import NotLeaderError
+from raftmq.errors import NotLeaderError, RemoteProtocolError
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
@@ -530,7 +530,10 @@ def test_reads_wait_for_a_round_of_heartbeats() -> None:
     core.step(HeartbeatReply(core.term, TWO, ONE, round_number - 1))
     core.step(HeartbeatReply(core.term, THREE, ONE, round_number))
     assert not core.read_confirmed(round_number)
-    core.step(HeartbeatReply(core.term, FOUR, ONE, round_number + 1))
+    with pytest.raises(RemoteProtocolError, match="not asked"):
+        core.step(HeartbeatReply(core.term, FOUR, ONE, round_number + 1))
+    assert not core.read_confirmed(round_number)
+    core.step(HeartbeatReply(core.term, FOUR, ONE, round_number))
     assert core.read_confirmed(round_number)
 
 

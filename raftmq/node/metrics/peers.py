@@ -26,6 +26,15 @@ DROPPED: Final = Metric(
     ("peer", "stream"),
 )
 
+REFUSED: Final = Metric(
+    "raftmq_peer_streams_refused_total",
+    "counter",
+    "Streams at the peer port, or to peers, that were refused or ended for what came on them: no "
+    "hello, another cluster's or version's, above a limit, a bad frame, too much memory, too slow, "
+    "or a bug met",
+    ("reason",),
+)
+
 
 def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     links = node.plane.links
@@ -37,7 +46,9 @@ def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[DROPPED].add(labels, counts.dropped_frames)
         if stream == "bulk":
             scrape[CONNECTED].add((str(peer),), links.is_connected(peer))
+    for reason, count in links.refusals.items():
+        scrape[REFUSED].add((reason,), count)
     yield None
 
 
-PEERS: Final = Area((CONNECTED, QUEUED, SENT, DROPPED), _collect)
+PEERS: Final = Area((CONNECTED, QUEUED, SENT, DROPPED, REFUSED), _collect)

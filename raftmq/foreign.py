@@ -1,0 +1,62 @@
+"""What other nodes send, judged before anything believes it.
+
+One function decodes (`decode_foreign`): whatever goes wrong on the way, from a bad field to nesting
+that ends the interpreter's stack, becomes one `RemoteProtocolError`, which costs the stream that
+the bytes came on. The bounds say which numbers can be meant at all. Nothing outside them is
+journaled, appended or applied (docs/decisions/0011-bounds-between-nodes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.types import Buffer
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Buffer)
+
+TERM_MAX: Final = (1 << 31) - 1
+"""A term is the leader epoch of Kafka's wire, an int32."""
+TERM_JUMP_MAX: Final = 1 << 24
+"""So far above its own term a replica believes another one at once. A node that was away for half
+a year, with an election in every second of it, is not refused."""
+POSITION_MAX: Final = 1 << 62
+"""Of offsets, positions in a group's log, rounds of heartbeats, revisions and incarnations: sums
+and differences of two still fit an int64."""
+CLOCK_MS_MAX: Final = 1 << 48
+NODE_ID_MAX: Final = (1 << 31) - 1
+PARTITION_MAX: Final = (1 << 31) - 1
+BARE_PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""Of an entry without records; the configuration of a group of 65,535 replicas fits."""
+_REASON_LENGTH_MAX: Final = 200
+
+
+def decode_foreign(what: str, decode: Callable[[D], T], data: D) -> T:
+    """The value that `decode` reads from another node's bytes.
+
+    Args:
+        what: names the bytes in the error, such as "control message".
+        decode: may raise anything at all.
+
+    Raises:
+        RemoteProtocolError: `decode` failed, however it did.
+    """
+    try:
+        return decode(data)
+    except RemoteProtocolError:
+        raise
+    except Exception as error:  # RecursionError, UnicodeDecodeError, MemoryError, and what comes
+        reason = f"{type(error).__name__}: {error}"[:_REASON_LENGTH_MAX]
+        raise RemoteProtocolError(f"bad {what}: {reason}") from error
+
+
+def check_bounds(what: str, value: int, value_max: int) -> None:
+    """Refuse a number that cannot be meant.
+
+    Raises:
+        RemoteProtocolError: it lies outside [0, value_max].
+    """
+    if not 0 <= value <= value_max:
+        raise RemoteProtocolError(f"{what} {value} is outside [0, {value_max}]")
