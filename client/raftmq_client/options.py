@@ -216,9 +216,9 @@ class ConsumerSettings(TypedDict, total=False):
     group: str | None
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
-    delivery: str | None
-    reset: str | None
-    isolation: str
+    delivery: Literal["at_least_once", "at_most_once"] | None
+    reset: Literal["earliest", "latest", "none"] | None
+    isolation: Literal["read_uncommitted", "read_committed"]
     auto_commit_ms: float | None
     max_wait_ms: int
     min_bytes: int

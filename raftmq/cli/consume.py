@@ -97,14 +97,13 @@ def consume(
             message = "a group decides partitions and offsets itself; leave out --partition"
             raise CommandError(f"{message}, or --group", EXIT_USAGE)
         write = _formatter(as_json, record_format, key_delimiter, delimiter, headers)
-        reset = "latest" if offset in ("latest", "end") else "earliest"
         is_member = group is not None
         reader = _Reader(write, count, follow and not exit_at_end, idle, is_member=is_member)
         with Consumer(
             bootstrap,
             group=group,
             topics=(name,) if is_member else (),
-            reset=reset,
+            reset="latest" if offset in ("latest", "end") else "earliest",
             isolation="read_committed" if committed_only else "read_uncommitted",
             client_id="raftmq-cli",
             on_assigned=reader.assigned,

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from raftmq.errors import ErrorCode
 from raftmq.protocol import (
     ANNOUNCED,
     ApiKey,
@@ -105,12 +106,44 @@ class Line:
         return body[4:]
 
 
-def api_versions() -> bytes:
+def api_versions(*, has_sasl: bool = True) -> bytes:
     keys = [
         Struct(api_key=api, min_version=low, max_version=high)
         for api, (low, high) in ANNOUNCED.items()
     ]
+    keys += [
+        Struct(api_key=api, min_version=0, max_version=1)
+        for api in (SASL_HANDSHAKE, SASL_AUTHENTICATE)
+        if has_sasl
+    ]
     return encode_response(ApiKey.API_VERSIONS, 3, Struct(error_code=0, api_keys=keys))
+
+
+@pytest.mark.parametrize("way", ["not announced", "refused"])
+def test_sasl_at_a_plain_port_says_so(way: str) -> None:
+    line = Line(Security(sasl=Plain("user", "pencil")))
+    if way == "refused":
+        line.shake()
+        line.choose(b"PLAIN", ErrorCode.ILLEGAL_SASL_STATE)
+    else:
+        _, correlation_id, _ = line.heard()
+        head = encode_response_header(ApiKey.API_VERSIONS, 3, correlation_id)
+        line.say(correlation_id, api_versions(has_sasl=False), head)
+    assert isinstance(line.core.error, AuthenticationError)
+    assert "the port is plain" in str(line.core.error)
+
+
+def test_a_port_that_hangs_up_early_is_told_by_its_kind() -> None:
+    line = Line(None)
+    line.core.received(0, 1)
+    assert "may want TLS" in str(line.core.error)
+    line = Line(Security(tls=client_context()))
+    line.core.received(0, 1)
+    assert "may be plain" in str(line.core.error)
+    line = Line(Security(tls=client_context()))
+    line.core.buffer()[:10] = b"no TLS her"
+    line.core.received(10, 1)
+    assert "may be plain" in str(line.core.error)
 
 
 def test_plain_says_name_and_password() -> None:

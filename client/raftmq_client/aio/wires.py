@@ -8,6 +8,7 @@ and asyncio each implement this in a module of their own, imported only where it
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, cast
@@ -115,4 +116,6 @@ UNREACHABLE: Final = (OSError, ValueError, OverflowError)
 
 def say(error: Exception) -> str:
     """Why nobody was reached, for people."""
+    if isinstance(error, OSError) and error.errno and "Connect call failed" in str(error):
+        return os.strerror(error.errno)  # asyncio names the address there, and not the reason
     return getattr(error, "strerror", None) or str(error)

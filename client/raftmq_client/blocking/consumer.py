@@ -125,6 +125,12 @@ class Consumer:
             return self._core.assignment
 
     @property
+    def trouble(self) -> str:
+        """What is waited for, for people: a broker, a topic, the group; empty if for records."""
+        with self._engine.lock:
+            return self._core.trouble
+
+    @property
     def generation(self) -> int:
         """The group's generation that this member is in; -1 while it is in none."""
         with self._engine.lock:

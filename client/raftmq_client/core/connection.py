@@ -145,7 +145,7 @@ class ConnectionCore:
     def received(self, count: int, now: float) -> None:
         """Account for received bytes: finish the calls they answer; 0 is the end of the stream."""
         if count == 0:
-            self.fail("the broker closed the connection", now)
+            self.fail(f"the broker closed the connection{self._hint()}", now)
             return
         try:
             if self._tls is not None:
@@ -154,7 +154,17 @@ class ConnectionCore:
             for frame in self._reader.received(count):
                 self._answer(frame, now)
         except RemoteProtocolError as error:
-            self.fail(f"the broker broke the protocol: {error}", now)
+            self.fail(f"the broker broke the protocol: {error}{self._hint()}", now)
+
+    def _hint(self) -> str:
+        """What most often ends a connection so early: another kind of port than is spoken to."""
+        if self.answered == 0 and self._tls is not None and not self._tls.is_ready:
+            return " (no TLS there? the port may be plain)"
+        if self.answered == 0 and self._tls is None:
+            return " (before it said anything: the port may want TLS)"
+        if self.answered == 1 and self._sasl is None and self._waiting:
+            return " (at the first request: the port may want SASL)"
+        return ""
 
     def _received_tls(self, tls: TlsLayer, count: int, now: float) -> None:
         tls.received(count)
@@ -253,6 +263,10 @@ class ConnectionCore:
         self, sasl: Plain | Scram, versions: dict[int, tuple[int, int]], now: float
     ) -> None:
         """Choose the mechanism, then say and hear what it wants (KIP-43, KIP-152)."""
+        if SASL_HANDSHAKE not in versions:
+            reason = "the port is plain: it asks for no authentication"
+            self.fail(reason, now, AuthenticationError(f"{sasl.mechanism}: {reason}"))
+            return
         exchange = sasl.exchange()
 
         def refuse(reason: str, at: float) -> None:
@@ -263,6 +277,9 @@ class ConnectionCore:
                 self.fail(f"no authentication: {error}", at)
                 return
             code, offered = response
+            if code == ErrorCode.ILLEGAL_SASL_STATE:
+                refuse("the port is plain: it asks for no authentication", at)
+                return
             if code:
                 refuse(f"not offered; the broker offers {', '.join(offered) or 'nothing'}", at)
                 return

@@ -9,6 +9,7 @@ socket.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -29,6 +30,7 @@ from raftmq_client.core.metadata import check_topic
 from raftmq_client.core.progress import Places, Progress
 from raftmq_client.errors import DeserializationError, UsageError
 
+_LOG: Final = logging.getLogger("raftmq_client.consumer")
 _COMMIT_PAUSE_MS: Final = 100.0
 """Between two automatic commits while nothing comes, however short their interval is."""
 
@@ -67,6 +69,7 @@ class ConsumerCore:
         self._progress = Progress()
         self._batch: list[ConsumerRecord] = []  # taken for an iteration
         self._batch_next = 0
+        self._chosen: tuple[str, ...] = ()
         self._is_by_hand: bool | None = None  # None until something is chosen
         self._unstarted: dict[TopicPartition, None] = {}  # their committed offset is not known yet
         self._starting: Pending | None = None
@@ -89,6 +92,7 @@ class ConsumerCore:
             for topic in wanted:
                 check_topic(topic)
         self._choose(by_hand=False)
+        self._chosen = () if isinstance(wanted, re.Pattern) else wanted
         if self.group is None:
             self._everything.want(wanted)
         else:
@@ -204,6 +208,8 @@ class ConsumerCore:
         group = self.group
         if self._metadata.refusal is not None:
             return True
+        if self._metadata.final_refusal(self._topics()) is not None:
+            return True
         return self.fetcher.has_records or (
             group is not None and (bool(group.events) or group.error is not None)
         )
@@ -233,6 +239,9 @@ class ConsumerCore:
             raise UsageError(f"records_max is a number from 1 on, not {records_max!r}")
         if self._metadata.refusal is not None:
             raise self._metadata.refusal.fresh()
+        refused = self._metadata.final_refusal(self._topics())
+        if refused is not None:
+            raise refused
         self._finish_all()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)
@@ -242,9 +251,37 @@ class ConsumerCore:
             return self._decode(taken)
         return taken
 
+    def _topics(self) -> Iterable[str]:
+        """What is to be read, as far as it has names."""
+        if not self._metadata.errors:
+            return ()
+        chosen = [key.topic for key in self.fetcher.readers]
+        return dict.fromkeys([*self._chosen, *chosen])
+
+    @property
+    def trouble(self) -> str:
+        """What is waited for, for people; empty while records may come."""
+        metadata = self._metadata
+        if metadata.unreachable:
+            return metadata.unreachable
+        for topic in self._topics():
+            if topic in metadata.errors:
+                return f"topic {topic!r} is not there: {metadata.why_not(topic)}"
+        if self.group is not None and self.group.waits_for:
+            return self.group.waits_for
+        for key in self.fetcher.readers:
+            if metadata.leader(*key) is None:
+                return f"{key} has no leader"
+        return ""
+
     def _finish_all(self) -> None:
         """The caller came back for more: what was in hand is finished."""
-        self.end_iteration()
+        batch, handed = self._batch, self._batch_next
+        self._batch, self._batch_next = [], 0
+        if handed < len(batch):
+            if not self.options.commits_first:
+                self._progress.hold_first(batch, handed)
+            self._read_again(batch[handed:])
         self._progress.finish()
         self._note_starts()
 
@@ -551,6 +588,8 @@ class ConsumerCore:
         for pending, positions in self._open_commits:
             if pending.is_done and pending.error is None:
                 self._progress.saved(positions)
+            elif pending.is_done:
+                _LOG.warning("a commit of %s did not get through: %s", positions, pending.error)
         self._open_commits = [item for item in self._open_commits if not item[0].is_done]
 
     def _unsaved(self, partitions: Iterable[TopicPartition]) -> Places:

@@ -9,6 +9,7 @@ hold up fetches.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,6 +58,7 @@ from raftmq_client.core.group_state import (
     refuse,
 )
 from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.trouble import Trouble
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -65,6 +67,7 @@ from raftmq_client.errors import (
     UsageError,
 )
 
+_LOG: Final = logging.getLogger("raftmq_client.group")
 NO_GENERATION: Final = -1
 _FIND_TIMEOUT_MS: Final = 3_000.0
 
@@ -91,6 +94,9 @@ class GroupCore:
         """Why the member is not in its group."""
         self.is_shut = False
         """It never will be: `error` is told until other topics are chosen."""
+        self.waits_for = ""
+        """Why this member does not get on, for people."""
+        self._trouble = Trouble(_LOG)
         self._metadata = metadata
         self._topics: tuple[str, ...] = ()
         self._pattern: re.Pattern[str] | None = None
@@ -358,6 +364,9 @@ class GroupCore:
         """Try again later; the coordinator is looked up anew unless it merely loads."""
         if not isinstance(error, BrokerError) or error.code in COORDINATOR_CODES:
             self._coordinator = None
+        if self._failures:  # a single one is everyday life
+            self.waits_for = f"group {self.group!r} does not get on: {error}"
+            self._trouble.tell("", self.waits_for, now)
         if self._pending:
             self._pending[0].last_error = error
         backoff = self.options.backoff_ms * 2 ** min(self._failures, 8)
@@ -392,6 +401,9 @@ class GroupCore:
         rest = tuple(key for key in partitions if key not in told)
         if rest:
             event = GaveUp(rest, is_lost)
+            level = logging.WARNING if is_lost else logging.INFO
+            what = "lost" if is_lost else "gives up"
+            _LOG.log(level, "group %r: member %s %s", self.group, what, rest)
             self.events.append(event)
             self._giving_up.append(event)
 
@@ -495,6 +507,9 @@ class GroupCore:
         added, self._added = self._added, ()
         if self.is_cooperative:
             self.owned = (*self.owned, *added)
+        self.waits_for = ""
+        self._trouble.over("", f"group {self.group!r} gets on")
+        _LOG.info("group %r, generation %d: assigned %s", self.group, self.generation, added)
         self.events.append(Assigned(added, committed, self.is_cooperative))
         self.state = MemberState.UNJOINED if self._must_rejoin else MemberState.STABLE
         self._must_rejoin = False

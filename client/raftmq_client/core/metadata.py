@@ -19,6 +19,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call, struct_call
+from raftmq_client.core.trouble import Trouble
 from raftmq_client.errors import (
     AuthenticationError,
     BrokerError,
@@ -76,6 +77,10 @@ class ClusterInfo:
     topics: tuple[TopicInfo, ...]
 
 
+FINAL_TOPIC_CODES: Final = frozenset(
+    {ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+)
+"""Of a topic: asking on brings nothing."""
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -178,6 +183,9 @@ class MetadataCore:
     _leaders: dict[TopicPartition, tuple[int, int]] = field(factory=dict)  # (leader, epoch)
     _wants_all: bool = False
     _is_due: bool = True
+    _trouble: Trouble = field(
+        factory=lambda: Trouble(logging.getLogger("raftmq_client.metadata")), repr=False
+    )
     _is_asking: bool = False
     _asked: int = 0
     _answered_up_to: int = 0
@@ -214,6 +222,14 @@ class MetadataCore:
         self._used_at.pop(topic, None)
         self._denied_at.pop(topic, None)
         self.errors.pop(topic, None)
+
+    def final_refusal(self, topics: Iterable[str]) -> BrokerError | None:
+        """Why one of these topics can never be used so; None where waiting may help."""
+        for topic in topics if self.errors else ():
+            code = self.errors.get(topic)
+            if code in FINAL_TOPIC_CODES:
+                return BrokerError(code, about=f"topic {topic!r}")
+        return None
 
     @property
     def next_question(self) -> int:
@@ -318,10 +334,14 @@ class MetadataCore:
 
     def _apply_topic(self, topic: TopicInfo, now: float) -> None:
         if topic.error_code != ErrorCode.NONE:
+            if topic.name in self._wanted:
+                code = BrokerError(topic.error_code).code.name
+                self._trouble.tell(topic.name, f"topic {topic.name!r} is not there: {code}", now)
             self.errors[topic.name] = topic.error_code
             self._denied_at[topic.name] = now
             self._is_due = True
             return
+        self._trouble.over(topic.name, f"topic {topic.name!r} is there")
         self.errors.pop(topic.name, None)
         self._denied_at.pop(topic.name, None)
         known = self.topics.get(topic.name)
