@@ -277,7 +277,7 @@ def test_noise_is_refused(data: bytes) -> None:
 
 # Everything below the hello that two nodes must agree on. Whoever changes it raises the version
 # that the hello names, or an older node would drop frames without a word.
-AGREED = {4: "18e6c4039ff581f7"}
+AGREED = {5: "18e6c4039ff581f7"}
 
 
 def test_a_change_of_form_raises_the_peer_format_version() -> None:
