@@ -9,17 +9,19 @@ metadata group; /health/live only when the process should be started anew.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio import serve
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -37,7 +39,9 @@ Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type, for an Accept header."""
 
 KEEP_ALIVE_S: Final = 30.0
-RETRY_S: Final = 1.0
+READ_TIMEOUT_S: Final = 60
+CONNECTIONS_MAX: Final = 100
+"""At a time, so that nobody takes the descriptors of the node here."""
 REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
 _JSON: Final = "application/json"
@@ -121,6 +125,15 @@ def make_app(
     )
 
 
+class _Connection(TCPServer):
+    """One connection, which is over when its client hangs up: Hypercorn would wait for the end of
+    the time that an idle one may stay."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
 async def serve_admin(
     sock: socket.socket,
     *,
@@ -131,34 +144,41 @@ async def serve_admin(
     nodes: NodesPort | None = None,
     leaders: LeadersPort | None = None,
 ) -> None:
-    """Serve the admin port on a bound socket until cancelled."""
+    """Serve the admin port on a bound socket until cancelled; it stays the caller's.
+
+    Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
+    that connection. Beyond `CONNECTIONS_MAX` of them a new one is closed at once.
+    """
     config = Config()
-    # Hypercorn closes what it serves on; the caller's socket stays the caller's.
-    config.bind = [f"fd://{os.dup(sock.fileno())}"]
     config.accesslog = None
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
+    config.read_timeout = READ_TIMEOUT_S
     config.include_server_header = False
-    app = guarded(
-        make_app(
-            health=health,
-            status=status,
-            metrics=metrics,
-            faults=faults,
-            nodes=nodes,
-            leaders=leaders,
-        )
+    pages = make_app(
+        health=health, status=status, metrics=metrics, faults=faults, nodes=nodes, leaders=leaders
     )
-    while True:
-        try:
-            await serve(app, config, mode="asgi")
-        except Exception as error:  # noqa: BLE001 - the border of the admin port's connections
-            # Of the server's own protocol code: it costs this port its connections, nothing else.
-            _log.error("the admin port met a bug", why=repr(error)[:REASON_LENGTH_MAX])
-            config.bind = [f"fd://{os.dup(sock.fileno())}"]
-            await trio.sleep(RETRY_S)
-        else:
+    app: Any = ASGIWrapper(guarded(pages))
+    context = WorkerContext(None)
+    open_connections = 0
+
+    async def serve_connection(stream: trio.SocketStream) -> None:
+        nonlocal open_connections
+        if open_connections >= CONNECTIONS_MAX:
+            await trio.aclose_forcefully(stream)
             return
+        open_connections += 1
+        try:
+            connection: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
+            await _Connection(app, config, context, ConnectionState({}), connection)
+        except Exception as error:  # noqa: BLE001 - the border of one connection
+            _log.error("an admin connection met a bug", why=repr(error)[:REASON_LENGTH_MAX])
+            await trio.aclose_forcefully(stream)
+        finally:
+            open_connections -= 1
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
+    await trio.serve_listeners(serve_connection, [listener])
 
 
 def guarded(app: Any) -> Any:
@@ -170,6 +190,8 @@ def guarded(app: Any) -> Any:
     async def serve_one(scope: Any, receive: Any, send: Any) -> None:
         try:
             await app(scope, receive, send)
+        except (ClientDisconnect, trio.BusyResourceError):
+            pass  # it went away in the middle, or spoke out of turn: nobody is left to answer
         except Exception as error:  # noqa: BLE001 - the border of an admin request
             _log.error(
                 "an admin request met a bug",

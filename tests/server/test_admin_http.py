@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from raftmq.server import admin_http
 from raftmq.server.admin_http import serve_admin
 from raftmq.server.listener import open_listen_socket
 
@@ -68,3 +72,62 @@ async def test_pages(is_healthy: bool, is_live: bool) -> None:
             assert code == 404
         nursery.cancel_scope.cancel()
     sock.close()
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """The port of a running admin server."""
+    sock = open_listen_socket("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+
+    async def serve() -> None:
+        await serve_admin(sock, health=lambda: (True, {}), status=status, metrics=metrics)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            try:
+                yield port
+            finally:
+                nursery.cancel_scope.cancel()
+                sock.close()
+
+
+async def test_a_bug_in_the_servers_protocol_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others that are open go on: a scrape is not cut off by a stranger's bytes."""
+    read = admin_http._Connection._read_data
+    asked: list[int] = []
+
+    async def read_or_fail(server: admin_http._Connection) -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise trio.BusyResourceError("two tasks send")
+        await read(server)
+
+    monkeypatch.setattr(admin_http._Connection, "_read_data", read_or_fail)
+    async with served() as port:
+        first = await trio.open_tcp_stream("127.0.0.1", port)
+        async with first:
+            failed = pytest.raises((IndexError, trio.BrokenResourceError))
+            with capture_logs() as logs, failed:
+                await get(port, "/health")
+            assert [line["event"] for line in logs] == ["an admin connection met a bug"]
+            await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
+        assert (await get(port, "/health"))[0] == 200
+
+
+async def test_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_http, "CONNECTIONS_MAX", 2)
+    async with served() as port:
+        kept = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        async with await trio.open_tcp_stream("127.0.0.1", port) as extra:
+            assert await extra.receive_some() == b"", "it is told by an end at once"
+        for stream in kept:
+            await stream.aclose()
+        code = 0
+        while code != 200:  # until the server has seen them go
+            with suppress(IndexError, trio.BrokenResourceError):
+                code, _ = await get(port, "/health")
