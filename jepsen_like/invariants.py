@@ -27,6 +27,7 @@ from typing import Final
 
 from attrs import define, field
 
+from raftmq.errors import ContainedError
 from raftmq.raft.quorum import majority
 from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId
 
@@ -36,6 +37,8 @@ OWN_MISTAKE: Final = "OwnMistake"
 def name_of_finding(error: BaseException) -> str:
     """What an escaped exception is called: by its class where the product raised it. What the
     simulation itself stumbled over is another matter, and never counts as having caught a bug."""
+    if isinstance(error, ContainedError) and error.__cause__ is not None:
+        error = error.__cause__  # which stopped a replica alone
     frame = None
     trace = error.__traceback__
     while trace is not None:
