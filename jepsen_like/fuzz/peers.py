@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any, Final
 from uuid import UUID
@@ -282,29 +284,43 @@ def odd_command(node_id: int, random: Random) -> bytes:
     return msgspec.json.encode(envelope)
 
 
-def odd_struct(kind: Any, random: Random) -> Any:
+@frozen(slots=True)
+class Plausible:
+    """Values of a cluster that exists: a command with one odd field among them gets far."""
+
+    texts: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    ids: tuple[UUID, ...] = ()
+
+
+NOTHING_PLAUSIBLE: Final = Plausible()
+
+
+def odd_struct(kind: Any, random: Random, plausible: Plausible = NOTHING_PLAUSIBLE) -> Any:
     """A struct whose fields are of their types, with values from the edges.
 
     It is made without validation, as bytes from a stranger are: texts where numbers are encoded,
     numbers that fit no column.
     """
-    values = {field.name: _odd_value(field.type, random) for field in msgspec.structs.fields(kind)}
-    return kind(**values)
+    make = partial(_of_info, random=random, plausible=plausible)
+    info: Any = msgspec.inspect.type_info(kind)
+    return kind(**{field.name: make(field.type, depth=0) for field in info.fields})
 
 
-def _odd_value(kind: Any, random: Random, depth: int = 0) -> Any:
-    info = msgspec.inspect.type_info(kind)
-    return _of_info(info, random, depth)
-
-
-def _of_info(info: Any, random: Random, depth: int) -> Any:
+def _of_info(info: Any, *, random: Random, plausible: Plausible, depth: int) -> Any:
     inspect = msgspec.inspect
+    make = partial(_of_info, random=random, plausible=plausible, depth=depth + 1)
+    is_plausible = random.random() < 0.7
     match info:
         case inspect.IntType():
+            if is_plausible and plausible.numbers:
+                return random.choice(plausible.numbers)
             return random.choice((0, 1, 2, 3, -1, 100, (1 << 31) - 1, 1 << 31, (1 << 63) - 1))
         case inspect.BoolType():
             return random.random() < 0.5
         case inspect.StrType():
+            if is_plausible and plausible.texts:
+                return random.choice(plausible.texts)
             return random.choice(("", "zz", "fuzz", "a\nb", "f" * 16, "é" * 300, "0"))
         case inspect.BytesType():
             return random.randbytes(random.randrange(40))
@@ -313,26 +329,23 @@ def _of_info(info: Any, random: Random, depth: int) -> Any:
         case inspect.NoneType():
             return None
         case inspect.UUIDType():
+            if is_plausible and plausible.ids:
+                return random.choice(plausible.ids)
             return UUID(int=random.getrandbits(128))
         case inspect.UnionType():
-            return _of_info(random.choice(info.types), random, depth)
+            return make(random.choice(info.types))
         case inspect.VarTupleType() | inspect.ListType():
             count = 0 if depth > 4 else random.randrange(3)
-            return tuple(_of_info(info.item_type, random, depth + 1) for _ in range(count))
+            return tuple(make(info.item_type) for _ in range(count))
         case inspect.TupleType():
-            return tuple(_of_info(item, random, depth + 1) for item in info.item_types)
+            return tuple(make(item) for item in info.item_types)
         case inspect.DictType():
-            count = random.randrange(3)
-            pairs = (
-                (_of_info(info.key_type, random, depth), _of_info(info.value_type, random, depth))
-                for _ in range(count)
-            )
-            return dict(pairs)
+            pairs = ((make(info.key_type), make(info.value_type)) for _ in range(2))
+            return dict(islice(pairs, random.randrange(3)))
         case inspect.EnumType():
             return random.choice(tuple(info.cls))
         case inspect.StructType():
-            fields = {field.name: _of_info(field.type, random, depth + 1) for field in info.fields}
-            return info.cls(**fields)
+            return info.cls(**{field.name: make(field.type) for field in info.fields})
         case inspect.CustomType() | inspect.AnyType():
             return None
     raise TypeError(f"no odd values for {info!r}")

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from jepsen_like.fuzz.peers import odd_struct
+from jepsen_like.fuzz.peers import Plausible, odd_struct
 from raftmq.cluster.commands import CONTROL_COMMANDS, AllocateProducerIds, ProducerIds
 from raftmq.cluster.group_commands import GROUP_COMMANDS
 from raftmq.promise import Promise
@@ -26,9 +26,17 @@ def test_an_odd_command_is_nobodys_end(kind: type[msgspec.Struct], asker: int) -
     world.elect(1)
     world.run(2_000)
     random = Random(f"{kind.__name__}/{asker}")
+    image = world.nodes[1].engine.image
+    plausible = Plausible(
+        texts=(image.cluster_id, *image.topics, "topic", "g"),
+        numbers=(1, 2, 3, 0, *(broker.epoch for broker in image.brokers.values())),
+        ids=tuple(topic.topic_id for topic in image.topics.values()),
+    )
     for _ in range(TRIES):
         try:
-            promise: Promise[object] = world.nodes[asker].engine.propose(odd_struct(kind, random))
+            promise: Promise[object] = world.nodes[asker].engine.propose(
+                odd_struct(kind, random, plausible)
+            )
         except (TypeError, ValueError, msgspec.MsgspecError):
             continue  # it cannot even be written
         world.run(100)
