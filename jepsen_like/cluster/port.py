@@ -65,6 +65,9 @@ class SimConnection:
         self.is_quiet = False
         self._silent_moments = 0  # without a word, since the last answer
         self._unheard = bytearray()
+        self._bars = 0  # requests at work behind which none may begin
+        self.replies = self
+        """What bars the requests behind one that is answered in turns."""
         self.hold = Hold()
         self.on_close: dict[int, Callable[[], None]] = {}
 
@@ -96,14 +99,26 @@ class SimConnection:
     def _look_later(self) -> None:
         hear_later(self._port.core.deadlines, self)
 
+    def bar(self) -> None:
+        """Begin no request behind this one."""
+        self._bars += 1
+
+    def unbar(self) -> None:
+        """Go on with the next ones."""
+        self._bars -= 1
+        if not self._bars and self._unheard:
+            self._port.node.later(0.0, self._hear)
+
     def _hear(self) -> None:
+        if self._bars:
+            return  # heard when the bar is lifted
         data, self._unheard = bytes(self._unheard), bytearray()
         if data:
             self._take(data)
 
     def receive(self, data: bytes) -> None:
         """Begin the requests in `data`, which holds whole frames, or rubbish."""
-        if self.is_quiet or self._unheard:
+        if self.is_quiet or self._unheard or self._bars:
             self._unheard += data
         else:
             self._take(data)
@@ -132,6 +147,9 @@ class SimConnection:
             end = position + 4 + size
             if end > len(data):
                 break  # the rest never comes: the client hangs up
+            if self._bars:
+                self._unheard[:0] = data[position:]
+                break
             slot = SimSlot(self)
             self._slots.append(slot)
             frame = memoryview(bytearray(data[position + 4 : end]))

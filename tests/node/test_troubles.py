@@ -183,6 +183,7 @@ class Lagging:
         self.is_broken = False
         log = SimpleNamespace(timestamp_job=self.job)
         self.replica = SimpleNamespace(log_start_offset=10, high_watermark=high_watermark, log=log)
+        self.readable_end = high_watermark
 
     def job(self, offset: int) -> Any:
         self.looked_up.append(offset)
