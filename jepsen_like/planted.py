@@ -15,6 +15,7 @@ import attrs
 from attrs import frozen
 
 from jepsen_like.bug import Bug, Plant, nothing, patching
+from jepsen_like.inode import SECTOR
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.sim import Verdict, run_seed
 from raftmq.cluster import recovery as cluster_recovery
@@ -287,7 +288,8 @@ def _replace_in_place(self: LogStartFile, local: LocalStart) -> None:
     file = self._disk.open(self._path, create=True)
     try:
         file.truncate(0)
-        data = local.encode()
+        record = local.record()
+        data = record.ljust(len(record) + -len(record) % SECTOR, b"\0") * 2
         file.pwrite(data[: len(data) // 2], 0)
         file.pwrite(data[len(data) // 2 :], len(data) // 2)
         file.fdatasync()

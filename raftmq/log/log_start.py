@@ -5,7 +5,9 @@ the epoch of the entry before it, the voter set and the state of the state machi
 Encoded it is also what a leader sends to a follower that fell behind.
 
 The file `log-start` wraps it with a truncation or reset that must be finished after a crash. It
-holds the record twice, in different sectors, so that one bad sector loses nothing.
+holds the record twice, in different blocks, so that one bad block loses nothing. Each copy has room
+to grow: on a full disk, where no second file fits, the next record is written over the copies, one
+after the other, since moving the log start is what gives space back.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from raftmq.ports import Disk, DiskError, DiskFullError
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 VERSION: Final = 1
-_SECTOR: Final = 512
+_BLOCK: Final = 4096
 # version uint8, 3 spare bytes, previous_epoch int32, offset int64, base_offset int64, index int64,
 # size of configuration uint32, size of state uint32; then both; then crc of all before it uint32.
 _TUPLE: Final = struct.Struct(">B3xiqqqII")
 # magic 4s, version uint8, pending uint8, 2 spare bytes, truncated_end int64, size of the encoded
-# tuple uint32; then the tuple; then crc of all before it uint32; zeros up to the end of the sector.
+# tuple uint32; then the tuple; then crc of all before it uint32; zeros up to the middle of the
+# file, and the same again.
 _FILE: Final = struct.Struct(">4sBB2xqI")
 _CRC: Final = struct.Struct(">I")
 _MAGIC: Final = b"RMQL"
@@ -143,13 +146,17 @@ class LocalStart:
     pending: Pending = Pending.NOTHING
 
     def encode(self) -> bytes:
-        """Both copies, each padded to whole sectors."""
+        """Both copies, each with room for a record that is a quarter larger, in whole blocks."""
+        data = self.record()
+        room = len(data) + len(data) // 4
+        return data.ljust(room + -room % _BLOCK, b"\0") * 2
+
+    def record(self) -> bytes:
+        """One copy, without what pads it."""
         inner = self.log_start.encode()
         head = _FILE.pack(_MAGIC, VERSION, self.pending, self.truncated_end, len(inner))
         data = head + inner
-        data += _CRC.pack(crc32c(data))
-        padded = data + bytes(-len(data) % _SECTOR)
-        return padded + padded
+        return data + _CRC.pack(crc32c(data))
 
     @classmethod
     def decode(cls, data: bytes) -> LocalStart | None:
@@ -202,7 +209,7 @@ class LogStartFile:
         local = LocalStart.decode(data)
         if local is None:
             raise UnusableLogError(f"{self._path}: both copies are damaged")
-        if data != local.encode():
+        if data != local.record().ljust(len(data) // 2, b"\0") * 2:
             self.finish(local)  # one copy was damaged
         return local
 
@@ -210,9 +217,14 @@ class LogStartFile:
         """Replace the file; durable on return, old or new at every moment.
 
         Raises:
-            DiskError: the old one is still in place.
+            DiskFullError: the old one is still in place, and has no room for this record.
+            DiskError: either of them may be in place.
         """
-        replace_file(self._disk, self._path, local.encode())
+        try:
+            replace_file(self._disk, self._path, local.encode())
+        except DiskFullError:
+            if not self._write_over(local):
+                raise
 
     def finish(self, local: LocalStart) -> None:
         """Note that the pending change is done: in place, since the disk may be full.
@@ -222,12 +234,30 @@ class LogStartFile:
         Raises:
             DiskError: the change may count as pending still.
         """
-        data = local.encode()
-        half = len(data) // 2
-        file = self._disk.open(self._path)
+        with no_way_back(self._folder):
+            if not self._write_over(local):
+                replace_file(self._disk, self._path, local.encode())  # damage cut the file short
+
+    def _write_over(self, local: LocalStart) -> bool:
+        """Write over one copy after the other, so that one is sound at every moment; durable on
+        return. False, and nothing changed, when there is no file or no room in it.
+
+        Raises:
+            DiskError: the first sound copy may be the old or the new record.
+        """
+        data = local.record()
         try:
-            for at in (0, half):
-                file.pwrite(data[at : at + half], at)
-                file.fdatasync()
+            file = self._disk.open(self._path)
+        except FileNotFoundError:
+            return False
+        try:
+            half = file.size() // 2
+            if len(data) > half:
+                return False
+            with no_way_back(self._folder):
+                for at in (0, half):
+                    file.pwrite(data.ljust(half, b"\0"), at)
+                    file.fdatasync()
         finally:
             file.close()
+        return True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import attrs
 import pytest
 
+from jepsen_like.disk import SimCrash
 from raftmq.log.log_start import LogStartFile
 from raftmq.log.model import LogConfig
 from raftmq.ports import DiskError, DiskFullError
@@ -144,19 +146,80 @@ def test_indexes_wait_for_space() -> None:
     assert len(all_entries(log)) == 153
 
 
-def test_other_steps_leave_things_as_they_were() -> None:
+def test_the_log_start_moves_without_a_byte_free() -> None:
+    """It is what gives space back: on the disk that is full, now and after a restart."""
+    disk = sim_disk()
+    log = filled(disk, 20, attrs.evolve(SMALL, segment_bytes=300))
+    disk.capacity_bytes = disk.used_bytes()
+    log.move_start(log.start_at(Offset(10)))
+    assert disk.used_bytes() < disk.capacity_bytes, "segments are gone"
+    disk.capacity_bytes = disk.used_bytes()
+    log = open_log(disk, claimed=log.flushed_end)
+    assert (log.log_start_offset, log.end_index) == (10, 41)
+    log.move_start(log.start_at(Offset(20)))
+    disk.capacity_bytes = None
+    assert open_log(disk, claimed=log.flushed_end).log_start_offset == 20
+
+
+def test_truncation_and_reset_need_no_room_either() -> None:
     disk = sim_disk()
     log = filled(disk, 20)
     disk.capacity_bytes = disk.used_bytes()
+    log.truncate_to(RaftIndex(11))
+    assert log.end_index == 11
+    disk.capacity_bytes = disk.used_bytes()
+    log.reset_to(attrs.evolve(log.start_at(Offset(4)), state=b"s" * 3000))
+    assert log.end_index == 5
+    assert open_log(disk, claimed=5).log_start.state == b"s" * 3000
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_power_lost_while_the_start_is_written_over(seed: int) -> None:
+    """One copy is sound at every moment: the start is the old one or the new one."""
+    disk = sim_disk()
+    log = filled(disk, 20)
+    disk.capacity_bytes = disk.used_bytes()
+    disk.crash_after(1 + seed % 9)
+    is_moved = False
+    try:
+        log.move_start(log.start_at(Offset(10)))
+        is_moved = True
+    except SimCrash:
+        pass
+    disk.crash(Random(seed))
+    again = open_log(disk, claimed=41)
+    assert again.log_start_offset in ((10,) if is_moved else (0, 10))
+    assert again.end_index == 41
+
+
+def test_a_record_that_outgrew_its_room_changes_nothing() -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    disk.capacity_bytes = disk.used_bytes()
+    start = attrs.evolve(log.start_at(Offset(20)), state=bytes(5000))
     with pytest.raises(DiskFullError):
-        log.move_start(log.start_at(Offset(20)))
+        log.move_start(start)
+    with pytest.raises(DiskFullError):
+        log.reset_to(start)
     assert log.log_start_offset == 0
-    with pytest.raises(DiskFullError):
-        log.reset_to(log.start_at(Offset(20)))
-    with pytest.raises(DiskFullError):
-        log.truncate_to(RaftIndex(11))
     assert len(all_entries(log)) == 21
     assert open_log(disk, claimed=log.flushed_end).end_index == 41
+
+
+def test_a_file_without_room_to_grow_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions padded each copy to a sector."""
+    disk = sim_disk()
+    with monkeypatch.context() as patch:
+        patch.setattr("raftmq.log.log_start._BLOCK", 512)
+        log = filled(disk, 20)
+        log.move_start(log.start_at(Offset(10)))
+    size = disk.files()[f"{log.folder}/log-start"]
+    assert size == 1024
+    disk.flip(f"{log.folder}/log-start", 30)
+    again = open_log(disk, claimed=log.flushed_end)
+    assert again.log_start_offset == 10
+    disk.flip(f"{log.folder}/log-start", size // 2 + 30)
+    assert open_log(disk, claimed=log.flushed_end).log_start_offset == 10, "mended"
 
 
 def test_a_change_that_was_begun_needs_no_more_room() -> None:
@@ -238,3 +301,17 @@ def test_closing_without_room_for_indexes() -> None:
     disk.capacity_bytes = disk.used_bytes() + 100
     append(log, 1)
     flush(log)
+
+
+def test_a_start_whose_second_copy_was_cut_off_is_made_whole() -> None:
+    disk = sim_disk()
+    log = filled(disk, 5)
+    path = f"{log.folder}/log-start"
+    file = disk.open(path)
+    size = file.size()
+    file.truncate(130)
+    file.fdatasync()
+    file.close()
+    again = open_log(disk, claimed=log.flushed_end)
+    assert again.end_index == log.end_index
+    assert disk.files()[path] == size
