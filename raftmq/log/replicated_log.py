@@ -37,7 +37,7 @@ from raftmq.log.reader import LogReader, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches, kept
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import Fill, RepairJob
-from raftmq.log.retention import retention_target
+from raftmq.log.retention import is_older, retention_target
 from raftmq.log.shared import Shared
 from raftmq.ports import Clock, Disk, DiskFullError
 from raftmq.records import BatchHeader, parse_header
@@ -415,7 +415,9 @@ class ReplicatedLog(ReadableLog):
         self._reader.config = config
 
     def roll_if_aged(self, now_ms: int) -> bool:
-        """Close an idle active segment that is older than `segment_ms`, so that it can be retained.
+        """Close an idle active segment that is older than `segment_ms`, or all of whose records are
+        older than `retention_ms`, so that retention can take it. As in Kafka, records are not kept
+        beyond their time because nothing comes after them.
 
         Raises:
             DiskError: fatal, unless it is a DiskFullError.
@@ -423,7 +425,8 @@ class ReplicatedLog(ReadableLog):
         active = self._segments.active
         if active is None or not active.size:
             return False
-        if now_ms - active.created_ms < self.config.segment_ms:
+        is_expired = is_older(active.max_timestamp, self.config.retention_ms, now_ms)
+        if now_ms - active.created_ms < self.config.segment_ms and not is_expired:
             return False
         if self._staged or self._segments.end_offset > self._synced_offset:
             return False  # busy, so the next append rolls it

@@ -36,13 +36,18 @@ def retention_target(
     for segment, newest_ms in zip(segments[:-1], _newest_ms(segments, now_ms), strict=True):
         if segment.end_offset > below:
             break
-        is_old = 0 <= config.retention_ms < now_ms - newest_ms
+        is_old = is_older(newest_ms, config.retention_ms, now_ms)
         is_much = 0 <= config.retention_bytes <= size - segment.size
         if not (is_old or is_much):
             break
         size -= segment.size
         target = segment.end_offset
     return target if target is not None and target > start else None
+
+
+def is_older(newest_ms: int, retention_ms: int, now_ms: int) -> bool:
+    """True when a newest record of that time has expired; never without a time (-1) or a limit."""
+    return newest_ms >= 0 and 0 <= retention_ms < now_ms - newest_ms
 
 
 def _newest_ms(segments: Sequence[Retained], now_ms: int) -> list[int]:

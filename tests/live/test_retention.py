@@ -174,3 +174,20 @@ def test_idle_segments_are_closed_by_age(cluster: Cluster) -> None:
         numbers.wait_for(200)
     end = watermarks(cluster.bootstrap, "t")[1]
     wait_until(lambda: watermarks(cluster.bootstrap, "t") == (end, end), 60)
+
+
+def test_records_expire_in_silence(cluster: Cluster) -> None:
+    """`retention.ms` alone: ten records, and nothing after them. They leave every node's disk."""
+    create_topic(cluster.bootstrap, "silence", 1, retention_ms="2000")
+    producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
+    for _ in range(10):
+        producer.produce("silence", b"personal")
+    assert producer.flush(30) == 0
+    wait_until(lambda: watermarks(cluster.bootstrap, "silence") == (10, 10), 60)
+    for node in cluster.live:
+        wait_until(
+            lambda node=node: not sum(p.stat().st_size for p in segments(node, "silence")), 60
+        )
+    producer.produce("silence", b"later")
+    assert producer.flush(30) == 0
+    check_reset(cluster.bootstrap, "silence", 10)

@@ -472,6 +472,34 @@ def test_retention(place: Place) -> None:
     assert target(log, 10**9, 12, retention_ms=0) is None
 
 
+def test_records_expire_although_nothing_comes_after_them(place: Place) -> None:
+    """Kafka rolls a segment all of which has expired; else silence would keep the last records."""
+    config = attrs.evolve(SMALL, segment_ms=10**12, retention_ms=2000, retention_bytes=-1)
+    log = start(place)
+    log.configure(config)
+    elect(log, 1)
+    flush(log)
+    for _ in range(10):
+        append(log, 1, timestamp=5000)
+    flush(log)
+    end, end_index = log.log_end_offset, log.end_index
+    newest_ms = log._segments.all[-1].max_timestamp
+    assert not log.roll_if_aged(newest_ms + 2000), "not older than that"
+    assert log.roll_if_aged(newest_ms + 2001)
+    assert log.retention_target(newest_ms + 2000, end) is None, "the agreed time decides"
+    assert log.retention_target(newest_ms + 2001, Offset(end - 1)) is None, "not all is committed"
+    target = log.retention_target(newest_ms + 2001, end)
+    assert target == end
+    log.move_start(log.start_at(end))
+    assert (log.log_start_offset, log.log_end_offset) == (end, end)
+    assert (log.end_index, log.flushed_end, log.log_start.previous_epoch) == (end_index,) * 2 + (1,)
+    assert log.size_bytes == 0
+    append(log, 1)
+    flush(log)
+    log = again(place, log)
+    assert log.log_end_offset == end + 1
+
+
 def test_bounded_files_and_memory(place: Place) -> None:
     shared = Shared.make(place.disk, files_max=4, index_bytes_max=1, recent_bytes_max=9000)
     log = start(place, shared=shared)
