@@ -6,25 +6,60 @@ before this module is imported.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from raftmq.cli.bench import bench
 from raftmq.cli.cluster import cluster_app
+from raftmq.cli.common import end, tell_errors_as_json, tells_errors_as_json
 from raftmq.cli.config_check import config_app
 from raftmq.cli.consume import consume
 from raftmq.cli.export import export
 from raftmq.cli.groups import group_app
 from raftmq.cli.leaders import leader_app
 from raftmq.cli.log import log_app
+from raftmq.cli.main import EXIT_USAGE
 from raftmq.cli.nodes import node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover
 from raftmq.cli.topics import topic_app
 
+_UsageError: Final[type[Exception]] = typer.BadParameter.mro()[1]
+"""What typer raises for words that it cannot read; it exports this subclass alone."""
+
+
+class _Root(TyperGroup):
+    """Knows from the words whether errors are told as JSON, those of the words included."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
+        options = args[: args.index("--")] if "--" in args else args
+        tell_errors_as_json("--json" in options or ("consume" in args and "-J" in options))
+        with _usage_told():
+            return super().make_context(info_name, args, *rest, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_told():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_told() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        if not tells_errors_as_json():
+            raise  # typer shows the usage, too
+        end(error.format_message(), EXIT_USAGE)  # type: ignore[attr-defined]
+
+
 app = typer.Typer(
     name="raftmq",
+    cls=_Root,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="A message queue that speaks the Kafka protocol, one Raft group per partition.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from raftmq.cli.common import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, reported, show
+from raftmq.cli.common import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, CommandError, reported, show
 from raftmq.cli.console import note
 from raftmq.cli.produce import Acks, Compression
 from raftmq.errors import ErrorCode
@@ -128,8 +128,7 @@ def _read(
         while got < count:
             batch = consumer.poll(5.0, 10_000)
             if not batch:
-                note(f"raftmq: only {got} of {count} records came back within 5 s")
-                raise typer.Exit(1)
+                raise CommandError(f"only {got} of {count} records came back within 5 s")
             got += len(batch)
         seconds = time.perf_counter() - begun
     return _row("consume", got, size, seconds)

@@ -1,26 +1,27 @@
 """What all commands share: options, tables or JSON, errors told in one line, exit codes.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome (the work may have been done). No command
-shows a traceback for anything that can happen to an operator.
+Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome (the work may have been done), 130 ended by
+Ctrl-C. No command shows a traceback for anything that can happen to an operator.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
 
 from raftmq.cli.console import note, out, out_json
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.ports import DiskError
-from raftmq.visible import visible
+from raftmq.visible import ascii_json, visible
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -42,7 +43,7 @@ Bootstrap = Annotated[
         help="Brokers to ask first.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text, errors too.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="How long to try.", min=0.1)
 ]
@@ -61,11 +62,28 @@ HINTS: Final[dict[ErrorCode, str]] = {
 
 
 class CommandError(RaftmqError):
-    """A command cannot go on; `code` is its exit code."""
+    """A command cannot go on; `code` is its exit code, `name` the broker's word for it."""
 
-    def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
+    def __init__(
+        self, message: str, code: int = EXIT_FAILED, *, name: str | None = None, hint: str = ""
+    ) -> None:
         self.code = code
+        self.name = name
+        self.hint = hint
         super().__init__(message)
+
+
+_as_json: Final = ContextVar("errors_as_json", default=False)
+
+
+def tell_errors_as_json(wanted: bool) -> None:
+    """How errors are told from now on: as a JSON object, or as a line for people."""
+    _as_json.set(wanted)
+
+
+def tells_errors_as_json() -> bool:
+    """Whether an error is a JSON object."""
+    return _as_json.get()
 
 
 @contextmanager
@@ -74,26 +92,57 @@ def reported() -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        _end(str(error), error.code)
+        end(str(error), error.code, error.hint, error.name)
     except UsageError as error:
-        _end(str(error), EXIT_USAGE)
+        end(str(error), EXIT_USAGE)
     except ClientError as error:
         is_unknown = error.outcome is Outcome.UNKNOWN
         what = f"outcome unknown: {error}" if is_unknown else str(error)
-        _end(what, EXIT_UNKNOWN if is_unknown else EXIT_FAILED, hint_for(error))
+        code = EXIT_UNKNOWN if is_unknown else EXIT_FAILED
+        end(what, code, hint_for(error), code_name(error))
     except (RaftmqError, DiskError) as error:
-        _end(str(error), EXIT_FAILED)
+        end(str(error), EXIT_FAILED)
     except TimeoutError as error:
-        _end(str(error), EXIT_UNKNOWN)
+        end(str(error), EXIT_UNKNOWN)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read us has seen enough (`raftmq consume t | head`).
         sys.stderr.close()
         raise typer.Exit(0) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _end(f"{where}{error.strerror or error}", EXIT_FAILED)
+        end(f"{where}{error.strerror or error}", EXIT_FAILED)
+
+
+def raise_failures(failures: Mapping[str, ClientError], of: int, what: str) -> None:
+    """Raise what went wrong with some of several things, each of them named; nothing for none.
+
+    Raises:
+        ClientError: the only thing that was asked for failed.
+        CommandError: it names all of them; unknown when one is.
+    """
+    if not failures:
+        return
+    if of == 1:
+        raise next(iter(failures.values()))
+    is_unknown = any(error.outcome is Outcome.UNKNOWN for error in failures.values())
+    hints = dict.fromkeys(filter(None, map(hint_for, failures.values())))
+    told = "; ".join(
+        str(error) if name in str(error) else f"{name}: {error}" for name, error in failures.items()
+    )
+    names = {code_name(error) for error in failures.values()}
+    raise CommandError(
+        f"{len(failures)} of {of} {what}: {told}",
+        EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
+        name=names.pop() if len(names) == 1 else None,
+        hint=" ".join(hints),
+    )
+
+
+def code_name(error: ClientError) -> str | None:
+    """A broker's code by name, or None where no broker gave one."""
+    return error.code.name if isinstance(error, BrokerError) else None
 
 
 def parse_addresses(text: str, option: str) -> list[str]:
@@ -111,10 +160,16 @@ def parse_addresses(text: str, option: str) -> list[str]:
     return words
 
 
-def _end(message: str, code: int, hint: str = "") -> None:
-    note(f"raftmq: {visible(message)}")
-    if hint:
-        note(hint)
+def end(message: str, code: int, hint: str = "", name: str | None = None) -> NoReturn:
+    """Tell an error, as a line or as a JSON object, and end the command with `code`."""
+    if tells_errors_as_json():
+        outcome = Outcome.UNKNOWN if code == EXIT_UNKNOWN else Outcome.FAILED
+        told = {"message": message, "code": name, "outcome": outcome.value, "hint": hint or None}
+        note(ascii_json(msgspec.json.encode({"error": told})))
+    else:
+        note(f"raftmq: {visible(message)}")
+        if hint:
+            note(hint)
     raise typer.Exit(code) from None
 
 

@@ -26,6 +26,7 @@ from attrs import define, field
 from raftmq.cli.console import note, out
 from raftmq.cli.dev import Signals, a_number, start_cluster
 from raftmq.cli.dev_cluster import DevCluster, DevError, free_ports
+from raftmq.cli.main import EXIT_INTERRUPTED
 from raftmq.errors import RaftmqError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ examples:
   raftmq demo --records 600000
   raftmq demo --export /tmp/archive     Parquet, too; needs raftmq[export]
 
-exit codes: 0 nothing was lost, 1 failed, 2 usage
+exit codes: 0 nothing was lost, 1 failed, 2 usage, 130 ended by Ctrl-C
 """
 TOPIC: Final = "demo"
 RECORDS: Final = 60_000
@@ -65,12 +66,12 @@ def demo(arguments: Sequence[str]) -> int:
     try:
         cluster = _plan(folder, options.port)
         if not start_cluster(cluster, signals):
-            return 1
+            return EXIT_INTERRUPTED
         _be_interruptible()
         return _Story(cluster, begun, options.records, options.plain, options.export).tell()
     except KeyboardInterrupt:
         note("raftmq demo: interrupted")
-        return 1
+        return EXIT_INTERRUPTED
     except (DevError, RaftmqError, TimeoutError) as error:
         note(f"raftmq demo: {error}")
         return 1

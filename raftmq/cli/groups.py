@@ -99,14 +99,22 @@ def describe(
 
 
 @group_app.command()
-def delete(group: Group, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, timeout: Timeout = 15.0) -> None:
+def delete(
+    group: Group,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
     """Forget a group without members, and its committed offsets.
 
     Examples: raftmq group delete billing
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
         admin.delete_group(group)
-        out(f"group {group} deleted")
+        if as_json:
+            show_json({"Deleted": [group]})
+        else:
+            out(f"group {group} deleted")
 
 
 def _rows(

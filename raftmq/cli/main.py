@@ -16,11 +16,18 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+EXIT_INTERRUPTED: Final = 130
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command; ends the process with its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # also while modules are imported
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _run(words: list[str]) -> None:
     is_completing = "_RAFTMQ_COMPLETE" in os.environ
     if words[:1] == ["start"] and not is_completing:
         from raftmq.cli.start import start

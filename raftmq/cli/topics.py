@@ -18,6 +18,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     parse_pairs,
+    raise_failures,
     reported,
     show,
     show_json,
@@ -30,7 +31,7 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, ConfigEntry, ResourceType
 from raftmq_client.core.metadata import TopicInfo
-from raftmq_client.errors import BrokerError
+from raftmq_client.errors import BrokerError, ClientError, ConnectionFailedError
 
 topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
@@ -184,6 +185,7 @@ def alter(
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
+    as_json: AsJson = False,
 ) -> None:
     """Change a topic's settings.
 
@@ -203,7 +205,10 @@ def alter(
                             ErrorCode.INVALID_CONFIG, f"no setting {key!r}", about=f"topic {name!r}"
                         )
             admin.alter_configs(ResourceType.TOPIC, name, changes)
-        out(f"topic {name} changed: {', '.join(changes)}")
+        if as_json:
+            show_json({"Topic": name, "Changed": changes})
+        else:
+            out(f"topic {name} changed: {', '.join(changes)}")
 
 
 @topic_app.command()
@@ -214,20 +219,33 @@ def delete(
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
+    as_json: AsJson = False,
 ) -> None:
-    """Delete topics and their records.
+    """Delete topics and their records. One that cannot be deleted does not hold up the others.
 
     Examples: raftmq topic delete orders
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
-        for name in names:
+        deleted: list[str] = []
+        failures: dict[str, ClientError] = {}
+        for name in dict.fromkeys(names):
             try:
                 admin.delete_topic(name)
             except BrokerError as error:
-                if if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    continue
-                raise
-            out(f"topic {name} deleted")
+                if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                    failures[name] = error
+                continue
+            except ClientError as error:
+                failures[name] = error
+                if isinstance(error, ConnectionFailedError):
+                    break  # nobody is there: the others would wait as long
+                continue
+            deleted.append(name)
+            if not as_json:
+                out(f"topic {name} deleted")
+        if as_json:
+            show_json({"Deleted": deleted})
+        raise_failures(failures, len(names), "topics were not deleted")
 
 
 @topic_app.command("add-partitions")
@@ -236,6 +254,7 @@ def add_partitions(
     total: Annotated[int, typer.Argument(metavar="TOTAL", help="Partitions in all, afterwards.")],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
+    as_json: AsJson = False,
 ) -> None:
     """Give a topic more partitions. Keys may then go to other partitions than before.
 
@@ -243,6 +262,9 @@ def add_partitions(
     """
     with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
         admin.create_partitions(name, total)
+        if as_json:
+            show_json({"Topic": name, "PartitionCount": total})
+            return
         out(f"topic {name} has {total} partitions")
 
 
@@ -259,7 +281,7 @@ def trim(
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete records below an offset.
+    """Delete records below an offset. A partition that fails does not hold up the others.
 
     Examples: raftmq topic trim orders --partition 0 --before 1000
     """
@@ -269,9 +291,19 @@ def trim(
             if partition is not None
             else [item.partition for item in admin.topic(name).partitions]
         )
-        starts = admin.delete_records({TopicPartition(name, p): before for p in numbers})
-        rows = [(key.topic, key.partition, start) for key, start in sorted(starts.items())]
-        show(("Topic", "Partition", "LowWatermark"), rows, as_json=as_json)
+        told = admin.delete_records_each({TopicPartition(name, p): before for p in numbers})
+        failures = {
+            str(k): item for k, item in sorted(told.items()) if isinstance(item, ClientError)
+        }
+        rows = [
+            (*key, None, str(item)) if isinstance(item, ClientError) else (*key, item, None)
+            for key, item in sorted(told.items())
+        ]
+        if as_json or len(failures) < len(rows):
+            columns = ("Topic", "Partition", "LowWatermark", "Error")
+            shown = columns if as_json or failures else columns[:3]
+            show(shown, [row[: len(shown)] for row in rows], as_json=as_json)
+        raise_failures(failures, len(rows), "partitions were not trimmed")
 
 
 def _replication_factor(topic: TopicInfo) -> int:

@@ -432,12 +432,16 @@ class FakeBroker:
             parts = []
             for part in topic.partitions:
                 log = self.logs[(topic.name, part.partition_index)]
-                log.start = log.end if part.offset == -1 else part.offset
+                refused = code
+                if part.offset > log.end:
+                    refused = ErrorCode.OFFSET_OUT_OF_RANGE
+                if not refused:
+                    log.start = log.end if part.offset == -1 else part.offset
                 parts.append(
                     Struct(
                         partition_index=part.partition_index,
-                        low_watermark=log.start,
-                        error_code=code,
+                        low_watermark=-1 if refused else log.start,
+                        error_code=refused,
                     )
                 )
             topics.append(Struct(name=topic.name, partitions=parts))

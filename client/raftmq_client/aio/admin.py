@@ -31,6 +31,7 @@ from raftmq_client.core.build import build_client
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
+from raftmq_client.errors import ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
 T = TypeVar("T")
@@ -142,6 +143,16 @@ class Admin:
     ) -> dict[TopicPartition, int]:
         """Delete records below the given offsets; gives the new log starts."""
         return await self._run(self._flows.delete_records(offsets))
+
+    async def delete_records_each(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | ClientError]:
+        """Delete records below the given offsets; each partition's new log start, or its error.
+
+        Raises:
+            ClientError: nobody could be asked, or a topic or partition is unknown.
+        """
+        return await self._run(self._flows.delete_records_each(offsets))
 
     async def list_groups(self) -> list[GroupListing]:
         """All groups, by name; each broker tells of those that it coordinates."""

@@ -357,16 +357,16 @@ def alter_configs(
 
 def delete_records(
     node: int, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
-) -> Operation[dict[TopicPartition, int]]:
-    """Move log starts up on the partitions' leader; gives the new low watermarks."""
+) -> Operation[dict[TopicPartition, int | BrokerError]]:
+    """Move log starts up on the partitions' leader; the new low watermark or refusal of each."""
 
-    def read(response: Struct) -> dict[TopicPartition, int]:
-        found = {}
+    def read(response: Struct) -> dict[TopicPartition, int | BrokerError]:
+        found: dict[TopicPartition, int | BrokerError] = {}
         for topic in response.topics:
             for item in topic.partitions:
                 key = TopicPartition(topic.name, item.partition_index)
-                check_code(item.error_code, about=str(key))
-                found[key] = item.low_watermark
+                code = item.error_code
+                found[key] = BrokerError(code, about=str(key)) if code else item.low_watermark
         check_named(offsets, found)
         return found
 

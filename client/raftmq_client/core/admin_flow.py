@@ -146,12 +146,18 @@ class AdminFlows:
         self, offsets: Mapping[TopicPartition, int]
     ) -> Flow[dict[TopicPartition, int]]:
         """Delete records below the given offsets; gives the new log starts."""
-        return self._by_leader(
-            offsets,
-            lambda node, part: operations.delete_records(
-                node, part, timeout_ms=self.server_timeout
-            ),
-        )
+        return self._by_leader(offsets, self._delete_records)
+
+    def delete_records_each(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> Flow[dict[TopicPartition, int | ClientError]]:
+        """Delete records below the given offsets; each partition's new log start, or its error."""
+        return self._by_leader(offsets, self._delete_records, each=True)
+
+    def _delete_records(
+        self, node: int, part: Mapping[TopicPartition, int]
+    ) -> Operation[dict[TopicPartition, int | BrokerError]]:
+        return operations.delete_records(node, part, timeout_ms=self.server_timeout)
 
     def list_groups(self) -> Flow[list[GroupListing]]:
         """All groups, by name; each broker tells of those that it coordinates."""
@@ -224,37 +230,67 @@ class AdminFlows:
         self,
         wanted: Mapping[TopicPartition, int],
         make: Callable[[int, dict[TopicPartition, int]], Operation[Any]],
+        *,
+        each: bool = False,
     ) -> Flow[dict[TopicPartition, Any]]:
-        """Ask each partition's leader; leaders that moved meanwhile are looked up anew."""
+        """Ask each partition's leader; leaders that moved meanwhile are looked up anew.
+
+        Args:
+            wanted: what to ask about each partition.
+            make: the operation for one broker; its answer may hold an error for a partition.
+            each: an error of a partition is its answer, and raised otherwise.
+        """
         deadline = self._now() + self.timeout_ms
         found: dict[TopicPartition, Any] = {}
         backoff = _BACKOFF_MS
         while True:
-            failure: ClientError | None = None
+            failures: dict[TopicPartition, ClientError] = {}
             rest = {key: value for key, value in wanted.items() if key not in found}
             try:
                 groups = yield from self._leaders(rest)
             except BrokerError as error:
                 if not (self._is_patient and error.retriable):
                     raise
-                failure, groups = error, []
+                failures, groups = dict.fromkeys(rest, error), []
             for node, part in groups:
-                try:
-                    if node is None:
-                        key = next(iter(part))
-                        raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, about=str(key))
-                    operation = make(node, part)
-                    found.update(_read(operation, (yield from self._ask(operation, deadline))))
-                except ClientError as error:
-                    if not error.retriable:
-                        raise
-                    failure = error
-            if failure is None:
+                told = yield from self._ask_leader(node, part, make, deadline)
+                for key, item in told.items():
+                    if not isinstance(item, ClientError):
+                        found[key] = item
+                    elif item.retriable:
+                        failures[key] = item
+                    elif each:
+                        found[key] = item
+                    else:
+                        raise item
+            if not failures:
                 return found
             if self._now() + backoff >= deadline:
-                raise failure
+                if each:
+                    return found | failures
+                raise next(iter(failures.values()))
             yield Pause(backoff)
             backoff = min(backoff * 2, _BACKOFF_MAX_MS)
+
+    def _ask_leader(
+        self,
+        node: int | None,
+        part: dict[TopicPartition, int],
+        make: Callable[[int, dict[TopicPartition, int]], Operation[Any]],
+        deadline: float,
+    ) -> Flow[dict[TopicPartition, Any]]:
+        """What one leader says of its partitions, or the error that stands for each answer."""
+        if node is None:
+            code = ErrorCode.LEADER_NOT_AVAILABLE
+            return {key: BrokerError(code, about=str(key)) for key in part}
+        try:
+            operation = make(node, part)
+            found: dict[TopicPartition, Any] = _read(
+                operation, (yield from self._ask(operation, deadline))
+            )
+        except ClientError as error:
+            return dict.fromkeys(part, error)
+        return found
 
     def _leaders(
         self, wanted: Mapping[TopicPartition, int]
