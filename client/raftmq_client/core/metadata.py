@@ -77,7 +77,7 @@ class ClusterInfo:
     topics: tuple[TopicInfo, ...]
 
 
-FINAL_TOPIC_CODES: Final = frozenset(
+_FINAL_CODES: Final = frozenset(
     {ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 )
 """Of a topic: asking on brings nothing."""
@@ -227,7 +227,7 @@ class MetadataCore:
         """Why one of these topics can never be used so; None where waiting may help."""
         for topic in topics if self.errors else ():
             code = self.errors.get(topic)
-            if code in FINAL_TOPIC_CODES:
+            if code in _FINAL_CODES:
                 return BrokerError(code, about=f"topic {topic!r}")
         return None
 

@@ -60,8 +60,6 @@ LOG: Final = logging.getLogger("raftmq_client.producer")
 _EPOCH_MAX: Final = 32767
 _STUCK_MS: Final = 3_000.0
 """An election takes less."""
-_FINAL: Final = (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-"""Of a topic: asking on brings nothing."""
 
 
 class ProducerCore:
@@ -307,10 +305,7 @@ class ProducerCore:
 
     def _refusal_of(self, topic: str) -> ClientError | None:
         """Why waiting for this topic is of no use."""
-        code = self._metadata.errors.get(topic)
-        if code in _FINAL:
-            return BrokerError(code, about=f"topic {topic!r}")
-        return self._metadata.refusal
+        return self._metadata.final_refusal((topic,)) or self._metadata.refusal
 
     def _asks_for_more(self, waiting: Iterable[Unrouted], count: int) -> bool:
         """Whether a partition is wanted that may be newer than what is known of its topic."""
