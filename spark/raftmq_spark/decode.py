@@ -70,7 +70,7 @@ class Pile:
         try:
             payload = decompress(header.codec, batch[HEADER_SIZE:], output_max=output_max)
         except CorruptBatchError as error:
-            raise UndecodableError(str(error), header.base_offset) from error
+            raise UndecodableError(error.message, header.base_offset) from error
         self.headers.append(header)
         self.batches.append(batch)
         self.payloads.append(payload)
@@ -119,7 +119,7 @@ def _explain(pile: Pile, error: Exception) -> UndecodableError:
             for _ in read_records(batch):
                 pass
         except CorruptBatchError as found:
-            return UndecodableError(str(found), header.base_offset)
+            return UndecodableError(found.message, header.base_offset)
     return UndecodableError(f"records cannot be decoded: {error!r}", pile.headers[0].base_offset)
 
 

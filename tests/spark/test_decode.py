@@ -161,9 +161,11 @@ def test_what_is_wrong_is_said_with_the_batch() -> None:
     with pytest.raises(UndecodableError, match="than it says") as caught:
         decode(pile_of([sound, broken]), "t", 0, 0, 3, COLUMNS)
     assert caught.value.base_offset == 1
+    assert str(caught.value).count("CORRUPT_MESSAGE") == 1
     compressed = build_batch([NewRecord(None, b"v" * 99)], codec=Codec.GZIP)
-    with pytest.raises(UndecodableError, match="gzip"):
+    with pytest.raises(UndecodableError, match="gzip") as caught:
         pile_of([compressed[:-4]])
+    assert str(caught.value).count("CORRUPT_MESSAGE") == 1
 
 
 def test_a_timestamp_beyond_microseconds_names_the_offset() -> None:
