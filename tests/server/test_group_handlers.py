@@ -141,7 +141,8 @@ def test_find_coordinator_of_other_kinds_or_without_brokers(version: int) -> Non
         code: int = answer.error_code if version < 4 else answer.coordinators[0].error_code
         return code
 
-    assert error(1) == ErrorCode.INVALID_REQUEST
+    assert error(1) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "of transactions"
+    assert error(2) == ErrorCode.INVALID_REQUEST
     client.nodes.log.fence(1)
     client.nodes.log.apply_all()
     assert error(0) == ErrorCode.COORDINATOR_NOT_AVAILABLE

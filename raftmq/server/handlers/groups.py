@@ -31,6 +31,7 @@ Answer = Any  # a Struct, the Promise of one, or work that makes one
 GROUPS_PER_TURN: Final = 64
 
 GROUP_KEY: Final = 0
+TRANSACTION_KEY: Final = 1
 GROUP_TYPE: Final = "classic"
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8  # read, delete, describe (AclOperation)
 NO_OPERATIONS: Final = -(1 << 31)
@@ -69,7 +70,11 @@ def handle_find_coordinator(broker: Broker, header: RequestHeader, request: Stru
 
 def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
     error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, "no live broker"
-    if key_type != GROUP_KEY:
+    if key_type == TRANSACTION_KEY:
+        # Librdkafka and kafkajs ask for ever at most errors; at this one they give up.
+        error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        message = "transactions are not offered"
+    elif key_type != GROUP_KEY:
         error, message = ErrorCode.INVALID_REQUEST, f"no coordinators of type {key_type} here"
     else:
         node_id = broker.coordinator.find(key)
