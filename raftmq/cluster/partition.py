@@ -63,6 +63,9 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
+FIRST_EPOCH: Final = 1
+"""No leader is ever elected in term 0. On Kafka 0 is the epoch of a partition's first leader, and
+what clients say that leave it at its zero value; so it means the same as 1 here."""
 CHECK_AHEAD_BYTES: Final = 4 << 20
 
 
@@ -450,6 +453,7 @@ class Partition:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if current_epoch < 0:
             return ErrorCode.NONE
+        current_epoch = max(current_epoch, FIRST_EPOCH)
         known = self.replica.leader_epoch
         if current_epoch < known:
             return ErrorCode.FENCED_LEADER_EPOCH
@@ -468,9 +472,14 @@ class Partition:
 
     def _end_of(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
         """The greatest known epoch not above `epoch` and its end; an epoch older than the whole
-        log ended where the log starts, as in Kafka."""
-        found = self.replica.log.end_offset_for_epoch(epoch)
-        return (epoch, self.replica.log_start_offset) if found is None else found
+        log ended where the log starts, as in Kafka. Where nothing was cut from the log, nothing
+        was ever read under an epoch older than its first record: it means that record's."""
+        log = self.replica.log
+        first = FIRST_EPOCH if log.log_start.index else self._epoch_at(log.log_start.base_offset)
+        found = log.end_offset_for_epoch(LeaderEpoch(max(epoch, first)))
+        if found is None:
+            return epoch, self.replica.log_start_offset
+        return min(epoch, found[0]), found[1]
 
     # ---- offsets and epochs ----
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition import ACKS_ALL
-from raftmq.cluster.partition_results import DeleteResult
+from raftmq.cluster.partition_results import DeleteResult, EpochEnd
 from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode, StorageError
@@ -527,7 +528,7 @@ def test_a_new_leader_does_not_know_its_end_yet(timestamp: int) -> None:
     assert partition.list_offset(timestamp).code is ErrorCode.OFFSET_NOT_AVAILABLE
     assert partition.list_offset(-2).offset == 0
     assert partition.end_offset_for_epoch(5).code is ErrorCode.OFFSET_NOT_AVAILABLE
-    assert partition.end_offset_for_epoch(4).code is ErrorCode.NONE
+    assert partition.end_offset_for_epoch(4).code is ErrorCode.OFFSET_NOT_AVAILABLE, "means 5"
     assert len(partition.read(Offset(0), 1).spans) == 1, "the old high watermark holds"
     assert partition.read(Offset(4), 1).code is ErrorCode.NONE
     beyond = partition.read(Offset(9), 1).code
@@ -557,6 +558,44 @@ def test_end_offset_for_epoch_is_cut_at_the_high_watermark() -> None:
     found = partition.end_offset_for_epoch(5)
     assert (found.leader_epoch, found.end_offset) == (5, 4)
     assert partition.end_offset_for_epoch(-1).end_offset == -1
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_epoch_0_is_that_of_the_first_leader(is_cut: bool) -> None:
+    """Clients that leave it at its zero value must not be told that their records are lost."""
+    bench = Bench()
+    bench.replica.leader_epoch = LeaderEpoch(1)
+    for _ in range(2):
+        append(bench, batch(2))
+    bench.replica.commit(4)
+    if is_cut:
+        bench.replica.start_at(2)
+        bench.replica.log.log_start = evolve(
+            bench.replica.log.log_start, previous_epoch=LeaderEpoch(1)
+        )
+    partition = bench.partition
+    for epoch in (0, 1):
+        found = partition.end_offset_for_epoch(epoch, current_epoch=0)
+        assert found == EpochEnd(ErrorCode.NONE, LeaderEpoch(epoch), Offset(4))
+        read = partition.read(Offset(4), 1, current_epoch=0, last_fetched_epoch=epoch)
+        assert (read.code, read.diverging) == (ErrorCode.NONE, None)
+    bench.replica.leader_epoch = LeaderEpoch(2)
+    append(bench, batch(2))
+    bench.replica.commit(6)
+    found = partition.end_offset_for_epoch(0)
+    assert (found.leader_epoch, found.end_offset) == (0, 4), "another leader followed"
+    assert partition.end_offset_for_epoch(0, current_epoch=0).code is (
+        ErrorCode.FENCED_LEADER_EPOCH
+    )
+
+
+def test_nothing_was_read_under_an_epoch_before_the_first_record() -> None:
+    """The first elections of a group may come to nothing."""
+    partition = filled().partition  # epoch 5
+    for epoch in range(6):
+        found = partition.end_offset_for_epoch(epoch)
+        assert (found.leader_epoch, found.end_offset) == (epoch, 4)
+        assert partition.read(Offset(4), 1, last_fetched_epoch=epoch).diverging is None
 
 
 def test_an_epoch_older_than_the_log_ended_where_it_starts() -> None:

@@ -8,7 +8,8 @@ import (
 
 var franz = client{
 	consume: func(at where, show func(int64, []byte, []byte) bool) error {
-		start := kgo.NewOffset().At(at.offset)
+		// Epoch 0 is what `kgo.EpochOffset{Offset: n}` says: it looks whether records were lost.
+		start := kgo.NewOffset().At(at.offset).WithEpoch(0)
 		c, err := kgo.NewClient(
 			kgo.SeedBrokers(at.brokers...),
 			kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{at.topic: {at.partition: start}}),
