@@ -3,7 +3,7 @@
 One function decodes (`decode_foreign`): whatever goes wrong on the way, from a bad field to nesting
 that ends the interpreter's stack, becomes one `RemoteProtocolError`, which costs the stream that
 the bytes came on. The bounds say which numbers can be meant at all. Nothing outside them is
-journaled, appended or applied (docs/decisions/0011-bounds-between-nodes.md).
+journaled, appended or applied (docs/decisions/0012-bounds-between-nodes.md).
 """
 
 from __future__ import annotations
