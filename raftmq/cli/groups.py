@@ -22,12 +22,14 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import out
 from raftmq.cli.offsets import known_offsets
+from raftmq.cli.seek import seek
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import LATEST
 from raftmq_client.core.group_admin import GroupDescription
 
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+group_app.command()(seek)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 LIST_COLUMNS = ("GROUP", "TYPE", "STATE", "PROTOCOL", "COORDINATOR")

@@ -136,6 +136,10 @@ def test_the_commands_of_a_day(three: Dev) -> None:
     assert sorted(map(int, read.stdout.split())) == list(range(100))
     lag = json.loads(three.run("group", "describe", "g", "--json").stdout)
     assert sum(row["LAG"] for row in lag["PARTITIONS"]) == 0
+    assert three.run("group", "seek", "g", "--shift", "-1").returncode == 0
+    assert len(three.run("consume", "day", "--group", "g").stdout.split()) == 3
+    assert three.run("group", "seek", "g", "--to", "@0").returncode == 0
+    assert len(three.run("consume", "day", "--group", "g").stdout.split()) == 100
     trimmed = three.run("topic", "trim", "day", "--before", "-1")
     assert trimmed.returncode == 0, trimmed.stderr
     assert three.run("consume", "day").stdout == ""

@@ -94,6 +94,7 @@ class FakeBroker:
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
+        self.group_states: dict[str, str] = {}
         self.commits: list[tuple[int, dict[tuple[str, int], int]]] = []
         """Generation and offsets of every commit that was taken."""
         self.seen: list[tuple[ApiKey, int]] = []
@@ -599,7 +600,7 @@ class FakeBroker:
             Struct(
                 error_code=code,
                 group_id=name,
-                group_state="Empty" if name in self.groups else "Dead",
+                group_state=self.group_states.get(name, "Empty" if name in self.groups else "Dead"),
                 protocol_type="consumer",
                 protocol_data="",
                 members=[],

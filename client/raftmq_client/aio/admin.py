@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.aio.engine import Engine
 from raftmq_client.core import admin as operations
-from raftmq_client.core import group_admin
+from raftmq_client.core import group_admin, group_requests
 from raftmq_client.core.admin import (
     ConfigEntry,
     CreatedTopic,
@@ -167,6 +167,16 @@ class Admin:
     ) -> dict[TopicPartition, CommittedOffset]:
         """A group's committed offsets."""
         return await self._run_one(group_admin.fetch_offsets(group, partitions))
+
+    async def alter_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> None:
+        """Set a group's committed offsets.
+
+        Raises:
+            BrokerError: UNKNOWN_MEMBER_ID while the group has members.
+        """
+        await self._run_one(group_requests.alter_offsets(group, offsets))
 
     async def delete_group(self, group: str) -> None:
         """Forget an empty group."""

@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
-from raftmq_client.core import group_admin
+from raftmq_client.core import group_admin, group_requests
 from raftmq_client.core.admin import (
     ConfigEntry,
     CreatedTopic,
@@ -161,6 +161,16 @@ class Admin:
     ) -> dict[TopicPartition, CommittedOffset]:
         """A group's committed offsets."""
         return self._run_one(group_admin.fetch_offsets(group, partitions))
+
+    def alter_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> None:
+        """Set a group's committed offsets.
+
+        Raises:
+            BrokerError: UNKNOWN_MEMBER_ID while the group has members.
+        """
+        self._run_one(group_requests.alter_offsets(group, offsets))
 
     def delete_group(self, group: str) -> None:
         """Forget an empty group."""

@@ -7,16 +7,19 @@ that leaves late still carries the generation it was meant for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
-from raftmq.protocol import Struct
+from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
-from raftmq_client.core.admin import by_topic
+from raftmq_client.core.admin import Operation, Route, by_topic, check_named
 from raftmq_client.core.assignors import PROTOCOL_TYPE
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.errors import BrokerError
+
+_NO_GENERATION: Final = -1
+"""Of commits by nobody's member (Kafka's OffsetCommit, "simple consumers")."""
 
 
 @frozen
@@ -127,6 +130,31 @@ def read_commit(response: Struct) -> None:
             if item.error_code:
                 about = f"commit of {topic.name}-{item.partition_index}"
                 raise BrokerError(item.error_code, about=about)
+
+
+def alter_offsets(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Operation[None]:
+    """Commit for a group as nobody's member; brokers refuse that while it has members."""
+
+    def read(response: Struct) -> None:
+        read_commit(response)
+        check_named(
+            offsets,
+            (
+                TopicPartition(topic.name, item.partition_index)
+                for topic in response.topics
+                for item in topic.partitions
+            ),
+        )
+
+    nobody = Identity(group, _NO_GENERATION, "")
+    return Operation(
+        ApiKey.OFFSET_COMMIT,
+        commit_request(nobody, offsets),
+        read,
+        Route.COORDINATOR,
+        group,
+        is_repeatable=False,
+    )
 
 
 def _committed(version: int, key: TopicPartition, offset: CommittedOffset) -> Struct:
