@@ -47,3 +47,9 @@ def test_tables_are_whole(page: Path) -> None:
         assert len(rows) > 1, f"rows without a heading: {rows[0]}"
         assert _RULE.fullmatch(rows[1]), f"rows without a heading: {rows[0]}"
         assert {cells(row) for row in rows} == {cells(rows[0])}, rows[0]
+
+
+def test_what_the_readme_runs_of_the_product_installs_no_tools_of_its_tests() -> None:
+    runs = re.findall(r"uv run .*\braftmq (?:demo|dev|start)\b", (ROOT / "README.md").read_text())
+    assert len(runs) > 1
+    assert all("--locked --no-default-groups" in line for line in runs), runs

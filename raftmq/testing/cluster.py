@@ -151,6 +151,38 @@ class Cluster:
         """The name of a topic (or group) that is this test's own."""
         return self.prefix + name
 
+    def create_topic(
+        self, name: str, partitions: int = 1, configs: Mapping[str, object] | None = None
+    ) -> str:
+        """Create a topic of this test's own; returns once each of its partitions has a leader.
+
+        Args:
+            name: without this test's prefix; with it (`topic(name)`) is as good.
+            partitions: how many.
+            configs: Kafka's settings of a topic by name, such as {"retention.ms": 1000}.
+
+        Returns:
+            the topic's whole name, as `topic(name)` gives it.
+
+        Raises:
+            ClusterError: the cluster refuses it, or it has no leaders in time.
+        """
+        from raftmq_client import Admin, ClientError
+
+        whole = name if self.prefix and name.startswith(self.prefix) else self.topic(name)
+        settings = {key: _text(value) for key, value in (configs or {}).items()}
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with Admin(self._live_addresses(), timeout_ms=self._timeout_s * 1000) as admin:
+                admin.create_topic(whole, partitions, configs=settings)
+                while any(item.leader < 0 for item in admin.topic(whole).partitions):
+                    if time.monotonic() > deadline:
+                        raise ClusterError(f"topic {whole!r} has partitions without a leader")
+                    time.sleep(_POLL_S)
+        except ClientError as error:
+            raise ClusterError(str(error)) from error
+        return whole
+
     def leader(self, topic: str, partition: int = 0) -> int:
         """The node that leads a partition now.
 

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
 from raftmq.testing import Cluster, ClusterError, LackError
+from raftmq_client import Admin, BrokerError
 from tests.live.harness import lack, wait_until
 
 pytest_plugins = ["pytester"]
@@ -295,3 +296,19 @@ def test_a_forked_process_does_not_keep_the_nodes() -> None:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_a_topic_is_made_with_its_leaders_and_named_by_the_test() -> None:
+    with Cluster(1) as cluster:
+        cluster.begin_test("mine-")
+        whole = cluster.create_topic("orders", 3, {"retention.ms": 1000, "preallocate": True})
+        assert whole == cluster.topic("orders") == "mine-orders"
+        assert [cluster.leader(whole, partition) for partition in range(3)] == [1, 1, 1]
+        assert cluster.create_topic(cluster.topic("paid")) == "mine-paid"
+        with pytest.raises(ClusterError, match="TOPIC_ALREADY_EXISTS"):
+            cluster.create_topic("orders")
+        with pytest.raises(ClusterError, match="INVALID_CONFIG"):
+            cluster.create_topic("bad", configs={"retention.ms": "soon"})
+        cluster.end_test()
+        with pytest.raises(BrokerError, match="UNKNOWN_TOPIC"), Admin(cluster.bootstrap) as admin:
+            admin.topic(whole)
