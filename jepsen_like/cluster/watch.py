@@ -491,9 +491,9 @@ class Watcher:
         self._was_leader = is_leader
         self.inner.role_changed(soft)
 
-    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
         """Asked of the product's machine."""
-        state: bytes = self.inner.state_at(offset, index)
+        state: bytes | None = self.inner.state_at(offset, index)
         return state
 
     def restore(self, log_start: LogStart) -> None:

@@ -7,7 +7,9 @@ below it goes (`log.move_start`).
 
 A replica that cannot do it yet (its disk is full, or damage must be mended first) tries again with
 its upkeep, and meanwhile shows nobody what is to go: other replicas have dropped it, so an earlier
-log start would be one that went back.
+log start would be one that went back. So does one whose turn it is not: thousands of moves may be
+due at once, and the state of many producers takes long, while all of them may take a share of the
+loop's time only (`LoopShare`). It goes on at its next tick.
 
 Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
 log start never falls, whatever the order of wishes: each replica learns of commits in portions of
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from raftmq.log.model import DamagedError
-from raftmq.ports import DiskError, DiskFullError
+from raftmq.ports import Clock, DiskError, DiskFullError
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
 if TYPE_CHECKING:
@@ -48,10 +50,13 @@ def decode_wish(payload: Buffer) -> Offset:
 class LogStartMoves:
     """The wishes in one replica's log that are not fulfilled yet."""
 
-    __slots__ = ("_replica", "_wishes", "owed")
+    __slots__ = ("_clock", "_replica", "_wishes", "is_due", "owed")
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
+        self._clock = clock
+        self.is_due = False
+        """True while a committed wish waits for its turn on the loop."""
         self._wishes: deque[tuple[RaftIndex, Offset]] = deque()
         self.owed = Offset(0)
         """Below it nothing is to be read, though the log may still hold it."""
@@ -75,47 +80,61 @@ class LogStartMoves:
     def clear(self) -> None:
         """The log begins anew."""
         self._wishes.clear()
+        self.is_due = False
         self.owed = Offset(0)
 
     def fulfil(self, commit_end: RaftIndex) -> None:
         """Drop what committed wishes ask to drop; the greatest one says it all."""
+        if not self._wishes or self._wishes[0][0] > commit_end:
+            self.is_due = False
+            return
         wished, wish_end = Offset(-1), RaftIndex(0)
         while self._wishes and self._wishes[0][0] <= commit_end:
             wish_end, target = self._wishes.popleft()
             wished = max(wished, target)
-        if not wish_end:
-            return
+        share, began_ms = self._replica.log.moves, self._clock.monotonic_ms()
+        is_moved = is_stuck = False
         try:
-            self._move(wished)
+            if share.is_free(began_ms):
+                is_moved = self._move(wished)
         except (DamagedError, DiskFullError):
-            # The state at the start cannot be told before the range is repaired.
+            is_stuck = True  # the state at the start cannot be told before the range is repaired
+        finally:
+            share.spend(began_ms, self._clock.monotonic_ms())
+        self.is_due = not is_moved and not is_stuck
+        if is_moved:
+            self.owed = Offset(0)
+        else:
             self._wishes.appendleft((wish_end, wished))
             self.owed = min(wished, self._replica.high_watermark)
-        else:
-            self.owed = Offset(0)
 
-    def _move(self, target: Offset) -> None:
+    def _move(self, target: Offset) -> bool:
+        """True when it is done; False when there is more to do, at another time."""
         replica = self._replica
         log = replica.log
         target = min(target, replica.high_watermark)
         if target <= log.log_start_offset:
-            return
+            return True
         if any(start < target for start, _ in log.damaged):
             raise DamagedError(*log.damaged[0])
         try:
             start = log.start_at(target)
             index = start.index
             assert index <= replica.commit_end, "only a committed prefix may be dropped"
+            state = replica.machine.state_at(start.base_offset, index)
+            if state is None:
+                return False
             log_start = attrs.evolve(
                 start,
                 configuration=replica.core.configurations.committed(index)[1].encode(),
-                state=replica.machine.state_at(start.base_offset, index),
+                state=state,
             )
             log.move_start(log_start)
         except DiskFullError:
             raise
         except DiskError as error:
             replica.fail(f"moving the log start failed: {error}")
-            return
+            return True
         replica.core.log_start_moved(index, Term(log_start.previous_epoch))
         replica.has_progressed = True
+        return True

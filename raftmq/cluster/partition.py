@@ -34,7 +34,7 @@ from raftmq.cluster.produce_checks import (
     prepare,
 )
 from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
-from raftmq.cluster.producer_state import Duplicate, ProducerStateTable
+from raftmq.cluster.producer_state import Duplicate, ProducerStateTable, check_encoded
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.index_job import IndexJob
@@ -120,13 +120,24 @@ class Partition:
         self._opened_end = Offset(0)  # what was appended since was never only on the disk
 
     def attach(self, replica: ReplicaPort) -> None:
-        """Take the opened replica and replay what its log says of producers."""
+        """Take the opened replica and read back what its log says of producers."""
+        self.begin(replica)
+        while not self.read_on():
+            pass
+
+    def begin(self, replica: ReplicaPort) -> None:
+        """As `attach`, but what the log says of producers is still to be read, by `read_on`."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
         replica.on_progress = self._progressed
         self._opened_end = replica.log_end_offset
         if not self._is_internal:
             self._producers.attach(replica.log)
+
+    def read_on(self) -> bool:
+        """Read back some more of what the log says of producers, for milliseconds; True when it is
+        all. Producers may come before: they are told to come again."""
+        return self._is_internal or self._producers.read_on()
 
     @property
     def replica(self) -> ReplicaPort:
@@ -621,8 +632,8 @@ class Partition:
         before = LeaderEpoch(self.replica.leader_epoch - 1)
         return not log.log_start.index and log.end_offset_for_epoch(before) is None
 
-    def state_at(self, offset: Offset, _index: RaftIndex) -> bytes:
-        """What producers had written exactly below `offset`."""
+    def state_at(self, offset: Offset, _index: RaftIndex) -> bytes | None:
+        """What producers had written exactly below `offset`; None: not yet, ask again."""
         return self._producers.state_at(offset)
 
     def check_state(self, log_start: LogStart) -> None:
@@ -631,7 +642,7 @@ class Partition:
         Raises:
             ProducerStateError: it is damaged, or of a newer format.
         """
-        ProducerStateTable.decode(log_start.state)
+        check_encoded(log_start.state)
 
     def restore(self, log_start: LogStart) -> None:
         """Begin anew at a log start; `attach` replays what follows it at opening."""

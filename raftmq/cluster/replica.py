@@ -120,7 +120,7 @@ class Replica(QuietBeats):
         self._installing = Installing(self, catch_up)
         self._readmission = Readmission()
         self._barriers = ReadBarriers()
-        self._moves = LogStartMoves(self)
+        self._moves = LogStartMoves(self, clock)
         self.resting = Resting(self)
         self._source = LogSource(
             log,
@@ -306,7 +306,9 @@ class Replica(QuietBeats):
         self.core.tick()
         self._ticks += 1
         if self._ticks % self.config.election_ticks:
-            return self.core.wants_ready
+            if self._moves.is_due:
+                self._moves.fulfil(self._commit_end)
+            return self.core.wants_ready or self.has_progressed
         self._maintain()
         return True
 

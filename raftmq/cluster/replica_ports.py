@@ -35,8 +35,9 @@ class StateMachine(Protocol):
         """This replica leads, follows another leader, or stopped."""
         ...
 
-    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
-        """The state exactly at a committed offset, for a log start there."""
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
+        """The state exactly at a committed offset, for a log start there. None when that takes
+        longer than a few milliseconds: asked for the same again, it goes on."""
         ...
 
     def restore(self, log_start: LogStart) -> None:

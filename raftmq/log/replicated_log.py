@@ -99,6 +99,8 @@ class ReplicatedLog(ReadableLog):
         self.recovery: RecoveryReport = found.report
         self.log_start: LogStart = found.local.log_start
         self._shared = shared
+        self.moves = shared.moves
+        """What moves of the log starts of all logs together may take."""
         self._disk = shared.files.disk
         self._clock = clock
         self._start_file = found.start_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 from attrs import Factory, frozen
 
@@ -46,14 +46,38 @@ class LogWatch:
             self.on_event(what, path, start, end)
 
 
+class LoopShare:
+    """How much of the loop's time the moves of all log starts may take: a share of it, and so much
+    at once. Each writes and syncs a small file, and thousands may be due together."""
+
+    __slots__ = ("_free_at_ms",)
+
+    SHARE: Final = 0.25
+    BURST_MS: Final = 40.0
+
+    def __init__(self) -> None:
+        self._free_at_ms = 0.0  # before then what was spent lately is not paid off
+
+    def is_free(self, now_ms: float) -> bool:
+        """True when another move may begin."""
+        return self._free_at_ms <= now_ms
+
+    def spend(self, began_ms: float, ended_ms: float) -> None:
+        """A move, or a part of one, took so long."""
+        paid_ms = max(self._free_at_ms, began_ms - self.BURST_MS)
+        self._free_at_ms = paid_ms + (ended_ms - began_ms) / self.SHARE
+
+
 @frozen(slots=True)
 class Shared:
-    """Open files, loaded indexes and recent batches, each bounded; and who watches the files."""
+    """Open files, loaded indexes and recent batches, each bounded; who watches the files; and what
+    moves of log starts may take."""
 
     files: FileCache
     indexes: IndexCache
     recent: RecentBudget
     watch: LogWatch = Factory(LogWatch)
+    moves: LoopShare = Factory(LoopShare)
 
     @classmethod
     def make(

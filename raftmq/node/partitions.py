@@ -318,7 +318,9 @@ class Partitions:
         while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
         replica = opener.replica(partition, self._plane.replica_config(priority=int(is_preferred)))
-        partition.attach(replica)
+        partition.begin(replica)
+        while not partition.read_on():
+            await self._tasks.sleep(0.0)
         self._replicas[action.group] = replica
         self.registry.add(partition)
         recovery = replica.log.recovery
@@ -541,10 +543,10 @@ class Partitions:
 
     # ---- upkeep ----
 
-    def retain(self) -> None:
-        """Let every leader move its log start where retention says so."""
-        for replica in self._replicas.values():
-            if not replica.is_writable:
+    def retain(self, replicas: Sequence[Replica]) -> None:
+        """Let those of them that lead move their log start where retention says so."""
+        for replica in replicas:
+            if replica.failure is not None or not replica.is_writable:
                 continue
             try:
                 replica.retain(replica.high_watermark)

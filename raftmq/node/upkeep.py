@@ -26,6 +26,8 @@ SCRUB_PAUSE_S: Final = 0.1
 """After a log with less than that to check, so that a thousand small ones cost nothing."""
 SCRUB_ROUND_S: Final = 3.0
 """A round through all logs takes at least so long: few small ones are not read over and over."""
+RETAIN_TURN: Final = 64
+"""So many logs are looked at for retention in one turn of the loop."""
 WATCH_INTERVAL_S: Final = 1.0
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than that free a replica would only stop again."""
@@ -63,9 +65,13 @@ async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
 async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
     while True:
         await plane.pause(plane.config.retention_check_ms / 1e3)
-        for replica in partitions.replicas():
-            _close_aged_segment(replica, plane.clock.wall_ms())
-        partitions.retain()
+        replicas = partitions.replicas()
+        for first in range(0, len(replicas), RETAIN_TURN):
+            some = replicas[first : first + RETAIN_TURN]
+            for replica in some:
+                _close_aged_segment(replica, plane.clock.wall_ms())
+            partitions.retain(some)
+            await plane.tasks.sleep(0.0)
 
 
 def _close_aged_segment(replica: Replica, now_ms: int) -> None:

@@ -274,7 +274,8 @@ class FakeReplica:
 
     def start_at(self, offset: int) -> None:
         """The log start moves."""
-        state = self.partition.state_at(Offset(offset), RaftIndex(offset))
+        while (state := self.partition.state_at(Offset(offset), RaftIndex(offset))) is None:
+            pass
         self.log.log_start = LogStart(
             offset=Offset(offset),
             index=RaftIndex(offset),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
+from time import thread_time
+from typing import Any
 
 import pytest
 from attrs import define, field
 
 from jepsen_like.disk import SimDisk
-from raftmq.cluster.partition_producers import CHECKPOINT_BATCHES, PartitionProducers
+from raftmq.cluster.partition_producers import CHECKPOINT_BATCHES, COPY_BATCHES, PartitionProducers
 from raftmq.cluster.producer_checkpoints import BYTES_MAX, FILE_NAME, ProducerCheckpoints
-from raftmq.cluster.producer_state import ProducerStateTable
+from raftmq.cluster.producer_state import PRODUCERS_KEPT, Accept, ProducerStateTable
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
-from raftmq.types import Offset
+from raftmq.types import LeaderEpoch, Offset
 from tests.cluster.fake_replica import FakeClock
 from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
 
@@ -128,7 +132,7 @@ def test_a_restart_reads_little_and_trusts_nothing(harm: str) -> None:
     again = PartitionProducers(make(disk), FakeClock())
     log.reads = 0
     again.attach(log)
-    assert again.table.encode() == truth(len(log.rows))
+    assert again.current().encode() == truth(len(log.rows))
     least = {"none": 100, "cut": CHECKPOINT_BATCHES + 100}.get(harm, len(log.rows))
     assert log.reads == least
 
@@ -139,7 +143,7 @@ def test_a_log_that_lost_its_end_ignores_later_checkpoints() -> None:
     del log.rows[CHECKPOINT_BATCHES + 7 :]
     again = PartitionProducers(make(disk), FakeClock())
     again.attach(log)
-    assert again.table.encode() == truth(CHECKPOINT_BATCHES + 7)
+    assert again.current().encode() == truth(CHECKPOINT_BATCHES + 7)
 
 
 def test_checkpoints_below_the_log_start_go() -> None:
@@ -150,7 +154,7 @@ def test_checkpoints_below_the_log_start_go() -> None:
     assert producers.state_at(Offset(start)) == truth(start)
     again = PartitionProducers(make(disk), FakeClock())
     again.attach(log)
-    assert again.table.encode() == truth(len(log.rows))
+    assert again.current().encode() == truth(len(log.rows))
 
 
 def test_checkpoints_are_bounded_and_survive_thinning() -> None:
@@ -223,3 +227,100 @@ def test_little_is_checked_of_what_is_as_it_should_be() -> None:
     producers, log = filled(count=300)
     producers.truncated()
     assert log.checks == 3, "the first batch of each producer"
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_producers_are_checkpointed_and_held_in_short_turns() -> None:
+    """Beyond 2,000 producers there was no checkpoint: each truncation read all headers again."""
+    count, written = 100_000, 101_500
+    disk = SimDisk(Random(1))
+    log = Log()
+    producers = PartitionProducers(make(disk), FakeClock())
+    producers.attach(log)
+    watch = Turns()
+
+    def row(offset: int) -> BatchHeader:
+        return _TEMPLATE._replace(
+            base_offset=offset, producer_id=offset % count, base_sequence=offset // count
+        )
+
+    for offset in range(written + 5_000):
+        log.rows.append(row(offset))
+        watch.run(partial(producers.appended, log.rows[-1]))
+        watch.run(partial(producers.committed, Offset(max(0, offset - 20))))
+    log.reads = 0
+    del log.rows[-10:]
+    watch.run(producers.truncated)
+    assert len(producers.table) == count
+    assert log.reads <= COPY_BATCHES + 30
+    end = len(log.rows)
+    expected = producers.table.encode()
+    log.reads = 0
+    while (state := watch.run(partial(producers.state_at, Offset(end - 100)))) is None:
+        pass
+    assert log.reads <= 2 * COPY_BATCHES
+    assert len(ProducerStateTable.decode(state)) == count
+    again = PartitionProducers(make(disk), FakeClock())
+    log.reads = 0
+    watch.run(partial(again.attach, log))
+    while not watch.run(again.read_on):
+        pass
+    assert 0 < log.reads < count // 2, "it began with a checkpoint"
+    assert again.table.encode() == expected
+    assert watch.longest_ms < 150, "the stall metric's limit is 37 on a machine of its own"
+
+
+def test_what_takes_long_to_read_back_refuses_and_then_is_exact() -> None:
+    log = Log(rows=[header(offset) for offset in range(20_000)])
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    batch = header(20_000)
+    with pytest.raises(KafkaError) as refused:
+        producers.judge(batch, LeaderEpoch(1))
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert log.reads < 20_000, "not all in one turn"
+    while not producers.read_on():
+        pass
+    verdict = producers.judge(batch, LeaderEpoch(1))
+    assert isinstance(verdict, Accept)
+    for offset in range(20_000, 20_010):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    assert producers.current().encode() == truth(20_010)
+
+
+def test_appends_and_truncations_while_it_is_read_back() -> None:
+    log = Log(rows=[header(offset) for offset in range(12_000)])
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    for offset in range(12_000, 12_040):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    del log.rows[9_000:]
+    producers.truncated()
+    producers.appended(header(8_999))  # is read back, not added
+    assert producers.current().encode() == truth(9_000)
+
+
+def test_many_expire_at_once_without_looking_at_what_is_gone() -> None:
+    """The first of a plain dict is behind the places of all that were taken out before it."""
+    table = ProducerStateTable(expiration_ms=10)
+    for offset in range(50_000):
+        table.append(_TEMPLATE._replace(base_offset=offset, producer_id=offset, max_timestamp=1))
+    last = _TEMPLATE._replace(base_offset=50_000, producer_id=7, max_timestamp=99)
+    turns = Turns()
+    turns.run(partial(table.append, last))
+    assert len(table) == PRODUCERS_KEPT
+    assert turns.longest_ms < 500
+
+
+class Turns:
+    """The longest of some calls, in time that this thread had a core."""
+
+    longest_ms = 0.0
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        began = thread_time()
+        result = call()
+        self.longest_ms = max(self.longest_ms, (thread_time() - began) * 1e3)
+        return result
