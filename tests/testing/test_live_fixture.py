@@ -21,6 +21,9 @@ from tests.live.harness import lack, wait_until
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
+ALONE = ("-p", "no:cacheprovider", "-p", "no:asyncio")
+"""Without what other tests of ours need: pytest-asyncio warns where its options are not set."""
+
 SERVICE_TESTS = """
 import asyncio, json, os, time
 from pathlib import Path
@@ -128,7 +131,7 @@ def is_free(port: int) -> bool:
 def test_a_service_tests_itself(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntrio_mode = true\nfilterwarnings = error")
     pytester.makepyfile(SERVICE_TESTS)
-    result = pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider", timeout=150)
+    result = pytester.runpytest_subprocess(*ALONE, "-rs", timeout=150)
     result.assert_outcomes(passed=7, skipped=1)
     result.stdout.fnmatch_lines(["*SKIPPED*no loop devices here*"])
     left = json.loads((pytester.path / "left.json").read_text())
@@ -170,7 +173,7 @@ def test_each_worker_of_xdist_has_a_cluster_of_its_own(pytester: pytest.Pytester
         "def raftmq_options():\n"
         "    return {'nodes': 1}\n"
     )
-    words = ("-n", "2", "--dist", "each", "-p", "no:cacheprovider")
+    words = (*ALONE, "-n", "2", "--dist", "each")
     result = pytester.runpytest_subprocess(*words, timeout=150)
     result.assert_outcomes(passed=4)  # every test in each of two workers
     seen = [json.loads(path.read_text()) for path in pytester.path.glob("*.json")]
