@@ -9,7 +9,7 @@ arguments of `Producer` and `Consumer`; their defaults stand in the functions th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Generic, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Generic, Literal, TypeAlias, TypedDict
 
 from raftmq.codec import Codec
 from raftmq.types import TopicPartition
@@ -207,15 +207,15 @@ def check_producer_delivery(
         )
 
 
-class ConsumerSettings(TypedDict, total=False):
+class ConsumerSettings(TypedDict, Generic[K, V], total=False):
     """Keyword arguments of a `Consumer`; docs/client.md has a table with the defaults."""
 
     client_id: str
     security: SecurityChoice
     metadata_max_age_ms: float
     group: str | None
-    key_deserializer: Deserializer | None
-    value_deserializer: Deserializer | None
+    key_deserializer: Deserializer[K] | None
+    value_deserializer: Deserializer[V] | None
     delivery: Literal["at_least_once", "at_most_once"] | None
     reset: Literal["earliest", "latest", "none"] | None
     isolation: Literal["read_uncommitted", "read_committed"]
@@ -237,8 +237,8 @@ class ConsumerSettings(TypedDict, total=False):
 def consumer_options(
     *,
     group: str | None = None,
-    key_deserializer: Deserializer | None = None,
-    value_deserializer: Deserializer | None = None,
+    key_deserializer: Deserializer[Any] | None = None,
+    value_deserializer: Deserializer[Any] | None = None,
     delivery: str | None = None,
     reset: str | None = None,
     isolation: str = "read_uncommitted",

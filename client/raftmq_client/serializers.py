@@ -27,6 +27,7 @@ else:
     K = TypeVar("K")
     V = TypeVar("V")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _TIMESTAMPS: Final = 1 << 63
@@ -57,6 +58,14 @@ class Encoder(Protocol[T_contra]):
 
     def encode(self, value: T_contra, /) -> bytes:
         """The bytes of a value."""
+        ...
+
+
+class Decoder(Protocol[T_co]):
+    """What makes values of one type of their bytes."""
+
+    def decode(self, data: bytes, /) -> T_co:
+        """The value of some bytes."""
         ...
 
 
@@ -129,7 +138,7 @@ SERDES: Final[dict[str, Serde]] = {
 
 SerdeName: TypeAlias = Literal["bytes", "str", "int", "float", "uuid", "json"]
 Serializer: TypeAlias = SerdeName | Encoder[T] | Callable[[T], bytes]
-Deserializer = str | Serde | Callable[[bytes], Any]
+Deserializer: TypeAlias = SerdeName | Decoder[T] | Callable[[bytes], T]
 
 
 def read_serializer(chosen: Serializer[Any] | None) -> Callable[[Any], bytes] | None:
@@ -148,7 +157,7 @@ def read_serializer(chosen: Serializer[Any] | None) -> Callable[[Any], bytes] | 
     return encode
 
 
-def read_deserializer(chosen: Deserializer | None) -> Callable[[bytes], Any] | None:
+def read_deserializer(chosen: Deserializer[Any] | None) -> Callable[[bytes], Any] | None:
     """The function of a choice; None leaves bytes as they are.
 
     Raises:

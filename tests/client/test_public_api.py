@@ -81,8 +81,9 @@ def test_the_drivers_have_the_same_methods_and_arguments(kind: str) -> None:
 
 def named_in(hint: Any) -> Iterator[type]:
     """The classes that a type hint is made of."""
-    if inspect.isclass(hint) and not typing.get_args(hint):
-        yield hint
+    of = typing.get_origin(hint) or hint
+    if inspect.isclass(of):
+        yield of
     for part in typing.get_args(hint):
         yield from named_in(part)
 

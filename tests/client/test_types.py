@@ -1,4 +1,7 @@
-"""What a type checker knows of producers: keys and values by the serializers, settings by name."""
+"""What a type checker knows of producers and consumers.
+
+Keys and values by the serializers, settings by name.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 from typing import Any, assert_type
-from raftmq_client import Producer, Typed
+import msgspec
+from raftmq_client import Consumer, ConsumerRecord, Producer, Typed
 from raftmq_client import aio
 
 class Order: ...
 def encode(number: int) -> bytes: return b""
+def decode(data: bytes) -> int: return 0
 
 typed = Producer(key_serializer=encode, value_serializer=Typed(Order))
 assert_type(typed, Producer[int, Order])
@@ -31,6 +36,34 @@ Producer(acks="most")  # wrong
 Producer(delivery="exactly_once")  # wrong
 Producer(compression="rar")  # wrong
 Producer(buffer="big")  # wrong
+
+reader = Consumer(key_deserializer=decode, value_deserializer=Typed(Order), reset="earliest")
+assert_type(reader, Consumer[int, Order])
+assert_type(reader.poll(), list[ConsumerRecord[int, Order]])
+for record in reader:
+    assert_type(record.key, int | None)
+    assert_type(record.value, Order | None)
+    reader.commit(record)
+assert_type(Consumer(), Consumer[Any, Any])
+assert_type(Consumer(value_deserializer="json"), Consumer[Any, Any])
+assert_type(Consumer(value_deserializer=msgspec.json.Decoder(Order)), Consumer[Any, Order])
+async def read(plain: aio.Consumer) -> None:
+    consumer = aio.Consumer(value_deserializer=decode)
+    assert_type(consumer, aio.Consumer[Any, int])
+    assert_type(await consumer.poll(), list[ConsumerRecord[Any, int]])
+    async with consumer as entered:
+        async for message in entered:
+            assert_type(message, ConsumerRecord[Any, int])
+            assert_type(message.value, int | None)
+            message.value + 1  # wrong
+    for of_any in await plain.poll():
+        of_any.value.decode()  # wrong
+def handle(order: ConsumerRecord[str, Order]) -> None: ...
+handle(record)  # wrong
+Consumer(value_deserializer="jsn")  # wrong
+Consumer(value_deserializer=5)  # wrong
+Consumer(value_deserializer=encode)  # wrong
+Consumer(reset="first")  # wrong
 """
 
 

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Generic, Self, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -29,6 +29,7 @@ from raftmq_client.options import (
     ConsumerSettings,
     ignore,
 )
+from raftmq_client.serializers import K, V
 
 _LAST_COMMIT_MS: Final = 5_000.0
 _LEAVE_MS: Final = 5_000.0
@@ -38,7 +39,7 @@ Callback = Callable[[tuple[TopicPartition, ...]], Awaitable[None] | None]
 """Told of partitions that were assigned or are given up; plain or async."""
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records: `async with Consumer("localhost:9092", group="g", topics=["t"]) as c: ...`.
 
     With `topics` and `group` a member of the group, with `topics` alone it reads all of them, with
@@ -54,7 +55,7 @@ class Consumer:
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
         on_lost: Callback | None = None,
-        **settings: Unpack[ConsumerSettings],
+        **settings: Unpack[ConsumerSettings[K, V]],
     ) -> None:
         parts = build_consumer(bootstrap, topics, settings)
         self._engine = Engine(parts.client)
@@ -96,7 +97,7 @@ class Consumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> ConsumerRecord:
+    async def __anext__(self) -> ConsumerRecord[K, V]:
         engine, core = self._engine, self._core
         engine.check()
         record = core.next_record(engine.now() if core.group is not None else 0.0)
@@ -178,7 +179,9 @@ class Consumer:
 
     # Reading.
 
-    async def poll(self, timeout: float = 1.0, records_max: int = 500) -> list[ConsumerRecord]:
+    async def poll(
+        self, timeout: float = 1.0, records_max: int = 500
+    ) -> list[ConsumerRecord[K, V]]:
         """Records that are there, or that come within `timeout` seconds; maybe none.
 
         Raises:
@@ -315,7 +318,7 @@ class Consumer:
             engine.wake()
             await engine.wait_for(lambda: pending.is_done, engine.now() + _LAST_COMMIT_MS)
 
-    async def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
+    async def _commit_first(self, taken: Sequence[ConsumerRecord[K, V]]) -> bool:
         """At most once: what does not get committed is not handed out."""
         pending = self._core.commit_first(self._engine.now())
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Generic, Self, Unpack
 
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
@@ -26,12 +26,13 @@ from raftmq_client.options import (
     ConsumerSettings,
     ignore,
 )
+from raftmq_client.serializers import K, V
 
 _LAST_COMMIT_MS: Final = 5_000.0
 _LEAVE_MS: Final = 5_000.0
 
 
-class Consumer:
+class Consumer(Generic[K, V]):
     """Reads records: `with Consumer("localhost:9092", group="g", topics=["t"]) as consumer: ...`.
 
     With `topics` and `group` a member of the group, with `topics` alone it reads all of them, with
@@ -47,7 +48,7 @@ class Consumer:
         on_assigned: Callback = ignore,
         on_revoked: Callback = ignore,
         on_lost: Callback | None = None,
-        **settings: Unpack[ConsumerSettings],
+        **settings: Unpack[ConsumerSettings[K, V]],
     ) -> None:
         parts = build_consumer(bootstrap, topics, settings)
         self._engine = Engine(parts.client, name=parts.client.options.client_id)
@@ -71,7 +72,7 @@ class Consumer:
         # A block that ends without an error has finished what it had in hand, as a transaction's.
         self._end(commit=True, is_done=kind is None)
 
-    def __iter__(self) -> Iterator[ConsumerRecord]:
+    def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
         while True:
             with self._engine.lock:
                 self._engine.check()
@@ -163,7 +164,7 @@ class Consumer:
 
     # Reading.
 
-    def poll(self, timeout: float = 1.0, records_max: int = 500) -> list[ConsumerRecord]:
+    def poll(self, timeout: float = 1.0, records_max: int = 500) -> list[ConsumerRecord[K, V]]:
         """Records that are there, or that come within `timeout` seconds; maybe none.
 
         Raises:
@@ -305,7 +306,7 @@ class Consumer:
                 self._engine.wake()
                 self._engine.wait_for(lambda: pending.is_done, now_ms() + _LAST_COMMIT_MS)
 
-    def _commit_first(self, taken: Sequence[ConsumerRecord]) -> bool:
+    def _commit_first(self, taken: Sequence[ConsumerRecord[K, V]]) -> bool:
         """At most once: what does not get committed is not handed out."""
         pending = self._core.commit_first(now_ms())
         try:

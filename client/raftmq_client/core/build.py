@@ -114,7 +114,7 @@ def build_producer(
 def build_consumer(
     bootstrap: str | Sequence[str],
     topics: str | Iterable[str] | re.Pattern[str],
-    settings: ConsumerSettings,
+    settings: ConsumerSettings[Any, Any],
 ) -> ConsumerParts:
     """All that a consumer decides with.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain, repeat
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import msgspec
 from attrs import frozen
@@ -21,9 +21,10 @@ from raftmq.codec import OUTPUT_MAX, decompress
 from raftmq.errors import CorruptBatchError
 from raftmq.records import HEADER_SIZE, BatchHeader, read_headers, read_records, read_varint
 from raftmq.types import Buffer
+from raftmq_client.serializers import K, V
 
 
-class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
+class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """A record and where it was read.
 
     The garbage collector does not look at them: what was read can be part of no cycle, and
@@ -34,9 +35,10 @@ class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     timestamp: int
-    key: Any
-    """bytes or None, unless a deserializer made something else of it."""
-    value: Any
+    key: K | None
+    """What the deserializer made of it, else bytes; None where there is none."""
+    value: V | None
+    """As the key; None is a tombstone."""
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp_type: int
     """0: the producer's clock (CreateTime), 1: the broker's (LogAppendTime)."""
@@ -49,17 +51,17 @@ class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
         """Bytes of the key as it came; -1 without one."""
         if self.sizes is not None:
             return self.sizes[0]
-        return -1 if self.key is None else len(self.key)
+        return -1 if self.key is None else len(self.key)  # type: ignore[arg-type]  # bytes
 
     @property
     def value_size(self) -> int:
         """Bytes of the value as it came; -1 without one."""
         if self.sizes is not None:
             return self.sizes[1]
-        return -1 if self.value is None else len(self.value)
+        return -1 if self.value is None else len(self.value)  # type: ignore[arg-type]  # bytes
 
 
-class DecodedRecord(ConsumerRecord, frozen=True, gc=True):
+class DecodedRecord(ConsumerRecord[K, V], frozen=True, gc=True):
     """One whose key or value a deserializer made: that may refer to anything, the record too."""
 
 

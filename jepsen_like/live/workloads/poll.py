@@ -78,6 +78,7 @@ def poll_own(consumer: Consumer, stop: threading.Event) -> tuple[Records, set[st
         return found, {str(error)}
     for message in messages:
         key = key_of(message.topic, message.partition)
+        assert message.value is not None, "only numbers are appended"
         found.setdefault(key, []).append((message.offset, number_in(message.value)))
     return found, set()
 
