@@ -18,7 +18,10 @@ from raftmq_spark.export.job import Progress
 from raftmq_spark.export.writer import RangeTask, Written, write_range
 
 ARROW_OFFSETS_MAX: Final = 2_000_000
-"""Up to so many offsets are written sooner by pyarrow alone than Spark takes to start and end."""
+"""Up to so many new offsets `auto` does not start Spark.
+
+A choice, not a measured break-even, which depends on records, cores and where Spark runs.
+"""
 
 
 class Engine(Enum):
