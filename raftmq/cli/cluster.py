@@ -52,6 +52,7 @@ SECTION_TITLES: Final = {
     "CatchingUp": "catching up:",
     "Stuck": "in trouble, and why:",
 }
+_POLL_S: Final = 0.1
 NODE_TIMEOUT_S: Final = 5.0
 """So long a node may take to tell of itself; one that hangs is part of the picture."""
 
@@ -83,8 +84,8 @@ def status(
 ) -> None:
     """Is all well? Every node with its state, what catches up, what is stuck and why.
 
-    Ends with 1 while partitions are without leader or short of replicas. A node that does not
-    answer is shown as such.
+    Ends with 1 while partitions are without leader or short of replicas, a metadata voter is not
+    there, or a disk is full or stuck. A node that does not answer is shown as such.
 
     Examples: raftmq cluster status --wait 30; raftmq cluster status --watch
     """
@@ -118,7 +119,13 @@ class _Look:
 
     @property
     def is_bad(self) -> bool:
-        return self.info is None or bool(self.offline or self.under)
+        return self.info is None or bool(self.offline or self.under or self.troubles)
+
+    @property
+    def troubles(self) -> list[str]:
+        """What is wrong with nodes."""
+        alive = [] if self.info is None else [broker.node_id for broker in self.info.brokers]
+        return self.picture.troubles(alive)
 
 
 def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str]) -> _Look:
@@ -126,16 +133,20 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
     deadline = time.monotonic() + wait
     patience_s = min(timeout, NODE_TIMEOUT_S)
     try:
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with (
+            Admin(bootstrap, timeout_ms=timeout * 1000) as admin,
+            Admin(bootstrap, timeout_ms=patience_s * 1000) as finder,
+        ):
             while True:
                 info = admin.cluster()
                 offline, under = _troubles(info)
-                if not (offline or under) or time.monotonic() >= deadline:
-                    break
-                time.sleep(0.1)
-        with Admin(bootstrap, timeout_ms=patience_s * 1000) as finder:
-            picture = take_picture(finder, addresses, patience_s)
-        return _Look(info, picture, "", offline, under)
+                if (offline or under) and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                look = _Look(info, take_picture(finder, addresses, patience_s), "", offline, under)
+                if not look.is_bad or time.monotonic() >= deadline:
+                    return look
+                time.sleep(_POLL_S)
     except ClientError as error:
         if not addresses:
             raise
@@ -162,6 +173,7 @@ def _show_look(look: _Look, *, as_json: bool) -> None:
                 "UnderReplicatedPartitions": _as_dicts(BAD_COLUMNS, look.under),
                 **{name: _as_dicts(columns, rows) for name, columns, rows in sections},
                 "Metadata": picture.metadata(),
+                "Troubles": look.troubles,
                 "Failure": look.failure or None,
             }
         )
@@ -175,6 +187,8 @@ def _show_look(look: _Look, *, as_json: bool) -> None:
             f"{len(info.topics)} topics, {partitions} partitions: {len(look.offline)} without "
             f"leader, {len(look.under)} under-replicated"
         )
+    for trouble in look.troubles:
+        out(trouble)
     if look.offline or look.under:
         show(BAD_COLUMNS, [*look.offline, *look.under], as_json=False)
     for name, columns, rows in sections:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any, Final
@@ -158,6 +158,26 @@ class Picture:
             return None
         best: dict[str, Any] = max(told, key=_how_much)
         return best
+
+    def troubles(self, alive: Collection[int]) -> list[str]:
+        """What is wrong with nodes, as sentences; none for brokers that are not raftmq's.
+
+        Args:
+            alive: brokers that the cluster counts as live; an admin port may be out of our reach.
+        """
+        heard = {answer["node_id"] for answer in self.answers}.union(alive)
+        voters = (self.metadata() or {}).get("voters", ())
+        found = [
+            f"metadata voter {node} is not there: it does not answer, and is no live broker"
+            for node in sorted(set(voters).difference(heard))
+        ]
+        for answer in self.answers:
+            disk = answer["disk"]
+            if disk["is_full"]:
+                found.append(f"node {answer['node_id']}: its disk is full")
+            if disk.get("is_stuck"):  # a node that was not restarted yet does not say so
+                found.append(f"node {answer['node_id']}: its disk does not answer")
+        return found
 
     @property
     def is_complete(self) -> bool:

@@ -225,6 +225,10 @@ def test_a_dead_node_stays_dead_until_it_is_run_again(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: not is_alive(victim), what="reaped by its parent")
         assert dev.pids()[1] == victim
+        wait_until(  # there are no topics: only the metadata group can miss it
+            lambda: "metadata voter 2 is not there" in dev.run("cluster", "status").stdout, 60
+        )
+        assert dev.run("cluster", "status", "--wait", "0.2").returncode == 1
         with subprocess.Popen(
             [RAFTMQ, "dev", "--node", "2", "--data", str(dev.folder)],
             stdout=subprocess.DEVNULL,

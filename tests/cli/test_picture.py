@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from raftmq.cli.picture import Picture, remarks, take_picture
+from tests.cli.conftest import Call
 
 TROUBLE = "no quorum: 1 of voters [1, 2] are there, node 1 misses [2]"
 
@@ -175,3 +176,45 @@ def test_the_metadata_group_is_told_by_who_knows_most() -> None:
 )
 def test_remarks(more: dict[str, Any], text: str) -> None:
     assert remarks(answer(1, {}, **more)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("answers", "alive", "texts"),
+    [
+        ([answer(1, {}), answer(2, {})], [1, 2], []),
+        ([answer(1, {})], [1, 2], []),
+        ([answer(1, {}), answer(2, {})], [], []),
+        ([answer(1, {})], [1], ["metadata voter 2 is not there"]),
+        ([answer(1, {}, metadata={"engine": "pysyncobj"})], [1], []),
+        (
+            [answer(1, {}, disk={"free_bytes": 0, "is_full": True}), answer(2, {})],
+            [1, 2],
+            ["node 1: its disk is full"],
+        ),
+        (
+            [answer(1, {}), answer(2, {}, disk={"is_full": False, "is_stuck": True})],
+            [1, 2],
+            ["node 2: its disk does not answer"],
+        ),
+        ([], [1, 2], []),
+    ],
+)
+def test_all_is_well_only_with_every_voter_and_every_disk(
+    answers: list[dict[str, Any]], alive: list[int], texts: list[str]
+) -> None:
+    found = pictured(*answers).troubles(alive)
+    assert len(found) == len(texts)
+    assert all(wanted in said for wanted, said in zip(texts, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["voter", "disk"])
+def test_status_is_bad_while_a_voter_or_a_disk_is(call: Call, name: str) -> None:
+    disk = {"free_bytes": 0, "is_full": name == "disk"}
+    metadata = answer(1, {})["metadata"] | {"voters": [1, 2] if name == "voter" else [1]}
+    body = msgspec.json.encode(answer(1, {}, disk=disk, metadata=metadata))
+    with serving(body) as address:
+        done = call("cluster", "status", "--admin", address, "--wait", "0.3", "--json")
+        assert done.exit_code == 1, done.output
+        (trouble,) = msgspec.json.decode(done.stdout)["Troubles"]
+        assert name in trouble
+        assert trouble in call("cluster", "status", "--admin", address).stdout
