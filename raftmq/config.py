@@ -215,8 +215,9 @@ class NodeConfig:
     )
     replicas_max: int = _key(
         "Most partition replicas on a node: each keeps two files open, beside open_files_max. "
-        "Topics and partitions that would make it more are refused, by the controller's own value.",
-        default=20_000,
+        "Topics and partitions that would make it more are refused, by the controller's own value. "
+        "0: as many as the limit of descriptors (ulimit -Hn) has room for, at most 20,000.",
+        default=0,
     )
     replica_moves_max: int = _key(
         "Partitions that change their replicas at a time, in the whole cluster (`node replace`).",
@@ -449,7 +450,6 @@ _POSITIVE: Final = (
     "broker_session_ms",
     "broker_heartbeat_ms",
     "shutdown_timeout_ms",
-    "replicas_max",
     "replica_moves_max",
     "metrics_partitions_max",
     "metrics_groups_max",

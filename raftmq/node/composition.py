@@ -209,7 +209,7 @@ class NodeCore:
                 static=config.defaults,
                 voters_count=len(self._first_voters()),
                 moves_max=config.replica_moves_max,
-                replicas_max=config.replicas_max,
+                replicas_max=config.replicas_max or ControllerConfig().replicas_max,
             ),
             heartbeat_ms=config.broker_heartbeat_ms,
             bootstrap=self._first_voters(),

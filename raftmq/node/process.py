@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+import attrs
 import trio
 from attrs import frozen
 
@@ -41,6 +42,8 @@ OTHER_DESCRIPTORS: Final = 1_000
 """Peers, the admin port, the journal, threads."""
 FILES_PER_REPLICA: Final = 2
 """The segment that is appended to, and the bare entries beside it."""
+REPLICAS_MAX: Final = 20_000
+"""Where the limit of descriptors has room for more."""
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -111,7 +114,10 @@ def run_node(
     except KafkaError as error:
         logger.error("cannot start", reason=f"key 'defaults': {error.message}")
         return UNUSABLE
-    grow_descriptor_table(raise_descriptor_limit(config))
+    limit = raise_descriptor_limit(config)
+    grow_descriptor_table(limit)
+    if not config.replicas_max:
+        config = attrs.evolve(config, replicas_max=replicas_room(config, limit))
     try:
         opened = listeners or open_listeners(config)
     except ListenError as error:
@@ -134,21 +140,32 @@ def run_node(
 
 def raise_descriptor_limit(config: NodeConfig) -> int:
     """Take as many descriptors as the system allows; warn when the configured limits need more."""
-    wanted = config.connections_max + config.open_files_max + OTHER_DESCRIPTORS
-    wanted += FILES_PER_REPLICA * config.replicas_max
+    needed = config.connections_max + config.open_files_max + OTHER_DESCRIPTORS
+    needed += FILES_PER_REPLICA * config.replicas_max
+    wanted = needed if config.replicas_max else needed + FILES_PER_REPLICA * REPLICAS_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit < wanted:
+    if limit < needed:
         logger.warning(
             "descriptors may run out",
             limit=limit,
-            wanted=wanted,
+            wanted=needed,
             hint="raise the hard limit (ulimit -Hn), or lower connections_max, open_files_max or "
             "replicas_max",
         )
     return limit
+
+
+def replicas_room(config: NodeConfig, limit: int) -> int:
+    """For how many replicas the limit of descriptors has room, beside clients, cached files and all
+    else. Where it is low, each of the three keeps a share of it: a node that is full of replicas
+    still has to hear clients, and to open files in order to delete them."""
+    others = min(OTHER_DESCRIPTORS, limit // 4)
+    clients = min(config.connections_max, limit // 4)
+    cached = min(config.open_files_max, limit // 8)
+    return max(1, min(REPLICAS_MAX, (limit - others - clients - cached) // FILES_PER_REPLICA))
 
 
 def grow_descriptor_table(limit: int) -> None:

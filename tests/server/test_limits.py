@@ -26,8 +26,10 @@ from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.node.process import (
     DESCRIPTORS_AT_START,
+    FILES_PER_REPLICA,
     OTHER_DESCRIPTORS,
     raise_descriptor_limit,
+    replicas_room,
 )
 from raftmq.protocol import ApiKey
 from raftmq.server.dispatch import Dispatcher
@@ -199,6 +201,25 @@ def test_a_node_takes_the_descriptors_that_it_may(monkeypatch: pytest.MonkeyPatc
         assert lines.events == ["descriptors may run out"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_room_for_replicas_follows_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 400 of them 300 replicas were let in, and nobody could connect or delete any more."""
+    config = NodeConfig(node_id=1, data=".")
+    assert config.replicas_max == 0
+    for limit in (64, 400, 1024, 4096, 20_000, 1 << 20):
+        room = replicas_room(config, limit)
+        left = limit - FILES_PER_REPLICA * room
+        assert left >= limit // 4 or room == 20_000
+    assert replicas_room(config, 400) == 75
+    assert replicas_room(config, 1 << 20) == 20_000
+    lines = Lines()
+    monkeypatch.setattr("raftmq.node.process.logger", lines)
+    limits = 1024, 20_000
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, _limits: None)
+    assert raise_descriptor_limit(config) == 20_000
+    assert lines.events == [], "an ordinary machine is no reason to warn"
 
 
 @pytest.mark.parametrize(
