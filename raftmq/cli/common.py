@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 import typer
@@ -230,13 +230,47 @@ def _show_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", header_style="bold", box=None)
+    console = Console()
+    cells = [list(columns), *([text_of(value) for value in row] for row in rows)]
+    widths = column_widths(cells, console.width)
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        header_style="bold",
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+    )
     for i, column in enumerate(columns):
         numbers = all(isinstance(row[i], int) for row in rows) and bool(rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        justify: Literal["right", "left"] = "right" if numbers else "left"
+        table.add_column(column, justify=justify, overflow="fold", width=widths[i])
     for row in rows:
         table.add_row(*(Text(text_of(value)) for value in row))
-    Console().print(table)
+    console.print(table)
+
+
+_GAP: Final = 2
+"""Spaces between columns."""
+
+
+def column_widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide columns are within `room` characters.
+
+    The widest give way first, and none below its longest word while another still can.
+    """
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    floors = [
+        max(len(word) for cell in column for word in (cell.split() or [""]))
+        for column in zip(*cells, strict=True)
+    ]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - room
+    while excess > 0 and max(widths) > 1:
+        can = [i for i, width in enumerate(widths) if width > floors[i]]
+        widest = max(can or range(len(widths)), key=widths.__getitem__)
+        widths[widest] -= 1
+        excess -= 1
+    return widths
 
 
 def parse_pairs(words: Sequence[str], what: str) -> dict[str, str]:

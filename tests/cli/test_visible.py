@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.cli.common import CommandError, reported, show
+from raftmq.cli.common import CommandError, column_widths, reported, show
 from raftmq.cli.console import note, out
 from raftmq.logs import configure_logs
 from raftmq.visible import ascii_json, visible
@@ -114,3 +115,22 @@ def test_a_group_of_a_forged_name_is_one_row(call: Call, broker: FakeBroker) -> 
     assert sum("disk failed" in line for line in told.splitlines()) == 1
     (group,) = json.loads(call("group", "list", "--json").output)
     assert FORGED in group.values()
+
+
+def test_a_table_too_wide_for_the_terminal_breaks_between_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    why = "no quorum: one of three voters is there, and node 2 was never heard of since the start"
+    columns = ("Topic", "Partition", "Leader", "LeaderEpoch", "Why", "Remarks")
+    show(columns, [("measurements-by-device", 11, None, 4, why, why)], as_json=False)
+    shown = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {*columns, *why.split(), "measurements-by-device"} <= set(shown.split())
+
+
+def test_columns_give_way_widest_first_and_words_last() -> None:
+    assert column_widths([["a", "bb cc"]], 80) == [1, 5]
+    assert column_widths([["aaa bbb ccc", "x" * 6]], 17) == [9, 6]
+    assert sum(column_widths([["x" * 30, "y" * 9]], 20)) == 18
