@@ -166,7 +166,7 @@ def _check_room(load: Load, added: Sequence[Replicas], replicas_max: int) -> Non
         if count > replicas_max:
             raise KafkaError(
                 f"Broker {node_id} would hold {count} partition replicas; replicas_max "
-                f"is {replicas_max}, by its descriptors or its configuration.",
+                f"is {replicas_max}.",
                 code=ErrorCode.POLICY_VIOLATION,
             )
 
