@@ -32,6 +32,9 @@ from raftmq.types import NodeId, ReplicaId
 
 RETRY_MS: Final = 250.0
 LOST_MS: Final = 1_000.0
+LOST_HEARTBEATS: Final = 2
+"""After so many intervals, and a second at most, a heartbeat without an answer is taken for lost,
+and the next one follows: a session has room for few, and who is fenced comes back with the next."""
 UNLED_MS: Final = 2_000.0
 """A member that hears no leader for so long at its start asks what became of it."""
 ISOLATED_MS: Final = 10_000.0
@@ -168,7 +171,8 @@ class BrokerLifecycle:
         if self.broker_epoch < 0:
             self._register(now_ms)
             return
-        if 0 <= self._beat_began_ms <= now_ms - LOST_MS:
+        lost_ms = min(LOST_MS, LOST_HEARTBEATS * self._heartbeat_ms)
+        if 0 <= self._beat_began_ms <= now_ms - lost_ms:
             self._beat_began_ms = -1.0
         if self._beat_began_ms < 0 and now_ms >= self._beat_at_ms:
             self._send_heartbeat(now_ms)
@@ -310,11 +314,13 @@ class BrokerLifecycle:
         )
 
     def _heartbeat_done(self, beat_round: int, promise: Promise[bytes]) -> None:
-        if beat_round != self._beat_round:
-            return
-        self._beat_began_ms = -1.0
         reply = read_reply(promise)
         now_ms = self._clock.monotonic_ms()
+        if beat_round != self._beat_round:
+            if reply is not None and reply.code is ErrorCode.NONE:
+                self._contact_ms = now_ms  # late, but an answer
+            return
+        self._beat_began_ms = -1.0
         if reply is None or reply.code is ErrorCode.NOT_CONTROLLER:
             self._beat_at_ms = min(self._beat_at_ms, now_ms + RETRY_MS / 4)
             return

@@ -24,6 +24,7 @@ from raftmq.cluster.broker_messages import (
 from raftmq.cluster.commands import AnyCommand, CreateTopics
 from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.promise import Promise
 from raftmq.types import NodeId
 from tests.cluster.metadata_cluster import MetadataCluster
 
@@ -411,6 +412,27 @@ def test_a_frozen_broker_is_fenced_and_let_back() -> None:
     cluster.run(1_000)
     assert cluster.nodes[3].control.lifecycle.is_ready
     assert cluster.nodes[3].control.lifecycle.isolated_ms() < 1_000
+
+
+class _Unanswered:
+    """What is sent is never answered, nor told to be lost."""
+
+    def send(self, _node_id: NodeId, _payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+        return Promise()
+
+
+@pytest.mark.parametrize("silent_ms", [3_000, 3_300, 3_600, 3_900])
+def test_coming_back_takes_as_long_as_a_few_heartbeats(silent_ms: int) -> None:
+    """The last heartbeat that was lost held back the next one for a second."""
+    cluster = _formed()
+    lifecycle = cluster.nodes[3].control.lifecycle
+    forwarder, lifecycle._forwarder = lifecycle._forwarder, _Unanswered()
+    cluster.run(silent_ms)
+    assert cluster.nodes[1].engine.image.brokers[NodeId(3)].is_fenced
+    lifecycle._forwarder = forwarder
+    heartbeat_ms = lifecycle._heartbeat_ms
+    cluster.run(int(3 * heartbeat_ms))
+    assert not cluster.nodes[1].engine.image.brokers[NodeId(3)].is_fenced
 
 
 def test_a_broker_without_metadata_for_ten_seconds_is_isolated() -> None:
