@@ -53,6 +53,7 @@ LEFT_OUT = {
     "server/replies.py": "sockets",
     "server/warm_up.py": "compiles codecs before a process serves",
     "server/workers.py": "threads",
+    "visible.py": "how names are shown in log lines and on terminals",
     "turns.py": "how much connections may begin in one pass of trio's loop",
 }
 """Modules of the product that a run does not execute, and why they decide nothing."""
