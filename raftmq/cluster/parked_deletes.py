@@ -6,11 +6,17 @@ or with an error once this replica does not lead any longer.
 
 from __future__ import annotations
 
+from typing import Final
+
 from raftmq.cluster.deadlines import Deadline, Deadlines
 from raftmq.cluster.partition_results import DeleteResult
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
 from raftmq.types import Offset
+
+DELETE_WAIT_MS_MIN: Final = 500
+"""What a client waits at least. Who says 0 asks for what Kafka can tell at once, since its leader
+moves its own log start first; here that takes an entry of the log which a majority has flushed."""
 
 
 class ParkedDeletes:
@@ -33,7 +39,8 @@ class ParkedDeletes:
             self._parked = [entry for entry in self._parked if entry[1] is not promise]
             promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
 
-        self._parked.append((target, promise, self._deadlines.after(timeout_ms, expire)))
+        wait_ms = max(timeout_ms, DELETE_WAIT_MS_MIN)
+        self._parked.append((target, promise, self._deadlines.after(wait_ms, expire)))
         return promise
 
     def settle(self, start: Offset) -> None:

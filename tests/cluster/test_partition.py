@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from raftmq.cluster.parked_deletes import DELETE_WAIT_MS_MIN
 from raftmq.cluster.parked_produces import AppendResult
 from raftmq.cluster.partition import ACKS_ALL
 from raftmq.cluster.partition_results import DeleteResult, EpochEnd
@@ -635,11 +636,28 @@ def test_delete_records_out_of_range(offset: int) -> None:
     assert result == DeleteResult(ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
+@pytest.mark.parametrize("timeout_ms", [0, 1])
+def test_delete_records_that_may_not_wait_is_told_what_is_done_in_a_moment(timeout_ms: int) -> None:
+    bench = filled()
+    promise = bench.partition.delete_records(3, timeout_ms)
+    assert isinstance(promise, Promise)
+    bench.sleep(20)
+    assert not promise.is_done
+    bench.replica.start_at(3)
+    assert promise.result() == DeleteResult(ErrorCode.NONE, Offset(3))
+    late = bench.partition.delete_records(4, timeout_ms)
+    assert isinstance(late, Promise)
+    bench.sleep(DELETE_WAIT_MS_MIN + 1)
+    assert late.result().code is ErrorCode.REQUEST_TIMED_OUT
+
+
 def test_delete_records_times_out_and_fails() -> None:
     bench = filled()
-    first = bench.partition.delete_records(3, 100)
+    first = bench.partition.delete_records(3, 600)
     assert isinstance(first, Promise)
-    bench.sleep(101)
+    bench.sleep(599)
+    assert not first.is_done
+    bench.sleep(2)
     assert first.result().code is ErrorCode.REQUEST_TIMED_OUT
     second = bench.partition.delete_records(3, TIMEOUT_MS)
     assert isinstance(second, Promise)
