@@ -520,3 +520,21 @@ def test_describe_cluster() -> None:
     ]
     wrong = world.ask(ApiKey.DESCRIBE_CLUSTER, 1, endpoint_type=2)
     assert wrong.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+
+
+def test_authorized_operations_are_all_that_kafka_knows_of_clusters_and_topics() -> None:
+    world = World()
+    world.add_topic("t")
+    answer = world.ask(
+        ApiKey.METADATA,
+        10,
+        topics=[{"topic_id": UUID(int=0), "name": "t"}],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=True,
+        include_topic_authorized_operations=True,
+    )
+    # Kafka 4.1's AclEntry.supportedOperations
+    assert answer.cluster_authorized_operations == 0x1FA0
+    assert [row.topic_authorized_operations for row in answer.topics] == [0xDF8]
+    answer = world.ask(ApiKey.DESCRIBE_CLUSTER, 1, include_cluster_authorized_operations=True)
+    assert answer.cluster_authorized_operations == 0x1FA0

@@ -33,7 +33,8 @@ GROUPS_PER_TURN: Final = 64
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 GROUP_TYPE: Final = "classic"
-GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8  # read, delete, describe (AclOperation)
+GROUP_OPERATIONS: Final = 0xD48
+"""Bits of AclOperation: read, delete, describe, describe configs, alter configs."""
 NO_OPERATIONS: Final = -(1 << 31)
 
 _MANY_KEYS_FROM: Final = 4  # FindCoordinator (KIP-699)

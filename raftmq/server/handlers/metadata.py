@@ -31,7 +31,8 @@ from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
 NO_OPERATIONS: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = 0x0DF8
 """Bits of Kafka's AclOperation that make sense on a topic: all of them, without authorization."""
-CLUSTER_OPERATIONS: Final = 0x1F70
+CLUSTER_OPERATIONS: Final = 0x1FA0
+"""Those of a cluster: its AclEntry.supportedOperations, as for topics."""
 PARTITIONS_PER_PAGE_MAX: Final = 500
 WAIT_PARTITIONS_MAX: Final = 1000
 
