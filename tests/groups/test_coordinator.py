@@ -309,13 +309,26 @@ def test_a_consumer_outside_of_group_management_may_have_an_instance_id() -> Non
     assert got(home.commit("other", -1, "gone", None, [position(7)])) == (NONE,)
 
 
-def test_metadata_of_offsets_is_limited() -> None:
+@pytest.mark.parametrize("letter", ["a", "ü", "\N{SNOWMAN}"])
+def test_metadata_of_offsets_is_limited_in_characters(letter: str) -> None:
     home = Nodes(1).coordinators[NodeId(1)]
+    longest, longer = letter * 4_096, letter * 4_097
     codes = got(
-        home.commit("g", -1, "", None, [position(1, meta="ü" * 2_049), position(2, partition=1)])
+        home.commit(
+            "g", -1, "", None, [position(1, meta=longer), position(2, partition=1, meta=longest)]
+        )
     )
     assert codes == (ErrorCode.OFFSET_METADATA_TOO_LARGE, NONE)
     assert list(got(home.fetch_offsets("g")).offsets) == [TopicPartition("t", 1)]
+
+
+def test_a_character_of_metadata_is_what_java_calls_one() -> None:
+    home = Nodes(1).coordinators[NodeId(1)]
+    pair = "\N{GRINNING FACE}"  # two chars of a Java string
+    metas = [pair * 2_048, pair * 2_048 + "a"]
+    offsets = [position(1, partition=at, meta=meta) for at, meta in enumerate(metas)]
+    codes = got(home.commit("g", -1, "", None, offsets))
+    assert codes == (NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE)
 
 
 def test_an_unknown_commit_is_said_to_be_so() -> None:
