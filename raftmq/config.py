@@ -130,7 +130,7 @@ class NodeConfig:
         "Threads that fdatasync; all but one of them help only with flushes that waited for 10 ms.",
         default=4,
     )
-    request_bytes_max: int = _key("Largest Produce request.", default=100 << 20)
+    request_bytes_max: int = _key("Largest Produce or OffsetCommit request.", default=100 << 20)
     request_control_bytes_max: int = _key("Largest request of any other API.", default=1 << 20)
     request_elements_max: int = _key("Most array elements in one request.", default=100_000)
     produce_elements_max: int = _key(

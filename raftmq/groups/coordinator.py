@@ -182,6 +182,19 @@ class Coordinator(OwnedGroups):
 
     # ---- offsets ----
 
+    def _size_codes(self, offsets: Sequence[CommittedOffset]) -> list[ErrorCode]:
+        """Of each whether its metadata is too long, or that of all the others together."""
+        limit = self.config.offset_metadata_chars_max
+        are_long = [_java_length(entry.metadata) > limit for entry in offsets]
+        size = sum(
+            len(entry.metadata.encode())
+            for entry, is_long in zip(offsets, are_long, strict=True)
+            if not is_long
+        )
+        is_too_much = size > self.config.commit_metadata_bytes_max
+        other = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if is_too_much else ErrorCode.NONE
+        return [ErrorCode.OFFSET_METADATA_TOO_LARGE if is_long else other for is_long in are_long]
+
     def commit(
         self,
         name: str,
@@ -191,13 +204,7 @@ class Coordinator(OwnedGroups):
         offsets: Sequence[CommittedOffset],
     ) -> Promise[tuple[ErrorCode, ...]]:
         """Save positions; kept, one code each, once they are applied."""
-        limit = self.config.offset_metadata_chars_max
-        codes = [
-            ErrorCode.OFFSET_METADATA_TOO_LARGE
-            if _java_length(entry.metadata) > limit
-            else ErrorCode.NONE
-            for entry in offsets
-        ]
+        codes = self._size_codes(offsets)
         fitting = [entry for entry, code in zip(offsets, codes, strict=True) if not code]
 
         def result(error: ErrorCode) -> tuple[ErrorCode, ...]:

@@ -21,6 +21,7 @@ class GroupConfig:
     new_member_join_timeout_ms: int = 300_000  # a constant there
     bytes_max: int = 4 << 20  # group_bytes_max: of all members' subscriptions; of all assignments
     offset_metadata_chars_max: int = 4_096  # offset.metadata.max.bytes, chars of Java in truth
+    commit_metadata_bytes_max: int = 1 << 20  # of all offsets of one request, in one command
     commit_linger_ms: int = 5  # group.coordinator.append.linger.ms
     offsets_retention_ms: int = 7 * 86_400_000  # offsets.retention.minutes
     retention_check_ms: int = 600_000  # offsets.retention.check.interval.ms

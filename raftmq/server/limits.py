@@ -18,6 +18,10 @@ FRAME_HEAD: Final = struct.Struct(">iHh")
 """Frame size, API key, API version: the first eight bytes of every request."""
 
 API_KEY_PRODUCE: Final = 0
+API_KEY_OFFSET_COMMIT: Final = 8
+_LARGE: Final = (API_KEY_PRODUCE, API_KEY_OFFSET_COMMIT)
+"""Produce carries records; a commit that is too large is refused by its group's coordinator, with
+a code that its client understands."""
 FRAME_BYTES_MIN: Final = 8
 """API key, version and correlation id: no request is shorter."""
 
@@ -61,7 +65,7 @@ def check_frame(size: int, api_key: int, limits: Limits) -> None:
         raise RemoteProtocolError(
             f"a frame of {size} bytes is above request_bytes_max {limits.request_bytes_max}"
         )
-    if api_key != API_KEY_PRODUCE and size > limits.request_control_bytes_max:
+    if api_key not in _LARGE and size > limits.request_control_bytes_max:
         raise RemoteProtocolError(
             f"a frame of {size} bytes for API {api_key} is above request_control_bytes_max "
             f"{limits.request_control_bytes_max}"

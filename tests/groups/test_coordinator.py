@@ -322,6 +322,23 @@ def test_metadata_of_offsets_is_limited_in_characters(letter: str) -> None:
     assert list(got(home.fetch_offsets("g")).offsets) == [TopicPartition("t", 1)]
 
 
+@pytest.mark.parametrize("letter", ["a", "ü"])
+def test_a_commit_of_too_much_metadata_is_refused_whole(letter: str) -> None:
+    home = Nodes(1).coordinators[NodeId(1)]
+    meta = letter * (4_096 // len(letter.encode()))
+    full = [position(1, partition=at, meta=meta) for at in range(256)]  # 1 MiB
+    too_large = [*full, position(1, partition=256, meta="a")]
+    long = position(1, partition=257, meta="a" * 4_097)
+    codes = got(home.commit("g", -1, "", None, [*too_large, long]))
+    assert codes == (
+        *[ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * 257,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    )
+    assert not got(home.fetch_offsets("g")).offsets
+    codes = got(home.commit("g", -1, "", None, [*full, long]))
+    assert codes == (*[NONE] * 256, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+
+
 def test_a_character_of_metadata_is_what_java_calls_one() -> None:
     home = Nodes(1).coordinators[NodeId(1)]
     pair = "\N{GRINNING FACE}"  # two chars of a Java string

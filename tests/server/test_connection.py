@@ -26,7 +26,7 @@ from raftmq.server.listener import ClientPort
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.replies import Pieces, ReplyQueue, Slot
 
-PRODUCE, METADATA = 0, 3
+PRODUCE, METADATA, OFFSET_COMMIT = 0, 3, 8
 
 
 def request(correlation_id: int, size: int = 32, api_key: int = METADATA) -> bytes:
@@ -198,6 +198,18 @@ async def test_frames_at_their_limits_are_taken() -> None:
         with trio.fail_after(5):
             await client.is_served.wait()
     assert broker.sizes == [100_000, 200_000]
+
+
+async def test_a_large_commit_reaches_who_can_name_its_error() -> None:
+    broker = FakeBroker()
+    limits = Limits(request_bytes_max=200_000, request_control_bytes_max=100_000)
+    async with connected(broker, limits) as client:
+        await client.send(request(1, 200_000, OFFSET_COMMIT))
+        assert await client.receive_ids(1) == [1]
+        await client.send(request(2, 200_001, OFFSET_COMMIT))
+        with trio.fail_after(5):
+            await client.is_served.wait()
+    assert broker.sizes == [200_000]
 
 
 async def test_no_more_than_the_pipeline_depth_is_begun() -> None:
