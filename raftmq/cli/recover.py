@@ -22,6 +22,7 @@ from raftmq.types import NodeId
 if TYPE_CHECKING:
     from raftmq.adapters.data_folder import DataFolder
     from raftmq.cluster.giving_up import Account, Findings, Loss, Place
+    from raftmq.cluster.skipping import Stuck
     from raftmq.raft.membership import Configuration
 
 PROBE_S: Final = 1.0
@@ -44,6 +45,23 @@ def recover(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on without records nobody can repair.")
     ] = False,
+    skip_command: Annotated[
+        int | None,
+        typer.Option(
+            "--skip-command",
+            metavar="OFFSET",
+            help="Pass over a metadata command that no node can apply.",
+            min=0,
+        ),
+    ] = None,
+    agree: Annotated[
+        str,
+        typer.Option(
+            "--agree",
+            metavar="TOKEN,...",
+            help="With --skip-command: what --dry-run printed on a majority of metadata voters.",
+        ),
+    ] = "",
     survivors: Annotated[
         str,
         typer.Option(
@@ -60,34 +78,46 @@ def recover(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give up what is lost: a majority of nodes, or damage that no replica can repair.
+    """Give up what is lost: a majority of nodes, damage that no replica can repair, or a metadata
+    command that no node can apply.
 
     Last resort, on a stopped node. Acknowledged records may be gone afterwards; what and where is
     told first. Nodes that were given up must never come back with their old data.
 
     Examples: raftmq recover --unsafe --data DATA --survivors 1,4
               raftmq recover --accept-loss orders 3 --data DATA
+              raftmq recover --skip-command 812 --data DATA --dry-run
     """
     with reported():
-        if unsafe == accept_loss:
-            raise CommandError("say --unsafe or --accept-loss", EXIT_USAGE)
+        if unsafe + accept_loss + (skip_command is not None) != 1:
+            raise CommandError("say --unsafe, --accept-loss or --skip-command", EXIT_USAGE)
         if data is None:
             raise CommandError("say --data DIR, the stopped node's data folder", EXIT_USAGE)
-        if accept_loss and (topic is None or partition is None):
-            raise CommandError("--accept-loss takes TOPIC and PARTITION", EXIT_USAGE)
-        if unsafe and topic is not None:
-            raise CommandError("--unsafe is about all groups of the node", EXIT_USAGE)
+        _check_topic(topic, partition, unsafe=unsafe, accept_loss=accept_loss)
         opened = _Opened(data)
         try:
             if unsafe:
                 ids = _parse_ids(survivors) or (opened.node_id,)
                 _recover_majority(opened, ids, even_if_alive, yes, dry_run, as_json)
+            elif skip_command is not None:
+                _recover_command(opened, skip_command, agree, yes, dry_run, as_json)
             else:
                 assert topic is not None
                 assert partition is not None
                 _recover_damage(opened, topic, partition, yes, dry_run, as_json)
         finally:
             opened.close()
+
+
+def _check_topic(
+    topic: str | None, partition: int | None, *, unsafe: bool, accept_loss: bool
+) -> None:
+    if accept_loss and (topic is None or partition is None):
+        raise CommandError("--accept-loss takes TOPIC and PARTITION", EXIT_USAGE)
+    if unsafe and topic is not None:
+        raise CommandError("--unsafe is about all groups of the node", EXIT_USAGE)
+    if not accept_loss and topic is not None:
+        raise CommandError("--skip-command is about metadata, no topic", EXIT_USAGE)
 
 
 class _Opened:
@@ -111,6 +141,7 @@ class _Opened:
             node=ReplicaId(self.node_id, self.folder.storage_id),
             journal=HardStateJournal.open(disk, path, is_expected=True),
             clock=RealClock(),
+            skips=self.folder.load_formation().skips,
         )
 
     def close(self) -> None:
@@ -251,7 +282,10 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
     for account in findings.of(Verdict.UNREADABLE):
         lines += ["", f"{account.name} cannot be read here and is left: {account.note}"]
     if findings.image is None:
-        lines += ["", "Metadata is damaged here: topics that survive nowhere are not listed."]
+        lines += [
+            "",
+            "Metadata cannot be read to its end here: topics that survive nowhere are not listed.",
+        ]
     if findings.gone:
         lines += [
             "",
@@ -415,6 +449,68 @@ def _loss_text(loss: Loss) -> list[str]:
             "itself. Accept the loss only where none of them ever comes back with it"
         )
     return lines
+
+
+# ---- a command that cannot be applied ----
+
+
+def _recover_command(
+    opened: _Opened, offset: int, agree: str, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    from raftmq.cluster.skipping import account_for_skip, check_agreed
+
+    formation = opened.folder.load_formation()
+    if formation.recovering:
+        raise CommandError(
+            f"a recovery with --survivors {formation.recovering} was begun here: finish that one"
+        )
+    stuck = account_for_skip(opened.place, offset)
+    if as_json:
+        show_json(_stuck_json(stuck))
+    else:
+        for line in _stuck_text(opened, stuck):
+            out(line)
+    if dry_run:
+        return
+    check_agreed(stuck, [token.strip() for token in agree.split(",") if token.strip()])
+    _confirm(yes, f"Have node {opened.node_id} pass over this command for good?")
+    skips = (*formation.skips, stuck.skip)
+    opened.folder.save_formation(msgspec.structs.replace(formation, skips=skips))
+    if not as_json:
+        out(f"Done. Start node {opened.node_id} after the same on all other nodes.")
+
+
+def _stuck_json(stuck: Stuck) -> dict[str, Any]:
+    skip = stuck.skip
+    return {
+        "offset": skip.offset,
+        "leader_epoch": skip.leader_epoch,
+        "sha256": skip.sha256,
+        "command": stuck.error.value.decode("utf-8", "backslashreplace"),
+        "error": stuck.error.reason,
+        "voters": list(stuck.voters),
+        "token": stuck.token,
+    }
+
+
+def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
+    from raftmq.cluster.skips import shown
+
+    skip = stuck.skip
+    voters = ",".join(str(node_id) for node_id in stuck.voters)
+    return [
+        f"Node {opened.node_id} of cluster {opened.folder.node.cluster_id!r}, "
+        f"data {opened.folder.path}",
+        f"The metadata command at offset {skip.offset}, leader epoch {skip.leader_epoch}, cannot "
+        "be applied:",
+        f"  command: {shown(stuck.error.value)}",
+        f"  sha256: {skip.sha256}",
+        f"  error: {stuck.error.reason}",
+        "Skipped, it has no effect on any node: whoever sent it is not told, and what it was to "
+        "change stays as it was.",
+        f"{stuck.majority} of the metadata voters {voters} must agree.",
+        f"token: {stuck.token}",
+    ]
 
 
 def _confirm(yes: bool, question: str) -> None:

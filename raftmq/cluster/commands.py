@@ -28,6 +28,10 @@ class UnknownCommandError(RaftmqError):
     """A record of the metadata log that this code cannot read; the node must stop."""
 
 
+class NewerCommandError(UnknownCommandError):
+    """One that a newer version of this code can read."""
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all commands; the JSON field `type` holds the class's name."""
 
@@ -264,7 +268,8 @@ def decode_envelope(data: Buffer) -> Envelope:
     """Read a record's value.
 
     Raises:
-        UnknownCommandError: not a command, or of a newer format; the message says which.
+        UnknownCommandError: not a command.
+        NewerCommandError: one of a newer format.
     """
     try:
         return _decoder.decode(data)
@@ -274,7 +279,7 @@ def decode_envelope(data: Buffer) -> Envelope:
         except Exception:  # noqa: BLE001 - then it is no command of any version
             version = COMMAND_VERSION
         if version > COMMAND_VERSION:
-            raise UnknownCommandError(
+            raise NewerCommandError(
                 f"metadata command of format {version}, this node knows {COMMAND_VERSION}"
             ) from error
         raise UnknownCommandError(f"not a metadata command: {error}") from error

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from raftmq.cluster.skips import Skip
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import NODE_ID_MAX, POSITION_MAX, decode_foreign
 from raftmq.ports import Random
@@ -45,6 +46,7 @@ class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `recoveries` are the lists of survivors with which an operator gave up a lost majority, one
     after the other; `recovering` is one that is not finished, and keeps the node from starting.
+    `skips` are metadata commands that an operator had this node pass over.
     """
 
     promised: Ballot = NO_BALLOT
@@ -53,6 +55,7 @@ class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
     chosen: Value = ()
     recoveries: tuple[str, ...] = ()
     recovering: str = ""
+    skips: tuple[Skip, ...] = ()
 
 
 class Prepare(msgspec.Struct, tag="prepare", frozen=True):

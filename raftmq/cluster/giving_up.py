@@ -15,6 +15,7 @@ groups of which a majority survives are left alone; what is given up is fenced b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Final
 from uuid import UUID
@@ -24,6 +25,7 @@ from attrs import define, evolve, field, frozen
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.recovery import is_forgotten
+from raftmq.cluster.skips import Skip, UnappliableCommandError
 from raftmq.errors import CorruptBatchError, RaftmqError
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
@@ -120,13 +122,14 @@ class Findings:
 
 @frozen(slots=True)
 class Place:
-    """A stopped node's data, opened by nobody else."""
+    """A stopped node's data, opened by nobody else; it passes over `skips` of the metadata."""
 
     disk: Disk
     path: str
     node: ReplicaId
     journal: HardStateJournal
     clock: Clock
+    skips: tuple[Skip, ...] = ()
 
 
 # ---- looking ----
@@ -143,14 +146,14 @@ def account_for(place: Place, survivors: Sequence[NodeId]) -> Findings:
         raise RecoveryRefusedError(f"node {place.node.node_id} must be one of the survivors")
     if not place.disk.exists(f"{place.path}/meta/log-start"):
         raise RecoveryRefusedError(f"{place.path} holds no metadata: this node never joined")
-    metadata, log = _open(
+    metadata, log = open_account(
         place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta", reads_all=True
     )
-    image = None if log is None else _image(log)
+    image = None if log is None else _image(log, place.skips)
     _judge(metadata, log, survivors)
     accounts = [metadata]
     for name, group, folder in _partition_folders(place, image):
-        account, log = _open(place, name, group, folder)
+        account, log = open_account(place, name, group, folder)
         _judge(account, log, survivors)
         accounts.append(account)
     return Findings(tuple(accounts), tuple(_gone(image, survivors)), image)
@@ -180,7 +183,7 @@ def _partition_folders(
                 yield f"{folder[:-37]}-{index}", group, f"{root}/{folder}/{child}"
 
 
-def _open(
+def open_account(
     place: Place, name: str, group: RaftGroupId, folder: str, *, reads_all: bool = False
 ) -> tuple[Account, ReplicatedLog | None]:
     """Recover a log as a start would, say what it holds, and close it again."""
@@ -252,12 +255,14 @@ def latest_configuration(log: ReplicatedLog) -> Configuration:
     return Configuration.decode(payload)
 
 
-def _image(log: ReplicatedLog) -> MetadataImage | None:
+def _image(log: ReplicatedLog, skips: Sequence[Skip]) -> MetadataImage | None:
     """The metadata with everything that this log holds: all of it will count."""
-    machine = MetadataMachine()
+    machine = MetadataMachine(skips)
     machine.attach_log(log)
     machine.restore(log.log_start)
-    machine.committed(log.log_end_offset, log.end_index)
+    # A majority that is gone cannot agree to skip a command: that comes after this recovery.
+    with suppress(UnappliableCommandError):
+        machine.committed(log.log_end_offset, log.end_index)
     is_whole = machine.applied_end == log.end_index
     log.close()
     return machine.image if is_whole else None
@@ -398,7 +403,7 @@ def account_for_loss(place: Place, topic: str, partition: int) -> Loss:
         found = [row for row in _partition_folders(place, None) if row[0] == name]
     if not found:
         raise RecoveryRefusedError(f"this node holds no {name}")
-    account, log = _open(place, *found[0], reads_all=True)
+    account, log = open_account(place, *found[0], reads_all=True)
     if log is None:
         raise RecoveryRefusedError(
             f"{name} cannot be read at all ({account.note}): start the node once, which sets the "

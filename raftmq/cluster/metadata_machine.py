@@ -5,25 +5,30 @@ entries, in log order, each once. Never proposes, never answers anybody: `metada
 
 Invariants: `image` is a pure function of the log below `applied_end`; an exception while applying
 leaves `failure` set and is raised on, and the node stops, since a machine that skips a command
-drifts away from the others. The image at a log-start entry is kept until its snapshot was asked
-for: every replica meets that entry at the same state.
+drifts away from the others. What an operator had skipped is passed over by exact match, and wants
+a snapshot soon, which holds no trace of it. The image at a log-start entry is kept until its
+snapshot was asked for: every replica meets that entry at the same state.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
+
+from attrs import evolve
 
 from raftmq.cluster.apply import apply
 from raftmq.cluster.commands import Envelope, Result, decode_envelope
 from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage
 from raftmq.cluster.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
+from raftmq.cluster.skips import Skip, UnappliableCommandError
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.ports import Runnable
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import SoftState
-from raftmq.records import check_batch, read_records
+from raftmq.records import Record, check_batch, read_records
 from raftmq.types import Buffer, Offset, RaftIndex
 
 DECODE_INLINE_BYTES_MAX: Final = 32 << 10
@@ -108,9 +113,13 @@ class Decoding:
 
 
 class MetadataMachine:
-    """Implements the replica's `StateMachine` port."""
+    """Implements the replica's `StateMachine` port.
 
-    def __init__(self) -> None:
+    Attributes:
+        on_skipped: told of each command that was passed over.
+    """
+
+    def __init__(self, skips: Iterable[Skip] = ()) -> None:
         self.image: MetadataImage = EMPTY_IMAGE
         self.applied_end = RaftIndex(0)
         self.log_bytes = 0
@@ -118,6 +127,9 @@ class MetadataMachine:
         self.state_bytes = 0
         """Size of the last snapshot that was written or read."""
         self.failure: Exception | None = None
+        self.on_skipped: Callable[[Skip], None] | None = None
+        self._skips = {skip.offset: skip for skip in skips}
+        self._skipped_offset = Offset(-1)
         self._damage: DamagedError | None = None
         self._commit_end = RaftIndex(0)
         self._log: CommittedEntries | None = None
@@ -145,6 +157,12 @@ class MetadataMachine:
     def is_current(self) -> bool:
         """True when everything that is known to be committed is applied."""
         return self.applied_end >= self._commit_end
+
+    @property
+    def has_skipped(self) -> bool:
+        """True while the log holds a command that was passed over: a snapshot ends that, and with
+        it the need of a newcomer to be told of it."""
+        return self._skipped_offset >= 0
 
     def prepare_snapshot(self, parts_max: int) -> None:
         """Encode a part of the state ahead of the snapshot that will be asked for."""
@@ -229,6 +247,7 @@ class MetadataMachine:
         state = self._encoder.encode(image)
         self.state_bytes = len(state)
         self.log_bytes = 0
+        self._forget_skipped(offset)
         return state
 
     def restoring(self, state: Buffer) -> Runnable | None:
@@ -272,6 +291,7 @@ class MetadataMachine:
         self.applied_end = log_start.index
         self.state_bytes = len(log_start.state)
         self.log_bytes = 0
+        self._forget_skipped(log_start.offset)
         self._forget()
         self._kept.clear()
         self._commit_end = self.applied_end
@@ -285,6 +305,10 @@ class MetadataMachine:
     def _forget(self) -> None:
         self._recent.clear()
         self._recent_bytes = 0
+
+    def _forget_skipped(self, log_start: Offset) -> None:
+        if self._skipped_offset < log_start:
+            self._skipped_offset = Offset(-1)
 
     def _next_entry(self) -> LogEntry | None:
         while self._recent and self._recent[0].end <= self.applied_end:
@@ -309,15 +333,34 @@ class MetadataMachine:
         if entry.kind == EntryKind.BATCH:
             check_batch(entry.payload)
             for record in read_records(entry.payload):
-                assert record.value is not None, "every record of the metadata log is a command"
-                envelope = decode_envelope(record.value)
-                offset = Offset(record.offset)
-                self.image, result = apply(self.image, envelope, offset)
-                for listener in self._listeners:
-                    listener.command_applied(envelope, result, offset)
+                self._apply_record(record)
             self.log_bytes += len(entry.payload)
         elif entry.kind == EntryKind.LOG_START:
             self._kept[self.applied_offset] = self.image
             while len(self._kept) > KEPT_IMAGES_MAX:
                 del self._kept[min(self._kept)]
         self.applied_end = entry.end
+
+    def _apply_record(self, record: Record) -> None:
+        value = bytes(record.value or b"")
+        offset = Offset(record.offset)
+        if offset in self._skips:
+            skip = Skip.of(offset, record.leader_epoch, value)
+            if skip == self._skips[offset]:
+                self._pass_over(skip)
+                return
+        try:
+            envelope = decode_envelope(value)
+            image, result = apply(self.image, envelope, offset)
+        except Exception as error:
+            skip = Skip.of(offset, record.leader_epoch, value)
+            raise UnappliableCommandError(skip, value, error) from error
+        self.image = image
+        for listener in self._listeners:
+            listener.command_applied(envelope, result, offset)
+
+    def _pass_over(self, skip: Skip) -> None:
+        self.image = evolve(self.image, version=Offset(skip.offset))
+        self._skipped_offset = Offset(skip.offset)
+        if self.on_skipped is not None:
+            self.on_skipped(skip)

@@ -23,6 +23,7 @@ from raftmq.cluster.peer_codec import decode, encode, encode_node_beat, forget_g
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.cluster.replica import Replica
 from raftmq.cluster.resting import Rests
+from raftmq.cluster.skips import UnappliableCommandError
 from raftmq.errors import ContainedError, RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
@@ -404,6 +405,9 @@ class MultiRaft:
                 self._mail.leave()
                 for hook in self.after_drain:
                     hook()
+        except UnappliableCommandError as error:
+            self.on_broken_invariant(str(error))  # which says what an operator can do
+            raise
         except Exception as error:
             # Ended half-way: what the engine holds in memory is not what it believes.
             self.on_broken_invariant(f"broken invariant: {error!r}")

@@ -209,7 +209,8 @@ class RaftMetadataEngine:
         """Let time pass: expire, and send again what seems lost."""
         now_ms = self._clock.monotonic_ms()
         self._machine.catch_up()
-        if 2 * self._machine.log_bytes > self._config.snapshot_due(self._machine.state_bytes):
+        due = self._config.snapshot_due(self._machine.state_bytes)
+        if 2 * self._machine.log_bytes > due or self._machine.has_skipped:
             self._machine.prepare_snapshot(SNAPSHOT_PARTS_PER_TICK)
         for pending in list(self._pending.values()):
             if pending.deadline_ms <= now_ms:
@@ -243,7 +244,8 @@ class RaftMetadataEngine:
                     self._flush_queue()
                 if self._rounds.is_due:
                     self._begin_barrier()
-                if self._machine.log_bytes >= self._config.snapshot_bytes_min:
+                machine = self._machine
+                if machine.has_skipped or machine.log_bytes >= self._config.snapshot_bytes_min:
                     self._maybe_snapshot()
         finally:
             self._is_draining = False
@@ -607,14 +609,15 @@ class RaftMetadataEngine:
     # ---- snapshots ----
 
     def _maybe_snapshot(self) -> None:
-        """Move the log start up to here when enough log has gathered.
+        """Move the log start up to here when enough log has gathered, or a command was skipped.
 
         Only with nothing above the applied state: then every replica meets the log-start entry at
         exactly this state, whenever it commits it.
         """
         machine = self._machine
+        is_due = machine.log_bytes >= self._config.snapshot_due(machine.state_bytes)
         if (
-            machine.log_bytes < self._config.snapshot_due(machine.state_bytes)
+            not (machine.has_skipped or is_due)
             or not self.is_leader
             or self._in_flight_end is not None
         ):

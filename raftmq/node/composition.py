@@ -29,6 +29,7 @@ from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica
+from raftmq.cluster.skips import UnappliableCommandError
 from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.groups.coordinator import Coordinator
@@ -88,6 +89,12 @@ METADATA_LOG: Final = LogConfig(
     segment_reserve_bytes=1 << 20,
     recent_bytes_max=2 << 20,  # its state is in memory already, and few replicas lag
 )
+
+
+def _unapplied(error: Exception) -> str:
+    if isinstance(error, UnappliableCommandError):
+        return str(error)
+    return f"a committed command cannot be applied: {error!r}"
 
 
 def _may_vote(replica: Replica) -> bool:
@@ -192,7 +199,7 @@ class NodeCore:
     def _compose_control(self) -> None:
         config, plane = self.config, self.plane
         check_static_configs(config.defaults)
-        self.machine = MetadataMachine()
+        self.machine = MetadataMachine(plane.folder.load_formation().skips)
         self.engine = self._make_engine()
         self.control = ControlPlane(
             self._info(),
@@ -439,7 +446,7 @@ class NodeCore:
         """Let time pass for everything above the data plane."""
         if self.machine.failure is not None:
             # Whoever met it first may have taken it for a matter of his own request.
-            self.plane.fail(f"a committed command cannot be applied: {self.machine.failure!r}")
+            self.plane.fail(_unapplied(self.machine.failure))
             return
         replica = self.metadata_replica
         if replica is not None and replica.failure is not None:

@@ -15,6 +15,7 @@ from raftmq.cluster.commands import Envelope, Result
 from raftmq.cluster.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
 from raftmq.cluster.leader_table import Key, LeaderRow
 from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.cluster.skips import Skip
 from raftmq.logs import structlog
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
@@ -62,6 +63,7 @@ class Events:
         node.control.leaders.on_change(self._row_changed)
         node.engine.on_image(self._image_changed)
         node.machine.add_listener(self)
+        node.machine.on_skipped = self._command_skipped
         node.plane.shared.watch.on_event = self._file_event
         node.partitions.on_role = self.replica_changed
 
@@ -84,6 +86,14 @@ class Events:
         if soft.leader is not None and (soft.leader.node_id, soft.term) != watch.leader:
             self._counts.leader_changes += watch.leader is not None
             watch.leader = (soft.leader.node_id, soft.term)
+
+    def _command_skipped(self, skip: Skip) -> None:
+        self._log.warning(
+            "metadata command skipped",
+            offset=skip.offset,
+            leader_epoch=skip.leader_epoch,
+            sha256=skip.sha256,
+        )
 
     # ---- in-sync replicas ----
 

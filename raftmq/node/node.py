@@ -30,6 +30,7 @@ from raftmq.adapters.flusher import Flusher
 from raftmq.adapters.peer_links import PeerLinks
 from raftmq.adapters.tasks import TrioTasks
 from raftmq.cluster.metadata_engine import DrivenEngine
+from raftmq.cluster.skips import UnappliableCommandError
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import structlog
@@ -52,6 +53,13 @@ PEER_LINES_MAX: Final = 20
 """Lines of one event in ten seconds: all peers of a large cluster may come at once."""
 ADMIN_WAIT_S: Final = 1.0
 """So long after the node is ready its admin pages are imported, if nobody asks for them before."""
+
+
+def _first(error: Exception) -> Exception:
+    """One of the errors inside nested groups."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class Node(NodeCore):
@@ -110,6 +118,8 @@ class Node(NodeCore):
                 logger.info("ready", client=str(config.client_address))
                 on_ready()
                 await self._serve_admin()
+        except* UnappliableCommandError as group:
+            self.plane.fail(str(_first(group)))  # told once, whoever met it first
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
             self._close(journal, folder)

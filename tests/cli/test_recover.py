@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from raftmq.adapters.data_folder import DataFolder, DataFolderError
 from raftmq.adapters.disk import RealDisk
 from raftmq.cli.app import app
 from raftmq.cluster.formation import FormationState, formation_id_of
+from raftmq.cluster.skips import Skip
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.types import NodeId, StorageId
 from tests.cluster.given_up_node import ME, fill_node, folder_of
@@ -28,7 +31,7 @@ def data(tmp_path: Path) -> Path:
     return make_data(tmp_path)
 
 
-def make_data(tmp_path: Path, peer_port: int = 1) -> Path:
+def make_data(tmp_path: Path, peer_port: int = 1, more_commands: Sequence[bytes] = ()) -> Path:
     disk = RealDisk()
     folder = DataFolder.open(disk, tmp_path, cluster_id="c", node_id=NodeId(1))
     folder.node = replace(folder.node, storage_id=f"{ME.storage_id:016x}")
@@ -36,7 +39,7 @@ def make_data(tmp_path: Path, peer_port: int = 1) -> Path:
     journal = HardStateJournal.open(disk, f"{tmp_path}/state.journal")
     folder.take()
     folder.save_formation(FormationState(chosen=CHOSEN))
-    fill_node(disk, journal, str(tmp_path), peer_port=peer_port)
+    fill_node(disk, journal, str(tmp_path), peer_port=peer_port, more_commands=more_commands)
     journal.close()
     folder.close()
     return tmp_path
@@ -160,11 +163,89 @@ def test_damage_is_told_and_accepted(data: Path) -> None:
     assert "there is no loss to accept" in whole.stderr
 
 
+POISON = b'{"v":1,"node":2,"incarnation":9,"sequence":1,"command":{"type":"\x7fNo"}}'
+DIGEST = hashlib.sha256(POISON).hexdigest()
+TAIL = f"5:4:{DIGEST[:12]}"
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Path:
+    """As `data`; the last two commands of its metadata, at offsets 5 and 6, cannot be applied."""
+    return make_data(tmp_path, more_commands=[POISON, POISON])
+
+
+def test_a_command_that_cannot_be_applied_is_told_agreed_on_and_recorded(poisoned: Path) -> None:
+    told = recover(poisoned, "--skip-command", "5", "--dry-run")
+    assert told.exit_code == 0, told.output
+    assert "at offset 5, leader epoch 4, cannot be applied" in told.stdout
+    assert POISON.decode().replace("\x7f", r"\x7f") in told.stdout
+    assert DIGEST in told.stdout
+    assert "2 of the metadata voters 1,2,3 must agree." in told.stdout
+    assert f"token: 1:{TAIL}\n" in told.stdout
+    as_json = json.loads(recover(poisoned, "--skip-command", "5", "--dry-run", "--json").stdout)
+    assert (as_json["token"], as_json["voters"]) == (f"1:{TAIL}", [1, 2, 3])
+    assert formation(poisoned).skips == ()
+    agreed = ["--skip-command", "5", "--agree", f"1:{TAIL}, 3:{TAIL}"]
+    declined = recover(poisoned, *agreed, answer="no\n")
+    assert "nothing was changed" in declined.stderr
+    assert formation(poisoned).skips == ()
+    done = recover(poisoned, *agreed, answer="yes\n")
+    assert done.exit_code == 0, done.output
+    assert formation(poisoned) == FormationState(chosen=CHOSEN, skips=(Skip(5, 4, DIGEST),))
+    again = recover(poisoned, *agreed, "--yes")
+    assert again.exit_code == 1
+    assert "is skipped here already" in again.stderr
+    second = recover(poisoned, "--skip-command", "6", "--dry-run")
+    assert f"token: 1:6:4:{DIGEST[:12]}" in second.stdout, "the next one that stops it"
+    assert recover(poisoned, "--unsafe", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("agree", "says"),
+    [
+        ("", "0 of the metadata voters 1,2,3 agree, 2 must"),
+        (f"1:{TAIL}", "1 of the metadata voters 1,2,3 agree, 2 must"),
+        (f"1:{TAIL},1:{TAIL}", "1 of the metadata voters 1,2,3 agree, 2 must"),
+        (f"1:{TAIL},4:{TAIL}", "node 4 is no voter of the metadata group"),
+        (f"1:{TAIL},2:5:3:{DIGEST[:12]}", "node 2 has another command"),
+        (f"1:{TAIL},2:5:4:{'0' * 12}", "node 2 has another command"),
+        (f"1:{TAIL},2:5:4:{DIGEST}", "is no token that --dry-run printed"),
+    ],
+)
+def test_no_command_is_skipped_without_a_majority(poisoned: Path, agree: str, says: str) -> None:
+    refused = recover(poisoned, "--skip-command", "5", "--agree", agree, "--yes")
+    assert refused.exit_code == 1
+    assert says in refused.stderr
+    assert formation(poisoned).skips == ()
+
+
+def test_only_the_command_that_stops_the_node_can_be_skipped(poisoned: Path) -> None:
+    for offset in ("4", "6", "99"):
+        refused = recover(poisoned, "--skip-command", offset, "--dry-run")
+        assert refused.exit_code == 1
+        assert "the first command that cannot be applied here is at 5" in refused.stderr
+
+
+def test_where_all_commands_can_be_applied_none_is_skipped(data: Path) -> None:
+    refused = recover(data, "--skip-command", "4", "--dry-run")
+    assert refused.exit_code == 1
+    assert "every metadata command in [0, 5) can be applied here" in refused.stderr
+
+
+def test_a_command_of_a_newer_version_is_not_skipped(tmp_path: Path) -> None:
+    data = make_data(tmp_path, more_commands=[b'{"v":99}'])
+    refused = recover(data, "--skip-command", "5", "--dry-run")
+    assert refused.exit_code == 1
+    assert "is one of a newer raftmq" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "say --unsafe or --accept-loss"),
-        (["--unsafe", "--accept-loss", "t", "0"], "say --unsafe or --accept-loss"),
+        ([], "say --unsafe, --accept-loss or --skip-command"),
+        (["--unsafe", "--skip-command", "3"], "say --unsafe, --accept-loss or --skip-command"),
+        (["--skip-command", "3", "t"], "about metadata, no topic"),
+        (["--unsafe", "--accept-loss", "t", "0"], "say --unsafe, --accept-loss or --skip-command"),
         (["--accept-loss", "t"], "--accept-loss takes TOPIC and PARTITION"),
         (["--unsafe", "t"], "about all groups"),
         (["--unsafe", "--survivors", "1,x"], "node ids, such as 1,4"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from raftmq.cluster.commands import (
@@ -116,14 +118,20 @@ def _commands(peer_port: int) -> list[list[bytes]]:
 
 
 def fill_node(
-    disk: Disk, journal: HardStateJournal, root: str = "data", *, peer_port: int = 1
+    disk: Disk,
+    journal: HardStateJournal,
+    root: str = "data",
+    *,
+    peer_port: int = 1,
+    more_commands: Sequence[bytes] = (),
 ) -> None:
     """Node 1 of a cluster of 1, 2, 3 and the observer 4; partition 2 is not on it.
 
     All nodes had their peer port there; nobody listens at port 1.
     """
     observed = [group("123"), group("123", "4")]
-    _write(disk, journal, METADATA_GROUP, f"{root}/meta", observed, _commands(peer_port))
+    commands = [*_commands(peer_port), *([command] for command in more_commands)]
+    _write(disk, journal, METADATA_GROUP, f"{root}/meta", observed, commands)
     values = [[b"a", b"b"], [b"c"], [b"d", b"e", b"f"]]
     changed = [group("12"), group("12", "3"), group("123")]
     _write(disk, journal, partition_group(0), folder_of(0, root), changed, values)

@@ -9,10 +9,11 @@ import pytest
 from raftmq.cluster.commands import AllocateProducerIds, NoOperation, ProducerIds
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, EngineConfig
 from raftmq.cluster.metadata_snapshot import decode_image, encode_image
+from raftmq.cluster.skips import Skip
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
-from raftmq.records import parse_header
+from raftmq.records import NewRecord, build_batch, parse_header
 from tests.cluster.metadata_cluster import MetadataCluster
 
 
@@ -185,6 +186,24 @@ def test_snapshots_hold_the_same_state_on_every_node() -> None:
     assert taken[0] == taken[1] == taken[2]
     for target, state in taken[0]:
         assert decode_image(state).version + 1 == target
+
+
+def test_a_skipped_command_is_soon_behind_a_snapshot() -> None:
+    cluster = MetadataCluster.formed()
+    leader = cluster.nodes[cluster.leader or 0].replica
+    offset = leader.log_end_offset
+    skip = Skip.of(offset, cluster.epoch, b"no command")
+    for node in cluster.nodes.values():
+        node.machine._skips[offset] = skip
+    batch = build_batch([NewRecord(None, b"no command")])
+    leader.append(bytearray(batch), parse_header(batch))
+    cluster.run(5_000)
+    assert _same_everywhere(cluster)
+    for node in cluster.nodes.values():
+        ((target, state),) = node.replica.snapshots
+        assert target > offset, "and no other follows"
+        assert decode_image(state).version + 1 == target
+        assert not node.machine.has_skipped
 
 
 def test_a_queue_that_is_full_refuses_and_the_sender_tries_again() -> None:

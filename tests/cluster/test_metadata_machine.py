@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from msgspec.structs import replace
 
+from raftmq.cluster import metadata_machine
 from raftmq.cluster.commands import (
     COMMAND_VERSION,
     AllocateProducerIds,
     Envelope,
+    NewerCommandError,
     UnknownCommandError,
     encode_envelope,
 )
 from raftmq.cluster.metadata_machine import MetadataMachine
 from raftmq.cluster.metadata_snapshot import decode_image
+from raftmq.cluster.skips import Skip, UnappliableCommandError
 from raftmq.errors import CorruptBatchError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex
+from tests.cluster.metadata_commands import register
 
 
 class FakeLog:
@@ -69,6 +72,20 @@ def _command(sequence: int) -> bytes:
             incarnation=1,
             sequence=sequence,
             command=AllocateProducerIds(node_id=NodeId(1), count=1),
+        )
+    )
+
+
+def _poison(sequence: int) -> bytes:
+    """As one that slipped past the check at `propose`."""
+    command = replace(register(1), storage_id="zz")
+    return encode_envelope(
+        Envelope(
+            version=COMMAND_VERSION,
+            node_id=NodeId(1),
+            incarnation=1,
+            sequence=sequence,
+            command=command,
         )
     )
 
@@ -139,23 +156,97 @@ def test_damage_waits_for_its_repair(log: FakeLog, machine: MetadataMachine) -> 
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
+    ("value", "cause", "way_out"),
     [
-        (b'{"v":99}', UnknownCommandError),
-        (b"not json", UnknownCommandError),
+        (b'{"v":99}', NewerCommandError, "start a newer raftmq"),
+        (b"not json\x1b", UnknownCommandError, "`raftmq recover --skip-command 1`"),
+        (_poison(2), UnknownCommandError, "`raftmq recover --skip-command 1`"),
     ],
 )
-def test_a_command_that_cannot_be_read_stops_the_node(
-    log: FakeLog, machine: MetadataMachine, value: bytes, error: Any
+def test_a_command_that_cannot_be_applied_stops_the_node_with_a_way_out(
+    log: FakeLog, machine: MetadataMachine, value: bytes, cause: type[Exception], way_out: str
 ) -> None:
     machine.appended(log.add_batch(_command(1)))
     machine.appended(log.add_batch(value))
-    with pytest.raises(error):
+    with pytest.raises(UnappliableCommandError) as caught:
         _commit_all(machine, log)
-    assert isinstance(machine.failure, error)
+    error = caught.value
+    assert machine.failure is error
+    assert isinstance(error.cause, cause)
+    assert error.is_newer == (cause is NewerCommandError)
+    assert error.skip == Skip.of(1, 0, value)
+    assert f"offset 1 (leader epoch 0) cannot be applied: {cause.__name__}" in str(error)
+    assert way_out in str(error)
+    assert str(error).isprintable()
+    assert value.decode()[:8] in str(error)
     machine.appended(log.add_batch(_command(2)))
     _commit_all(machine, log)  # it goes no further
     assert machine.image.version == 0
+
+
+def test_whatever_apply_raises_names_its_command(
+    log: FakeLog, machine: MetadataMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_args: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(metadata_machine, "apply", raising)
+    log.add_batch(_command(1))
+    with pytest.raises(UnappliableCommandError, match="KeyError: 'planted'"):
+        _commit_all(machine, log)
+    assert machine.image.version == -1
+
+
+def test_a_skip_passes_over_that_very_command_and_wants_a_snapshot(log: FakeLog) -> None:
+    poison = _poison(2)
+    log.add_batch(_command(1), poison, _command(3))
+    skip = Skip.of(1, 0, poison)
+    machine = MetadataMachine([skip])
+    machine.attach_log(log)
+    told: list[Skip] = []
+    machine.on_skipped = told.append
+    _commit_all(machine, log)
+    _commit_all(machine, log)
+    assert told == [skip]
+    assert machine.image.next_producer_id == 2, "those around it are applied"
+    assert machine.image.version == 2
+    assert machine.has_skipped
+    log.add(EntryKind.LOG_START, b"", 1)
+    _commit_all(machine, log)
+    state = machine.state_at(Offset(3), RaftIndex(3))
+    assert not machine.has_skipped
+    newcomer = MetadataMachine()
+    newcomer.restore(LogStart(Offset(3), RaftIndex(3), LeaderEpoch(1), state=state))
+    assert newcomer.image == machine.image
+
+
+def test_a_skip_at_the_end_of_the_log_counts_as_applied(log: FakeLog) -> None:
+    poison = _poison(2)
+    log.add_batch(_command(1))
+    log.add_batch(poison)
+    machine = MetadataMachine([Skip.of(1, 0, poison)])
+    machine.attach_log(log)
+    _commit_all(machine, log)
+    assert machine.applied_offset == 2
+    assert machine.is_current
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        Skip.of(0, 0, _poison(2)),
+        Skip.of(1, 5, _poison(2)),
+        Skip.of(1, 0, _poison(3)),
+    ],
+    ids=["another offset", "another epoch", "other bytes"],
+)
+def test_a_skip_of_something_else_changes_nothing(log: FakeLog, skip: Skip) -> None:
+    log.add_batch(_command(1), _poison(2))
+    machine = MetadataMachine([skip])
+    machine.attach_log(log)
+    with pytest.raises(UnappliableCommandError):
+        _commit_all(machine, log)
+    assert not machine.has_skipped
 
 
 def test_a_damaged_batch_is_never_applied(log: FakeLog, machine: MetadataMachine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 from uuid import UUID
@@ -17,6 +18,7 @@ from raftmq.cluster.peer_codec import decode, encode, encode_beats, encode_sever
 from raftmq.cluster.peer_messages import NodeBeat, PeerMessage, Rest, Wake
 from raftmq.cluster.recovery import Opening, open_replica
 from raftmq.cluster.replica import Replica, ReplicaConfig
+from raftmq.cluster.skips import Skip, UnappliableCommandError
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
@@ -433,3 +435,28 @@ def test_who_comes_late_itself_takes_no_short_silence_for_an_end() -> None:
     cluster.run(1_000)
     assert [replica.core.term for replica in node.replicas.values()] == terms
     assert cluster.leader is leader
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (UnappliableCommandError(Skip(7, 1, "ab"), b"{}", KeyError("planted")), "^the metadata c"),
+        (AssertionError("planted"), "^broken invariant: AssertionError"),
+    ],
+)
+def test_what_stops_the_node_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    node = Node(1)
+    reasons: list[str] = []
+    node.multiraft.on_broken_invariant = reasons.append
+
+    def raising(_replica: Replica) -> None:
+        raise error
+
+    monkeypatch.setattr(Replica, "drain", raising)
+    replica = next(iter(node.multiraft.replicas.values()))
+    with pytest.raises(type(error)):
+        node.multiraft.touch(replica)
+    assert len(reasons) == 1
+    assert re.search(says, reasons[0])
