@@ -62,6 +62,8 @@ NOTES = {
     ApiKey.METADATA: "v10 and up carry topic ids.",
     ApiKey.API_VERSIONS: "Any higher version is answered with UNSUPPORTED_VERSION in a v0 body.",
     ApiKey.INIT_PRODUCER_ID: "For idempotent producers; transactional ids await transactions.",
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: "Epoch 0 means 1, that of a first leader "
+    "([decision 0011](decisions/0011-first-leader-epoch.md)).",
     ApiKey.DESCRIBE_QUORUM: "The metadata group; any partition is a Raft group, too.",
     ApiKey.DESCRIBE_PRODUCERS: "Idempotent producers.",
 }
