@@ -307,7 +307,11 @@ class BrokerLifecycle:
         image = self._engine.image
         self._said_version = image.structure_version
         beat = BrokerHeartbeat(
-            self._info.replica_id.node_id, self.broker_epoch, image.version, self.is_draining
+            self._info.replica_id.node_id,
+            self.broker_epoch,
+            image.version,
+            self.is_draining,
+            self.disk_fails_producers,
         )
         self._forwarder.send(controller, encode(beat), is_beat=True).when_done(
             lambda promise: self._heartbeat_done(beat_round, promise)

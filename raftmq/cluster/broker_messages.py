@@ -51,12 +51,17 @@ class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """I am alive, and this is the newest structure I have applied."""
+    """I am alive, and this is the newest structure I have applied.
+
+    `is_unfit`: records cannot become durable here, so let others lead. A node that does not say so
+    yet counts as fit.
+    """
 
     node_id: _NodeNumber
     broker_epoch: _Version
     applied_version: _Version
     is_draining: bool = False
+    is_unfit: bool = False
 
 
 class AdminCall(msgspec.Struct, frozen=True, array_like=True, tag=5):

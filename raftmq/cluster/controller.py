@@ -187,7 +187,13 @@ class Controller:
         broker = image.brokers.get(beat.node_id)
         if broker is None or broker.epoch != beat.broker_epoch:
             return Reply(ErrorCode.STALE_BROKER_EPOCH, self._node_id)
-        self._liveness.heard(beat.node_id, beat.broker_epoch, beat.applied_version, now_ms)
+        self._liveness.heard(
+            beat.node_id,
+            beat.broker_epoch,
+            beat.applied_version,
+            now_ms,
+            is_unfit=beat.is_unfit,
+        )
         if beat.is_draining:
             if not broker.is_fenced:
                 self._set_fenced(beat.node_id, is_fenced=True)
@@ -307,7 +313,8 @@ class Controller:
             image, self._node_id, self.config.static, "auto.leader.rebalance.enable"
         )
         if enabled is not None and enabled.lower() == "true":
-            for move in self._balance.due(image, self._leaders, now_ms):
+            unfit = self._liveness.unfit()
+            for move in self._balance.due(image, self._leaders, now_ms, unfit=unfit):
                 self._move_leadership(move.topic_id, move.partition, move.to)
 
     # ---- waiting ----

@@ -1,6 +1,7 @@
 """Which brokers the controller hears, on its own monotonic clock.
 
-Owns last-heard times and what each broker said it has applied. Never decides by wall clocks. A new
+Owns last-heard times and what each broker said of itself: what it has applied, whether it is unfit
+to lead. Never decides by wall clocks. A new
 controller knows nobody's past, so it gives every live broker a full session before it fences one.
 A broker whose connection ended is given less time: a process that died closes its sockets at once,
 and one that lives is heard again as soon as it is reached anew.
@@ -22,6 +23,7 @@ class Heard:
     broker_epoch: int
     heard_ms: float
     applied_version: int = -1
+    is_unfit: bool = False
     lost_ms: float | None = None
     """When its connection ended, unless it was heard since."""
 
@@ -40,7 +42,13 @@ class Liveness:
         self._heard = {node_id: Heard(epoch, now_ms) for node_id, epoch in live}
 
     def heard(
-        self, node_id: NodeId, broker_epoch: int, applied_version: int, now_ms: float
+        self,
+        node_id: NodeId,
+        broker_epoch: int,
+        applied_version: int,
+        now_ms: float,
+        *,
+        is_unfit: bool = False,
     ) -> None:
         """A heartbeat came."""
         known = self._heard.get(node_id)
@@ -48,6 +56,7 @@ class Liveness:
             known = self._heard[node_id] = Heard(broker_epoch, now_ms)
         known.heard_ms = now_ms
         known.lost_ms = None
+        known.is_unfit = is_unfit
         known.applied_version = max(known.applied_version, applied_version)
 
     def lost(self, node_id: NodeId, now_ms: float) -> None:
@@ -75,3 +84,7 @@ class Liveness:
         if known is None or known.broker_epoch != broker_epoch:
             return -1
         return known.applied_version
+
+    def unfit(self) -> set[NodeId]:
+        """The brokers whose last heartbeat said that they should not lead."""
+        return {node_id for node_id, known in self._heard.items() if known.is_unfit}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from raftmq.cluster.broker_lifecycle import UNLED_MS, BrokerInfo, BrokerLifecycle
@@ -142,6 +143,14 @@ def test_nobody_speaks_for_another_node() -> None:
         cluster.nodes[1].control.receive(NodeId(3), beat)
     with pytest.raises(RemoteProtocolError):
         cluster.nodes[1].control.receive(NodeId(3), b"\xc1nonsense")
+
+
+def test_a_heartbeat_of_a_node_that_knows_fewer_fields_is_of_a_fit_broker() -> None:
+    beat = BrokerHeartbeat(NodeId(2), 1, 1, is_unfit=True)
+    tagged = msgspec.msgpack.decode(encode(beat))
+    assert tagged[-1] is True
+    assert decode_request(msgspec.msgpack.encode(tagged[:-1])) == BrokerHeartbeat(NodeId(2), 1, 1)
+    assert decode_request(msgspec.msgpack.encode([*tagged, 7])) == beat
 
 
 def test_a_broker_whose_registration_was_replaced_registers_anew() -> None:

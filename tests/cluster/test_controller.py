@@ -25,7 +25,7 @@ from raftmq.cluster.commands import AnyCommand, CreateTopics
 from raftmq.cluster.metadata_snapshot import encode_image
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
-from raftmq.types import NodeId
+from raftmq.types import LeaderEpoch, NodeId
 from tests.cluster.metadata_cluster import MetadataCluster
 
 
@@ -578,6 +578,36 @@ def test_preferred_leaders_get_their_partitions_back_when_things_are_quiet() -> 
     _call(cluster, _alter(4, "", ("auto.leader.rebalance.enable", 0, "false")))
     cluster.run(40_000)
     assert len(cluster.nodes[2].moves) == 1
+
+
+@pytest.mark.parametrize("trouble", ["has_full_disk", "has_stuck_disk"])
+def test_a_broker_whose_disk_fails_gets_no_leadership_back_until_it_works(trouble: str) -> None:
+    """It would refuse records, hand the partition over, and get it again, without end."""
+    cluster = _formed()
+    [outcome] = _create(cluster, NewTopic(name="a", assignments={0: (3, 1, 2)}))
+    assert outcome.topic_id is not None
+    cluster.auto_lead = False
+    lifecycle = cluster.nodes[3].control.lifecycle
+    setattr(lifecycle, trouble, True)
+    cluster.nodes[2].control.partition_led(
+        outcome.topic_id,
+        0,
+        leader_epoch=LeaderEpoch(5),
+        isr=[cluster.nodes[n].self_id for n in (1, 2, 3)],
+        voters=[cluster.nodes[n].self_id for n in (1, 2, 3)],
+    )
+    cluster.run(20_000)
+    assert lifecycle.is_ready, "it serves on"
+    assert cluster.nodes[2].moves == []
+    cluster.kill(1)
+    cluster.elect(2)
+    cluster.run(20_000)
+    assert cluster.nodes[2].moves == [], "the next controller knows it as well"
+    setattr(lifecycle, trouble, False)
+    cluster.run(2_000)
+    assert cluster.nodes[2].moves == []
+    cluster.run(3_000)
+    assert cluster.nodes[2].moves == [(outcome.topic_id, 0, 3)]
 
 
 def test_limits_of_one_call_and_of_the_queue() -> None:

@@ -7,7 +7,14 @@ from uuid import UUID
 from attrs import define, evolve, field
 from immutables import Map
 
-from raftmq.cluster.leader_balance import COOL_DOWN_MS, MOVES_MAX, QUIET_MS, LeaderBalance
+from raftmq.cluster.leader_balance import (
+    COOL_DOWN_MAX_MS,
+    COOL_DOWN_MS,
+    LOST_SOON_MS,
+    MOVES_MAX,
+    QUIET_MS,
+    LeaderBalance,
+)
 from raftmq.cluster.leader_table import LeaderRow, LeaderTable
 from raftmq.cluster.metadata_image import (
     EMPTY_IMAGE,
@@ -41,6 +48,7 @@ class World:
     brokers: dict[NodeId, BrokerImage] = field(factory=dict)
     leaders: LeaderTable = field(factory=LeaderTable)
     balance: LeaderBalance = field(factory=LeaderBalance)
+    unfit: set[NodeId] = field(factory=set)
     now_ms: float = 0.0
     _epoch: int = 0
 
@@ -70,7 +78,7 @@ class World:
     def due(self, after_ms: float = 0.0) -> list[int]:
         """Partitions that are to go to their preferred leader, node 1."""
         self.now_ms += after_ms
-        moves = self.balance.due(self.image, self.leaders, self.now_ms)
+        moves = self.balance.due(self.image, self.leaders, self.now_ms, unfit=self.unfit)
         assert all(move.to == 1 for move in moves)
         return [move.partition for move in moves]
 
@@ -112,6 +120,86 @@ def test_a_broker_that_restarts_again_and_again_gets_nothing() -> None:
     world.brokers[NodeId(1)] = broker(1, 12)
     assert world.due() == []
     assert world.due(QUIET_MS) == [0]
+
+
+def test_an_unfit_broker_gets_nothing_until_it_has_been_fit_for_a_while() -> None:
+    world = World(unfit={NodeId(1)})
+    for _ in range(100):
+        assert world.due(1_000) == []
+    world.unfit.clear()
+    assert world.due() == []
+    assert world.due(QUIET_MS - 1) == [], "it may fail again at once"
+    assert world.due(1) == [0]
+
+
+def test_an_unfit_broker_that_is_nobodys_preferred_one_is_no_hindrance() -> None:
+    world = World(unfit={NodeId(2), NodeId(3)})
+    world.due()
+    assert world.due(QUIET_MS) == [0]
+
+
+def _until_due(world: World) -> float:
+    """Milliseconds until the partition is moved, with the controller's pace."""
+    began_ms = world.now_ms
+    while not world.due(1_000):
+        assert world.now_ms - began_ms <= 2 * COOL_DOWN_MAX_MS
+    return world.now_ms - began_ms
+
+
+def test_a_leadership_that_is_lost_again_soon_comes_back_later_each_time() -> None:
+    """A node that fails in a way that nobody sees costs its clients less and less."""
+    world = World()
+    _until_due(world)
+    waits = []
+    for _ in range(8):
+        world.lead(0, 1)
+        assert world.due(2_000) == []
+        world.lead(0, 2)
+        waits.append(_until_due(world) - 1_000)  # noticed with the first look
+    doubled = [COOL_DOWN_MS * 2**n for n in range(1, 9)]
+    assert waits == [min(wait, COOL_DOWN_MAX_MS) for wait in doubled]
+    assert waits[-1] == COOL_DOWN_MAX_MS
+
+
+def test_a_leadership_that_comes_and_goes_between_two_looks_was_lost_too() -> None:
+    world = World()
+    _until_due(world)
+    world.lead(0, 1)
+    world.lead(0, 2)
+    assert _until_due(world) - 1_000 == 2 * COOL_DOWN_MS
+
+
+def test_a_leadership_that_was_kept_for_long_comes_back_as_the_first_time() -> None:
+    world = World()
+    first_ms = _until_due(world)
+    for _ in range(3):
+        world.lead(0, 1)
+        assert world.due(2_000) == []
+        world.lead(0, 2)
+        assert _until_due(world) > first_ms
+    world.lead(0, 1)
+    assert world.due(LOST_SOON_MS) == []
+    world.lead(0, 2)
+    assert _until_due(world) == first_ms
+    world.lead(0, 1)
+    world.lead(0, 2)
+    assert _until_due(world) - 1_000 == 2 * COOL_DOWN_MS, "it begins anew"
+
+
+def test_each_partition_waits_for_itself() -> None:
+    world = World(partitions=2)
+    world.due()
+    assert world.due(QUIET_MS) == [0, 1]
+    for index in range(2):
+        world.lead(index, 1)
+    assert world.due(1_000) == []
+    world.lead(0, 2)
+    assert world.due(1_000) == []
+    assert world.due(LOST_SOON_MS) == [0]
+    world.lead(0, 1)
+    world.lead(1, 2)
+    assert world.due(1_000) == []
+    assert world.due(QUIET_MS) == [1]
 
 
 def test_a_few_at_a_time_and_all_in_the_end() -> None:

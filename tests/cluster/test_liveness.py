@@ -41,6 +41,19 @@ def test_who_is_heard_again_was_not_lost() -> None:
     assert made.expired(LIVE, 1_500) == [ONE]
 
 
+def test_who_is_unfit_is_what_the_last_heartbeat_of_this_registration_said() -> None:
+    made = liveness()
+    assert made.unfit() == set()
+    made.heard(ONE, 10, 5, 100, is_unfit=True)
+    made.heard(TWO, 20, 5, 100)
+    assert made.unfit() == {ONE}
+    made.heard(ONE, 10, 6, 200)
+    assert made.unfit() == set()
+    made.heard(TWO, 20, 6, 200, is_unfit=True)
+    assert made.expired([(ONE, 10), (TWO, 21)], 300) == []
+    assert made.unfit() == set(), "it started again"
+
+
 def test_a_loss_before_a_registration_says_nothing_of_it() -> None:
     made = liveness()
     made.lost(ONE, 100)
