@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from jepsen_like.fuzz.spoil import Frame, Spot, spoiled, varint
+from jepsen_like.fuzz.spoil import Frame, Spot, spoiled
 from raftmq.protocol import ANNOUNCED, ApiKey, encode_request_header
 from raftmq.protocol.compile import schema_of
 from raftmq.protocol.schema import FIXED, Field, Schema
+from raftmq.protocol.wire import long_varint
 from raftmq.records import NewRecord, build_batch
 
 PRODUCE_FROM: Final = 3
@@ -101,7 +102,7 @@ class _BodyWriter:
 
     def _varint(self, value: int) -> None:
         start = len(self.out)
-        self.out += varint(value)
+        self.out += long_varint(value)
         self.spots.append(Spot(start, len(self.out), True))
 
     def _fixed(self, code: str, value: object) -> None:

@@ -13,6 +13,8 @@ from typing import Final
 
 from attrs import frozen
 
+from raftmq.protocol.wire import long_varint
+
 EDGES: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 INT64_EDGES: Final = ((1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 62, (1 << 31) - 1)
 REPEATS_MAX: Final = 200
@@ -36,16 +38,6 @@ class Frame:
     spots: tuple[Spot, ...] = ()
 
 
-def varint(value: int) -> bytes:
-    """An unsigned varint, of any length."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def spoiled(frame: Frame, random: Random) -> Frame:
     """The frame, spoiled once to three times; now and then it stays as it is."""
     data, label = frame.data, frame.label
@@ -65,7 +57,7 @@ def _number(data: bytes, spots: Sequence[Spot], random: Random) -> bytes:
         return _flip(data, spots, random)
     spot = random.choice(spots)
     if spot.is_varint:
-        raw = varint(random.choice((*EDGES, 1 << 34, 1 << 63)))
+        raw = long_varint(random.choice((*EDGES, 1 << 34, 1 << 63)))
     else:
         size = spot.end - spot.start
         value = random.choice((*EDGES, *INT64_EDGES, random.getrandbits(8 * size)))
