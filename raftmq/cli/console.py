@@ -27,6 +27,13 @@ def clear_screen() -> None:
     sys.stdout.write("\x1b[H\x1b[2J")
 
 
+def tell_for_the_client() -> None:
+    """A command tells what went wrong itself; the client's own log would say it twice."""
+    import logging  # a node that is starting has no need of it
+
+    logging.getLogger("raftmq_client").addHandler(logging.NullHandler())
+
+
 def note(text: str) -> None:
     """Something for people to read that is no result; lines stay, what does not print is escaped.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from raftmq.cli.console import note, out
+from raftmq.cli.console import note, out, tell_for_the_client
 from raftmq.cli.dev import Signals, a_number, start_cluster
 from raftmq.cli.dev_cluster import DevCluster, DevError, free_ports
 from raftmq.cli.main import EXIT_INTERRUPTED
@@ -59,6 +59,7 @@ def demo(arguments: Sequence[str]) -> int:
     except RaftmqError as error:
         note(f"raftmq demo: {error}")
         return 1
+    tell_for_the_client()
     signals = Signals()
     folder = Path(tempfile.mkdtemp(prefix="raftmq-demo-"))
     cluster: DevCluster | None = None

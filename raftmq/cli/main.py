@@ -41,12 +41,10 @@ def _run(words: list[str]) -> None:
         from raftmq.cli.demo import demo
 
         sys.exit(demo(words[1:]))
-    import logging
-
     from raftmq.cli.app import app
+    from raftmq.cli.console import tell_for_the_client
 
-    # A command tells what went wrong itself; the client's warnings would say it twice.
-    logging.getLogger("raftmq_client").addHandler(logging.NullHandler())
+    tell_for_the_client()
     app(words, prog_name="raftmq")
 
 

@@ -275,5 +275,6 @@ def test_the_demo_keeps_its_contract() -> None:
     last = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert last is not None, done.stdout + done.stderr
     assert done.returncode == 0
+    assert done.stderr == "", "it tells of the dead node itself"
     acknowledged, read, _failover = map(int, last.groups())
     assert read >= acknowledged >= 50_000
