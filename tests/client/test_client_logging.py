@@ -71,6 +71,16 @@ def test_a_lost_connection_is_told_once_and_so_is_its_return(
     assert "can be reached (again)" in text or "no broker can be reached" not in text
 
 
+def test_a_broker_that_was_not_tried_may_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of one broker is no end of all: others may have had no connection yet."""
+    client = ClientCore(ClientOptions(bootstrap=(("127.0.0.1", 1), ("127.0.0.1", 2))))
+    first, second = client.links
+    client.failed(first, "refused", 0.0)
+    assert "no broker can be reached" not in caplog.text
+    client.failed(second, "refused", 0.0)
+    assert caplog.text.count("no broker can be reached") == 1
+
+
 def test_wrong_credentials_are_an_error(caplog: pytest.LogCaptureFixture) -> None:
     options = ClientOptions(security=Security(sasl=Plain("u", "hidden")))
     client = ClientCore(options)

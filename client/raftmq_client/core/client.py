@@ -170,7 +170,8 @@ class ClientCore:
         link.failures += 1
         self._last_failure = reason
         self._log_failure(link, reason, connection, cause)
-        if not any(_is_ready(other) for other in self._links.values()):
+        # One that was not tried yet, or stands, may answer still.
+        if all(other.failures and not _is_ready(other) for other in self._links.values()):
             if not self.metadata.unreachable and not self.is_closing:
                 LOG.warning("no broker can be reached: %s", ascii(self._why_nobody()))
             self.metadata.unreachable = f"no broker answered: {self._why_nobody()}"
