@@ -106,6 +106,8 @@ class Partition:
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
+        self._end_questions = ParkedProduces(deadlines)  # they wait as a produce would
+        self._told_end = Offset(0)  # records below were acknowledged, perhaps before a flush
         self._buggify = buggify
         self._opening = BatchOpening(
             workers, clock, self._settings_in_force, self._append, self._producers.refused
@@ -299,6 +301,7 @@ class Partition:
             if self.replica.log.flushed_end_offset >= end:
                 return result
             return self._fsync_produces.park(end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT)
+        self._told_end = max(self._told_end, end)
         return result
 
     def _acknowledge_duplicate(
@@ -329,6 +332,8 @@ class Partition:
         if len(self._fsync_produces):
             flushed_end = replica.log.flushed_end_offset
             self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
+        if len(self._end_questions):
+            self._end_questions.acknowledge(replica.high_watermark, lambda _end: True)
 
     # ---- fetch ----
 
@@ -494,6 +499,18 @@ class Partition:
 
     # ---- offsets and epochs ----
 
+    def acknowledged(self, timeout_ms: int) -> Promise[AppendResult] | None:
+        """Kept once all that a sole voter acknowledged before its flush is committed; None when it
+        is. Kafka's only replica commits as it appends, so its end never lacks what was
+        acknowledged; with more replicas it may lack what only the leader has, here and there.
+        """
+        replica = self.replica
+        end = min(self._told_end, replica.log_end_offset)  # it may have led before, and truncated
+        if end <= replica.high_watermark or not replica.is_writable or len(replica.voters) > 1:
+            return None
+        result = AppendResult(ErrorCode.NONE)
+        return self._end_questions.park(end, result, timeout_ms, ErrorCode.OFFSET_NOT_AVAILABLE)
+
     def list_offset(
         self, timestamp: int, *, current_epoch: int = -1, may_wait: bool = True
     ) -> OffsetResult:
@@ -653,6 +670,7 @@ class Partition:
     def _fail_parked(self, code: ErrorCode) -> None:
         self._produces.fail_all(code)
         self._fsync_produces.fail_all(code)
+        self._end_questions.fail_all(code)
         self._deletes.fail_all(code)
 
     def _progressed(self) -> None:

@@ -326,6 +326,72 @@ def test_list_offsets(version: int) -> None:
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def ask_offset(world: World, version: int, timestamp: int, timeout: int = 0) -> FakeSlot:
+    part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+    fields: dict[str, Any] = {
+        "replica_id": -1,
+        "topics": [{"name": "t", "partitions": [part]}],
+    }
+    if version >= 10:
+        fields["timeout"] = timeout
+    return world.send(ApiKey.LIST_OFFSETS, version, **fields)
+
+
+def told_offset(world: World, slot: FakeSlot, version: int) -> Any:
+    return world.read(ApiKey.LIST_OFFSETS, version, slot).topics[0].partitions[0]
+
+
+@pytest.mark.parametrize(("timestamp", "offset"), [(-1, 3), (-3, 2), (1_000_002, 2)])
+@pytest.mark.parametrize("version", [5, 10])
+def test_the_end_of_a_single_replica_waits_for_what_it_acknowledged(
+    version: int, timestamp: int, offset: int
+) -> None:
+    """Kafka's only replica commits as it appends: its end is never before what it acknowledged."""
+    if timestamp == -3 and version < 7:
+        version = 7
+    world = filled()
+    world.replica("t").voters = world.replica("t").voters[:1]
+    slot = ask_offset(world, version, timestamp)
+    assert slot.pieces is None, "answered before the flush"
+    assert ask_offset(world, version, -2).pieces is not None, "the start waits for nothing"
+    world.replica("t").commit(3)
+    assert told_offset(world, slot, version).offset == offset
+    assert ask_offset(world, version, timestamp).pieces is not None, "all is committed"
+
+
+@pytest.mark.parametrize(
+    ("version", "timeout", "waits_ms", "code"),
+    [
+        (4, 0, 5_000, ErrorCode.LEADER_NOT_AVAILABLE),
+        (9, 0, 5_000, ErrorCode.OFFSET_NOT_AVAILABLE),
+        (10, 0, 500, ErrorCode.OFFSET_NOT_AVAILABLE),
+        (10, 700, 700, ErrorCode.OFFSET_NOT_AVAILABLE),
+        (10, 2**31 - 1, 30_000, ErrorCode.OFFSET_NOT_AVAILABLE),
+    ],
+)
+def test_the_wait_for_what_was_acknowledged_ends(
+    version: int, timeout: int, waits_ms: int, code: ErrorCode
+) -> None:
+    world = filled()
+    world.replica("t").voters = world.replica("t").voters[:1]
+    slot = ask_offset(world, version, -1, timeout)
+    world.bench.sleep(waits_ms - 1)
+    assert slot.pieces is None
+    world.bench.sleep(2)
+    assert told_offset(world, slot, version).error_code == code
+
+
+def test_the_wait_for_what_was_acknowledged_ends_with_the_leadership() -> None:
+    world = filled()
+    world.replica("t").voters = world.replica("t").voters[:1]
+    slot = ask_offset(world, 9, -1)
+    world.replica("t").follow()
+    assert told_offset(world, slot, 9).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    world.replica("t").truncate(2)
+    world.replica("t").lead()
+    assert told_offset(world, ask_offset(world, 9, -1), 9).offset == 2, "the rest is no more"
+
+
 @pytest.mark.parametrize(
     ("version", "code"),
     [(4, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.OFFSET_NOT_AVAILABLE)],

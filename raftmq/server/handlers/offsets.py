@@ -6,21 +6,37 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from raftmq.cluster.partition import EARLIEST_LOCAL, LATEST_TIERED, MAX_TIMESTAMP, Partition
+from raftmq.cluster.parked_produces import AppendResult
+from raftmq.cluster.partition import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    Partition,
+)
 from raftmq.cluster.partition_results import DeleteResult, OffsetResult
 from raftmq.errors import ErrorCode
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader, Struct
 from raftmq.server.broker import Broker
-from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns
+from raftmq.server.slices import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 
 Answer: TypeAlias = dict[str, Any]
 
 COLD_ROUNDS_MAX: Final = 4
 """After so many rounds of workers the loop itself reads what is missing still."""
+ACKNOWLEDGED_WAIT_MS: Final = 5_000
+"""How long a question waits for the flush of what its only replica acknowledged: so long, or as
+long as the client says, between these bounds."""
+ACKNOWLEDGED_WAIT_MS_MIN: Final = 500
+ACKNOWLEDGED_WAIT_MS_MAX: Final = 30_000
+_TIMEOUT_FROM: Final = 10
+"""KIP-1075."""
+_STARTS: Final = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED)
+"""What does not depend on the end of the log."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 """KIP-734, KIP-405, KIP-1005: which version brought which special timestamp."""
@@ -29,7 +45,11 @@ _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
     """Answer ListOffsets for every partition; workers read what is cold of indexes and batches."""
     version = header.api_version
+    wait_ms = ACKNOWLEDGED_WAIT_MS
+    if version >= _TIMEOUT_FROM:
+        wait_ms = min(max(request.timeout, ACKNOWLEDGED_WAIT_MS_MIN), ACKNOWLEDGED_WAIT_MS_MAX)
     topics = []
+    waiting: list[tuple[_Asked, Promise[AppendResult]]] = []
     cold: list[_Cold] = []
     count = 0
     for topic in request.topics:
@@ -40,33 +60,50 @@ def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Work
                 yield None
             found, result = _list_one(broker, version, topic.name, part)
             rows.append(_offset_row(version, part, result))
-            if result.job is not None:
-                assert isinstance(found, Partition)
-                cold.append(_Cold(rows, len(rows) - 1, found, part, result.job))
+            if result.code is not ErrorCode.NONE:
+                continue
+            assert isinstance(found, Partition)
+            asked = _Asked(rows, len(rows) - 1, found, part)
+            wait = None if part.timestamp in _STARTS else found.acknowledged(wait_ms)
+            if wait is not None:
+                waiting.append((asked, wait))
+            elif result.job is not None:
+                cold.append(_Cold(asked, result.job))
         topics.append({"name": topic.name, "partitions": rows})
+    for asked, wait in waiting:
+        code = (yield from value_of(wait)).code
+        result = asked.look(may_wait=False) if code is ErrorCode.NONE else OffsetResult(code)
+        asked.rows[asked.at] = _offset_row(version, asked.part, result)
+        if result.job is not None:
+            cold.append(_Cold(asked, result.job))
+    yield from _look_up(broker, version, cold)
+    return {"throttle_time": 0, "topics": topics}
+
+
+def _look_up(broker: Broker, version: int, cold: list[_Cold]) -> Work[None]:
+    """Write the rows of look-ups for which workers read."""
     rounds = 0
     while cold:
         rounds += 1
         yield _prepare(broker, cold)
-        waiting, cold = cold, []
-        for one in waiting:
-            result = one.look(may_wait=rounds >= COLD_ROUNDS_MAX)
+        read, cold = cold, []
+        for one in read:
+            asked = one.asked
+            result = asked.look(may_wait=rounds >= COLD_ROUNDS_MAX)
             if result.job is not None:
-                cold.append(evolve(one, job=result.job))
-            one.rows[one.at] = _offset_row(version, one.part, result)
+                cold.append(_Cold(asked, result.job))
+            asked.rows[asked.at] = _offset_row(version, asked.part, result)
             yield None
-    return {"throttle_time": 0, "topics": topics}
 
 
 @frozen(slots=True)
-class _Cold:
-    """A look-up by time for which something must come into memory first, and where it is told."""
+class _Asked:
+    """A question that cannot be answered at once, and where its answer is written."""
 
     rows: list[Answer]
     at: int
     partition: Partition
     part: Struct
-    job: Runnable
 
     def look(self, *, may_wait: bool) -> OffsetResult:
         """Ask again."""
@@ -74,6 +111,14 @@ class _Cold:
         return self.partition.list_offset(
             part.timestamp, current_epoch=part.current_leader_epoch, may_wait=may_wait
         )
+
+
+@frozen(slots=True)
+class _Cold:
+    """A look-up by time for which something must come into memory first."""
+
+    asked: _Asked
+    job: Runnable
 
 
 def _prepare(broker: Broker, cold: list[_Cold]) -> Promise[None]:
@@ -87,7 +132,7 @@ def _prepare(broker: Broker, cold: list[_Cold]) -> Promise[None]:
             nonlocal left
             left -= 1
             if done.error is None:
-                one.partition.prepared(one.job)
+                one.asked.partition.prepared(one.job)
             # An error of the disk shows again when the partition is asked.
             if not left:
                 ended.resolve(None)
