@@ -21,10 +21,12 @@ from raftmq.cluster.config_types import (
     ConfigType,
     invalid,
     split_list,
+    string,
 )
 from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.types import NodeId
+from raftmq.visible import visible
 
 __all__ = [
     "BROKER_KEYS",
@@ -45,6 +47,11 @@ __all__ = [
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 DYNAMIC_DEFAULT: Final = ("broker", "")
+
+UNKNOWN_NAME_BYTES_MAX: Final = 255
+UNKNOWN_VALUE_BYTES_MAX: Final = 8_192
+UNKNOWN_COUNT_MAX: Final = 64
+"""Of one broker, or of the defaults of all: they are kept in every node's memory."""
 
 
 @frozen(slots=True)
@@ -136,21 +143,35 @@ def describe_broker(
     static: Mapping[str, str],
     names: Sequence[str] | None = None,
 ) -> list[ConfigEntry]:
-    """The entries of a broker; without `node_id` only the cluster's dynamic defaults (as Kafka)."""
+    """The entries of a broker; without `node_id` only the cluster's dynamic defaults (as Kafka).
+    What is set of names that nobody knows comes last, its values unsaid: they may be secrets."""
+    values: Mapping[str, str] = image.configs.get(DYNAMIC_DEFAULT, Map())
     if node_id is None:
-        values: Mapping[str, str] = image.configs.get(DYNAMIC_DEFAULT, Map())
         return [
             _entry(
                 key,
                 [ConfigSynonym(key.name, values[key.name], ConfigSource.DYNAMIC_DEFAULT_BROKER)],
             )
-            for key in _chosen(BROKER_KEYS, names)
+            for key in (*_chosen(BROKER_KEYS, names), *_chosen(_unknown_keys(values), names))
             if key.name in values
         ]
+    own: Mapping[str, str] = image.configs.get(("broker", str(node_id)), Map())
+    unknown = _unknown_keys({**values, **own})
     return [
         _entry(key, _broker_synonyms(image, node_id, static, key))
-        for key in _chosen(BROKER_KEYS, names)
+        for key in (*_chosen(BROKER_KEYS, names), *_chosen(unknown, names))
     ]
+
+
+def _unknown_keys(values: Mapping[str, str]) -> dict[str, ConfigKey]:
+    """What Kafka tells of broker configs that it has no definition of."""
+    return {
+        name: ConfigKey(
+            name, ConfigType.UNKNOWN, None, "", string, is_read_only=True, is_sensitive=True
+        )
+        for name in sorted(values)
+        if name not in BROKER_KEYS
+    }
 
 
 def check_topic_configs(
@@ -174,18 +195,44 @@ def check_topic_configs(
 
 
 def check_broker_configs(configs: Mapping[str, str]) -> None:
-    """Check dynamic values of a broker or of all.
+    """Check dynamic values of a broker or of all. A name that nobody knows is taken, as by Kafka,
+    whose plugins have configs of their own; it has no effect here.
 
     Raises:
         KafkaError: INVALID_CONFIG, also for a key that only the node's file may set.
     """
-    _check(BROKER_KEYS, configs, "broker")
-    for name in configs:
+    known = {name: configs[name] for name in sorted(configs) if name in BROKER_KEYS}
+    _check(BROKER_KEYS, known, "broker")
+    for name in known:
         if BROKER_KEYS[name].is_read_only:
             raise KafkaError(
                 f"Cannot update these configs dynamically: {{{name}}}",
                 code=ErrorCode.INVALID_CONFIG,
             )
+    for name in sorted(configs):
+        if name not in known:
+            _check_unknown(name, configs[name])
+    if len(configs) - len(known) > UNKNOWN_COUNT_MAX:
+        raise KafkaError(
+            f"More than {UNKNOWN_COUNT_MAX} broker configs that are not known here",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+
+
+def _check_unknown(name: str, value: str) -> None:
+    shown = visible(name[:UNKNOWN_NAME_BYTES_MAX])
+    if not name or name != name.strip() or not name.isprintable():
+        raise KafkaError(f"No name of a config: '{shown}'", code=ErrorCode.INVALID_CONFIG)
+    if len(name.encode()) > UNKNOWN_NAME_BYTES_MAX:
+        raise KafkaError(
+            f"Unknown broker config name of more than {UNKNOWN_NAME_BYTES_MAX} bytes: {shown}...",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    if len(value.encode()) > UNKNOWN_VALUE_BYTES_MAX:
+        raise KafkaError(
+            f"Value of unknown broker config {shown} of more than {UNKNOWN_VALUE_BYTES_MAX} bytes",
+            code=ErrorCode.INVALID_CONFIG,
+        )
 
 
 def check_static_configs(configs: Mapping[str, str]) -> None:

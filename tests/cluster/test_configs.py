@@ -15,6 +15,9 @@ from raftmq.cluster.topic_configs import (
     DELETE,
     SET,
     SUBTRACT,
+    UNKNOWN_COUNT_MAX,
+    UNKNOWN_NAME_BYTES_MAX,
+    UNKNOWN_VALUE_BYTES_MAX,
     apply_operations,
     broker_value,
     check_broker_configs,
@@ -178,8 +181,49 @@ def test_values_are_checked_against_each_other() -> None:
         check_topic_configs({"min.compaction.lag.ms": "3", "max.compaction.lag.ms": "2"})
     with pytest.raises(KafkaError, match="dynamically"):
         check_broker_configs({"node.id": "3"})
-    with pytest.raises(KafkaError, match="Unknown broker config"):
-        check_broker_configs({"nope": "3"})
+
+
+def test_broker_configs_that_nobody_knows_are_taken() -> None:
+    """As by Kafka, whose plugins bring their own; of topics it takes only what it knows."""
+    names = {f"plugin.{i}": "x" for i in range(UNKNOWN_COUNT_MAX)}
+    check_broker_configs({**names, "num.partitions": "3"})
+    check_broker_configs({"n" * UNKNOWN_NAME_BYTES_MAX: "v" * UNKNOWN_VALUE_BYTES_MAX})
+    with pytest.raises(KafkaError, match="at least 1"):
+        check_broker_configs({**names, "num.partitions": "0"})
+
+
+@pytest.mark.parametrize(
+    ("configs", "why"),
+    [
+        ({f"plugin.{i}": "x" for i in range(UNKNOWN_COUNT_MAX + 1)}, "More than 64"),
+        ({"n" * (UNKNOWN_NAME_BYTES_MAX + 1): "x"}, "more than 255 bytes"),
+        ({"plugin": "x" * (UNKNOWN_VALUE_BYTES_MAX + 1)}, "more than 8192 bytes"),
+        ({"": "x"}, "No name"),
+        ({" plugin": "x"}, "No name"),
+        ({"plug\nin": "x"}, r"No name of a config: 'plug\\nin'"),
+    ],
+)
+def test_what_nobody_knows_has_bounds(configs: dict[str, str], why: str) -> None:
+    with pytest.raises(KafkaError, match=why) as caught:
+        check_broker_configs(configs)
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_broker_configs_that_nobody_knows_are_told_without_their_values() -> None:
+    """Kafka cannot say whether they are secrets, so they are (`KafkaConfig.maybeSensitive`)."""
+    image = _image(one={"plugin.b": "2"}, all={"plugin.b": "1", "plugin.a": "1"})
+    entries = {e.name: e for e in describe_broker(image, node(1), {})}
+    assert sorted(set(entries) - set(BROKER_KEYS)) == ["plugin.a", "plugin.b"]
+    entry = entries["plugin.b"]
+    assert (entry.value, entry.source) == (None, ConfigSource.DYNAMIC_BROKER)
+    assert (entry.type, entry.is_sensitive, entry.is_read_only) == (ConfigType.UNKNOWN, True, True)
+    assert [s.source for s in entry.synonyms] == [
+        ConfigSource.DYNAMIC_BROKER,
+        ConfigSource.DYNAMIC_DEFAULT_BROKER,
+    ]
+    assert [e.name for e in describe_broker(image, node(1), {}, ["plugin.a"])] == ["plugin.a"]
+    assert [e.name for e in describe_broker(image, node(2), {}, ["plugin.b", "no"])] == ["plugin.b"]
+    assert [e.name for e in describe_broker(image, None, {})] == ["plugin.a", "plugin.b"]
 
 
 def test_operations() -> None:

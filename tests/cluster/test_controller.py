@@ -360,6 +360,11 @@ def test_configs_are_altered_with_kafkas_codes() -> None:
         (_alter(4, "9", ("log.segment.bytes", 0, "2097152")), ErrorCode.INVALID_REQUEST),
         (_alter(4, "x", ("log.segment.bytes", 0, "2097152")), ErrorCode.INVALID_REQUEST),
         (_alter(4, "", ("broker.id", 0, "7")), ErrorCode.INVALID_CONFIG),
+        (_alter(4, "2", ("plugin.key", 0, "7")), ErrorCode.NONE),
+        (_alter(4, "2", ("plugin.other", 0, "7")), ErrorCode.NONE),
+        (_alter(4, "2", ("plugin.other", 1, None)), ErrorCode.NONE),
+        (_alter(4, "2", ("plugin.key", 2, "7")), ErrorCode.INVALID_CONFIG),
+        (_alter(4, "2", ("plugin\n", 0, "7")), ErrorCode.INVALID_CONFIG),
         (_alter(8, "", ("x", 0, "7")), ErrorCode.INVALID_REQUEST),
     ]:
         [outcome] = _call(cluster, call)
@@ -373,6 +378,7 @@ def test_configs_are_altered_with_kafkas_codes() -> None:
     assert image.broker_configs(NodeId(2)) == {
         "log.retention.ms": "5000",
         "log.segment.bytes": "2097152",
+        "plugin.key": "7",
     }
     [outcome] = _call(cluster, _alter(2, "a", ("segment.ms", 0, "7"), replaces_all=True))
     assert outcome.code is ErrorCode.NONE

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from immutables import Map
 
 from raftmq.cluster.broker_messages import (
     AlterConfigsCall,
@@ -229,6 +230,18 @@ def test_describe_topic_configs(version: int) -> None:
 )
 def test_describe_other_resources(kind: int, name: str, code: ErrorCode) -> None:
     assert described(World(), 4, kind, name).error_code == code
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_a_broker_config_that_nobody_knows_is_told_without_its_value(version: int) -> None:
+    world = World()
+    world.engine.change(configs=Map({("broker", "1"): Map({"plugin.key": "secret"})}))
+    rows = {config.name: config for config in described(world, version, 4, "1").configs}
+    row = rows["plugin.key"]
+    assert (row.value, row.config_source, row.is_sensitive, row.read_only) == (None, 2, True, True)
+    assert [s.value for s in row.synonyms] == [None]
+    if version >= 3:
+        assert (row.config_type, row.documentation) == (0, None)
 
 
 def test_incremental_alter_configs() -> None:

@@ -116,7 +116,7 @@ def _config_row(
         "is_sensitive": entry.is_sensitive,
         "synonyms": synonyms,
         "config_type": int(entry.type),
-        "documentation": entry.documentation if with_documentation else None,
+        "documentation": (entry.documentation or None) if with_documentation else None,
     }
 
 
