@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from raftmq.errors import CorruptBatchError
 from raftmq.log.checker import Checker
@@ -44,6 +45,10 @@ from raftmq.records import BatchHeader, parse_header
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 __all__ = ["DamagedError", "FlushJob", "LogEntry", "ReplicatedLog"]
+
+EXPIRED_KEPT_MS: Final = 300_000
+"""How long an active segment stays whose records had expired when they came: Kafka looks for such
+every `log.retention.check.interval.ms`."""
 
 
 class ReplicatedLog(ReadableLog):
@@ -419,7 +424,8 @@ class ReplicatedLog(ReadableLog):
     def roll_if_aged(self, now_ms: int) -> bool:
         """Close an idle active segment that is older than `segment_ms`, or all of whose records are
         older than `retention_ms`, so that retention can take it. As in Kafka, records are not kept
-        beyond their time because nothing comes after them.
+        beyond their time because nothing comes after them, and records that are old when they come
+        can be read for some minutes: there retention looks every five.
 
         Raises:
             DiskError: fatal, unless it is a DiskFullError.
@@ -427,8 +433,10 @@ class ReplicatedLog(ReadableLog):
         active = self._segments.active
         if active is None or not active.size:
             return False
-        is_expired = is_older(active.max_timestamp, self.config.retention_ms, now_ms)
-        if now_ms - active.created_ms < self.config.segment_ms and not is_expired:
+        retention_ms, age_ms = self.config.retention_ms, now_ms - active.created_ms
+        is_expired = is_older(active.max_timestamp, retention_ms, now_ms)
+        is_expired = is_expired and age_ms >= min(retention_ms, EXPIRED_KEPT_MS)
+        if age_ms < self.config.segment_ms and not is_expired:
             return False
         if self._staged or self._segments.end_offset > self._synced_offset:
             return False  # busy, so the next append rolls it

@@ -229,6 +229,22 @@ def test_an_age_survives_a_restart(place: Place) -> None:
     assert log.roll_if_aged(clock.wall_ms())
 
 
+def test_records_that_are_old_when_they_come_can_be_read_for_a_while(place: Place) -> None:
+    clock = FakeClock()
+    log = start(place, clock=clock)
+    week_ms = 604_800_000
+    clock.now_ms += 2 * week_ms
+    log.configure(attrs.evolve(SMALL, segment_ms=week_ms, retention_ms=week_ms))
+    elect(log, 1)
+    flush(log)
+    append(log, 1, timestamp=1_000)
+    flush(log)
+    clock.now_ms += 299_999
+    assert not log.roll_if_aged(clock.wall_ms())
+    clock.now_ms += 1
+    assert log.roll_if_aged(clock.wall_ms())
+
+
 @pytest.mark.parametrize("end", range(42))
 def test_truncation_across_segments(place: Place, end: int) -> None:
     log = start(place)
@@ -480,7 +496,7 @@ def test_records_expire_although_nothing_comes_after_them(place: Place) -> None:
     elect(log, 1)
     flush(log)
     for _ in range(10):
-        append(log, 1, timestamp=5000)
+        append(log, 1, timestamp=1_005_000)
     flush(log)
     end, end_index = log.log_end_offset, log.end_index
     newest_ms = log._segments.all[-1].max_timestamp
