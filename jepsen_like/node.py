@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 SCRUB_BYTES = 500
 
 
+def _broken(reason: str) -> None:
+    raise AssertionError(reason)
+
+
 @frozen
 class LastSeen:
     """A replica as it was when its node went down."""
@@ -128,6 +132,7 @@ class SimNode:
             send=self._send,
             request_flush=self._request_flush,
             on_journal_failed=lambda _error: self.crash(),
+            on_broken_invariant=_broken,
         )
         opening = Opening(
             node=ReplicaId(self.node_id, self.storage_id),

@@ -227,6 +227,7 @@ class SimCore(NodeCore):
             machine=self.machine,
             forwarder=self.calls,
             clock=self.plane.clock,
+            on_broken_invariant=self.plane.fail,
             config=EngineConfig(
                 snapshot_bytes_min=self._snapshot_bytes,
                 snapshot_factor=1,

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final, Protocol
 
+from raftmq.cluster.broken_invariants import ReportBroken
 from raftmq.cluster.lateness import Lateness
 from raftmq.cluster.mail import Mail, SendFrame, Stream
 from raftmq.cluster.peer_codec import decode, encode, encode_node_beat, forget_group
@@ -80,10 +81,6 @@ def _nothing() -> None:
     pass
 
 
-def _nobody(_reason: str) -> None:
-    pass
-
-
 def _stands(replica: Replica) -> bool:
     """True while it asks for votes; one that failed says nothing any more, whatever its role."""
     return replica.core.role in _STANDING and replica.failure is None
@@ -122,6 +119,7 @@ class MultiRaft:
         send: SendFrame,
         request_flush: RequestFlush,
         on_journal_failed: Callable[[DiskError], None],
+        on_broken_invariant: ReportBroken,
         send_stored: SendStored | None = None,
     ) -> None:
         self.node_id = node_id
@@ -131,6 +129,7 @@ class MultiRaft:
         self._send_stored = send_stored or self._send_read
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
+        self.on_broken_invariant = on_broken_invariant
         self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
         # In their order, by themselves: a group's name is slow to look up.
         self._dirty: dict[Replica, None] = {}
@@ -147,8 +146,6 @@ class MultiRaft:
         be called from within their own callbacks."""
         self.on_stir: Callable[[], None] = _nothing
         """Called when a replica wakes, or comes, where all were at rest."""
-        self.on_broken_invariant: Callable[[str], None] = _nobody
-        """Called with the reason why the node must stop."""
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -170,6 +167,7 @@ class MultiRaft:
         self._rouse(replica)
         replica.on_touched = self.touch
         replica.on_journal_failed = self._journal_failed
+        replica.on_broken_invariant = self.on_broken_invariant
         self._heartbeat_ticks = replica.config.heartbeat_ticks
         self._election_ticks = replica.config.election_ticks
         self.touch(replica)

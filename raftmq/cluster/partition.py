@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from raftmq.cluster.batch_opening import BatchOpening, OpeningWorkers
+from raftmq.cluster.broken_invariants import ReportBroken, reports_assertions, reports_bugs
 from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.parked_deletes import ParkedDeletes
 from raftmq.cluster.parked_fetches import ParkedFetches
@@ -81,6 +82,7 @@ class Partition:
         settings: PartitionSettings,
         deadlines: Deadlines,
         clock: Clock,
+        on_broken_invariant: ReportBroken,
         checkpoints: ProducerCheckpoints | None = None,
         counts: TopicCounts | None = None,
         replica_counts: ReplicaCounts | None = None,
@@ -100,6 +102,7 @@ class Partition:
         self.node_id = node_id
         self.settings = settings
         self.counts = counts or TopicCounts()
+        self.on_broken_invariant = on_broken_invariant
         self._replica_counts = replica_counts or ReplicaCounts()
         self.fetches = ParkedFetches(deadlines)
         self._producers = PartitionProducers(checkpoints or ProducerCheckpoints(), clock)
@@ -220,6 +223,7 @@ class Partition:
             return self._opening.wait(records, acks, timeout_ms, is_work=True)
         return result
 
+    @reports_assertions
     def _append(
         self,
         records: memoryview | None,
@@ -337,6 +341,7 @@ class Partition:
 
     # ---- fetch ----
 
+    @reports_assertions
     def read(
         self,
         offset: Offset,
@@ -421,6 +426,7 @@ class Partition:
             return log.needs_verification(offset, max(2 * bytes_max, CHECK_AHEAD_BYTES), bytes_max)
         return job
 
+    @reports_bugs
     def prepared(self, job: Runnable) -> None:
         """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
         replica = self.replica
@@ -511,6 +517,7 @@ class Partition:
         result = AppendResult(ErrorCode.NONE)
         return self._end_questions.park(end, result, timeout_ms, ErrorCode.OFFSET_NOT_AVAILABLE)
 
+    @reports_assertions
     def list_offset(
         self, timestamp: int, *, current_epoch: int = -1, may_wait: bool = True
     ) -> OffsetResult:
@@ -558,6 +565,7 @@ class Partition:
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
 
+    @reports_assertions
     def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:
         """Where the greatest known epoch not above `epoch` ended (KIP-101)."""
         replica = self.replica
@@ -584,6 +592,7 @@ class Partition:
 
     # ---- deletion ----
 
+    @reports_assertions
     def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
         """Drop everything below `offset` (-1: the high watermark); answered when it is dropped."""
         replica = self.replica

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from raftmq.cluster.apply import STALE_SEQUENCE, apply
 from raftmq.cluster.barrier_rounds import BarrierRounds, Round
+from raftmq.cluster.broken_invariants import ReportBroken, reports_assertions
 from raftmq.cluster.broker_messages import (
     NOBODY,
     BarrierRequest,
@@ -80,6 +81,7 @@ class RaftMetadataEngine:
         machine: MetadataMachine,
         forwarder: Forwarder,
         clock: Clock,
+        on_broken_invariant: ReportBroken,
         config: EngineConfig | None = None,
         wake: Callable[[], None] = _nothing,
     ) -> None:
@@ -95,6 +97,7 @@ class RaftMetadataEngine:
         self._machine = machine
         self._forwarder = forwarder
         self._clock = clock
+        self.on_broken_invariant = on_broken_invariant
         self._config = config or EngineConfig()
         self.wake = wake
         self._replica: MetadataReplica | None = None
@@ -157,6 +160,7 @@ class RaftMetadataEngine:
         """The metadata group's leader epoch."""
         return -1 if self._replica is None else int(self._replica.leader_epoch)
 
+    @reports_assertions
     def propose(
         self,
         command: AnyCommand,
@@ -188,6 +192,7 @@ class RaftMetadataEngine:
         self._has_work()
         return promise
 
+    @reports_assertions
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
         """Kept once this node has applied everything that was committed before the call."""
         promise: Promise[None] = Promise()
@@ -286,6 +291,7 @@ class RaftMetadataEngine:
     def close(self) -> None:
         """Nothing to give back: log and journal are the node's."""
 
+    @reports_assertions
     def receive_commands(self, request: ForwardCommands) -> Reply:
         """Take another node's commands into the queue, if this node leads."""
         if not self._leads():
@@ -321,6 +327,7 @@ class RaftMetadataEngine:
         self._queue_bytes += len(command)
         return ""
 
+    @reports_assertions
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
         """Tell another node how far it must apply to have seen all that is committed now."""
         reply: Promise[Reply] = Promise()

@@ -22,6 +22,7 @@ from raftmq.cluster.append_checks import (
     check_install,
     check_place,
 )
+from raftmq.cluster.broken_invariants import ReportBroken, reports_bugs
 from raftmq.cluster.catch_up import CatchUp
 from raftmq.cluster.in_sync import InSyncTracker
 from raftmq.cluster.installing import Installing
@@ -137,6 +138,7 @@ class Replica(QuietBeats):
         self._commit_end = max(commit, log.log_start.index)
         self.high_watermark = log.offset_of(self._commit_end)
         self.on_touched: Callable[[Replica], None] = _nobody
+        self.on_broken_invariant: ReportBroken = _nobody
         self.on_progress: Callable[[], None] = _nobody
         self.has_progressed = False  # what is flushed anywhere, or the log start, moved
         self.on_journal_failed: Callable[[DiskError], None] = _nobody
@@ -172,6 +174,7 @@ class Replica(QuietBeats):
         except JournalFailedError as error:
             self._journal_failed(error)
 
+    @reports_bugs
     def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset:
         """Stamp, write and propose a checked batch; returns its base offset. Durable at no time
         before the high watermark covers it.
@@ -206,6 +209,7 @@ class Replica(QuietBeats):
         self.on_touched(self)
         return base_offset
 
+    @reports_bugs
     def move_log_start(self, target: Offset) -> Entry:
         """Propose that everything below `target` is dropped; done on each replica once committed.
 
@@ -220,6 +224,7 @@ class Replica(QuietBeats):
         self.on_touched(self)
         return entry
 
+    @reports_bugs
     def change_membership(self, configuration: Configuration) -> Entry:
         """Propose a configuration that differs by one replica.
 
@@ -231,6 +236,7 @@ class Replica(QuietBeats):
         self.on_touched(self)
         return entry
 
+    @reports_bugs
     def transfer_leadership(self, node_id: NodeId) -> bool:
         """Hand leadership to a voter's node; False when this replica cannot."""
         if not self.is_leader:
@@ -245,6 +251,7 @@ class Replica(QuietBeats):
                 return True
         return False
 
+    @reports_bugs
     def read_barrier(self) -> Promise[RaftIndex]:
         """Promise the committed end at a moment after this call, confirmed by a quorum
         (linearizable, Raft §8); fails with NotLeaderError when leadership is lost."""
@@ -605,6 +612,7 @@ class Replica(QuietBeats):
         """The wall clocks of the voters that this leader hears, its own first."""
         return self._retention.clocks_ms()
 
+    @reports_bugs
     def retain(self, below: Offset) -> Entry | None:
         """Propose the log start that retention wants, never above `below`; None when there is none.
 
@@ -614,6 +622,7 @@ class Replica(QuietBeats):
         target = self._retention.target(below)
         return None if target is None or len(self._moves) else self.move_log_start(target)
 
+    @reports_bugs
     def scrub(self, bytes_max: int) -> None:
         """Check some more of what is stored."""
         self._repairer.scrub(bytes_max)

@@ -232,6 +232,7 @@ class NodeCore:
             machine=self.machine,
             forwarder=self.calls,
             clock=self.plane.clock,
+            on_broken_invariant=self.plane.fail,
             wake=self._wake,
         )
 
@@ -273,7 +274,6 @@ class NodeCore:
         self.events.attach()
         self.broker.drains = plane.multiraft
         self.broker.is_cut_off = self._is_cut_off
-        self.broker.on_broken_invariant = plane.fail
 
     def _is_cut_off(self) -> bool:
         """True when metadata may well go on without this node: the majority is silent, and not
@@ -394,6 +394,7 @@ class NodeCore:
             settings=PartitionSettings(),
             deadlines=self.deadlines,
             clock=self.plane.clock,
+            on_broken_invariant=self.plane.fail,
             is_internal=True,
         )
         log.attach(replica)

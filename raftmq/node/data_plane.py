@@ -99,10 +99,10 @@ class DataPlane:
             send=self._send,
             request_flush=self._request_flush,
             on_journal_failed=self._on_journal_failed,
+            on_broken_invariant=self.fail,
             send_stored=self.links.send_stored,
         )
         self.multiraft.on_stir = self.links.listen
-        self.multiraft.on_broken_invariant = self.fail
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         self.catch_up = around.make_catch_up(self.links, rate)
         self.batch_openers = around.batch_openers

@@ -192,7 +192,6 @@ class Node(NodeCore):
             look_later=partial(hear_later, self.deadlines),
             turns=turns,
             pause=self.plane.pause,
-            on_bug=self.dispatcher.judge,
         )
 
     def _make_engine(self) -> DrivenEngine:

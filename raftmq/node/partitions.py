@@ -296,6 +296,7 @@ class Partitions:
             settings=PartitionSettings.from_configs(configs),
             deadlines=self._deadlines,
             clock=self._plane.clock,
+            on_broken_invariant=self._plane.fail,
             checkpoints=ProducerCheckpoints(
                 self._plane.disk, self._folder(action.name, action.group.topic_id)
             ),

@@ -109,8 +109,6 @@ class Broker:
         self.config = config
         self.metadata_replica = metadata_replica
         self.workers: WorkerPool = workers or Workers()
-        self.on_broken_invariant: Callable[[str], None] = _ignore
-        """Called with a reason when this node must not go on."""
         self.is_cut_off: Callable[[], bool] = _no
         """True while others, but not this node, may see the majority of the metadata group."""
         self.drains: Drains | None = None
@@ -489,10 +487,6 @@ def _never_ended(_node_id: NodeId) -> bool:
 
 def _no() -> bool:
     return False
-
-
-def _ignore(_reason: str) -> None:
-    """Nobody listens."""
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -82,7 +82,6 @@ class Shared:
         "memory",
         "metrics",
         "nursery",
-        "on_bug",
         "piece",
         "readiness",
         "scratch",
@@ -98,11 +97,8 @@ class Shared:
         memory: RequestMemory | None = None,
         look_later: LookLater | None = None,
         turns: Turns | None = None,
-        on_bug: Callable[[Exception], object] | None = None,
     ) -> None:
-        """`on_bug` is told of each exception that cost a connection, and may end the node."""
         self.begin = begin
-        self.on_bug = on_bug
         self.cork = cork or Cork()
         self.limits = limits
         self.metrics = metrics
@@ -132,8 +128,6 @@ class Shared:
             return
         self.metrics.bug(error)
         _log.error("connection closed: a bug", peer=peer, why=repr(error), exc_info=error)
-        if self.on_bug is not None:
-            self.on_bug(error)
 
 
 class Connection:

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeAlias, cast
 
 import structlog
 
-from raftmq.cluster.multiraft import MultiRaft
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.protocol import (
@@ -79,7 +78,6 @@ PROMPT: Final = frozenset(
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
-_ENGINE: Final = ("raftmq.raft.", "raftmq.log.", "raftmq.cluster.")
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -298,7 +296,6 @@ class Dispatcher:
             self._broker.metrics.refuse("memory")
         else:
             self._broker.metrics.bug(error)
-        self.judge(error)
         _log.error(
             "request failed",
             api=ApiKey(header.api_key).title,
@@ -307,12 +304,6 @@ class Dispatcher:
             why=repr(error),
             exc_info=error,
         )
-
-    def judge(self, error: Exception) -> None:
-        """End the node if that exception means that its engine is not what it believes to be."""
-        if _breaks_engine(error):
-            # What the engine holds in memory is not what it believes: it must promise nothing more.
-            self._broker.on_broken_invariant(f"broken invariant: {error!r}")
 
 
 class _InHand:
@@ -436,18 +427,6 @@ def _encode_unanswered(
 def _encode_fetch(header: RequestHeader, correlation_id: int, response: FetchResponse) -> Pieces:
     pieces: Any = encode_fetch_frame(header.api_version, correlation_id, response)
     return cast(Pieces, pieces)
-
-
-def _breaks_engine(error: Exception) -> bool:
-    """True for an assertion of the engine, and for anything that ended its work half-way."""
-    traceback = error.__traceback__
-    name = ""
-    while traceback is not None:
-        name = traceback.tb_frame.f_globals.get("__name__", "")
-        if traceback.tb_frame.f_code is MultiRaft.drain.__code__:
-            return True
-        traceback = traceback.tb_next
-    return isinstance(error, AssertionError) and name.startswith(_ENGINE)
 
 
 assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame has these fields"

@@ -78,15 +78,11 @@ class ClientPort:
         look_later: LookLater | None = None,
         turns: Turns | None = None,
         pause: Callable[[float], Awaitable[None]] = trio.sleep,
-        on_bug: Callable[[Exception], object] | None = None,
     ) -> None:
-        """`pause` waits for about so many seconds, between two looks at all connections; `on_bug`
-        is told of exceptions that cost a connection."""
+        """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(
-            begin, limits, metrics, Cork(drains), memory, look_later, turns, on_bug
-        )
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
         self.connections: dict[int, Connection] = {}
         self._hosts: dict[str, int] = {}  # open connections by the address they came from
         self._next_id = 0

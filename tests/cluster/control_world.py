@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from zlib import crc32
 
+import pytest
 from attrs import define
 
 from jepsen_like.disk import SimCrash, SimDisk
@@ -140,6 +141,7 @@ class WorldNode:
             send=self._send,
             request_flush=self._flush,
             on_journal_failed=lambda _error: self.crash(),
+            on_broken_invariant=pytest.fail,
         )
         machine = MetadataMachine()
         machine.add_listener(Observer(world, machine))
@@ -150,6 +152,7 @@ class WorldNode:
             machine=machine,
             forwarder=_Calls(self),
             clock=self.clock,
+            on_broken_invariant=pytest.fail,
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
         replica = open_replica(

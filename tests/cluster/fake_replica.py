@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+import pytest
 from attrs import define, field, frozen
 
 from raftmq.cluster.batch_opening import OpeningWorkers
@@ -327,6 +328,7 @@ class Bench:
             settings=self.settings,
             deadlines=self.deadlines,
             clock=self.clock,
+            on_broken_invariant=pytest.fail,
             workers=self.workers,
         )
         self.replica = FakeReplica(self.partition)

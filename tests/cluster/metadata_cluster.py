@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
+import pytest
+
 from raftmq.cluster.broker_lifecycle import BrokerInfo
 from raftmq.cluster.commands import Endpoint
 from raftmq.cluster.control_plane import ControlPlane
@@ -200,6 +202,7 @@ class Node:
             machine=self.machine,
             forwarder=cluster.forwarder(self.node_id),
             clock=cluster.clock,
+            on_broken_invariant=pytest.fail,
             config=cluster.engine_config,
         )
         self.moves: list[tuple[TopicId, int, NodeId]] = []

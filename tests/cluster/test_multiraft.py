@@ -67,12 +67,14 @@ class Node:
         self.sent: list[tuple[NodeId, bytes, bool]] = []
         self.flushes: list[tuple[FlushJob, Callable[[DiskError | None], None]]] = []
         self.failures: list[DiskError] = []
+        self.broken: list[str] = []
         self.multiraft = MultiRaft(
             A.node_id,
             self.journal,
             send=self._send,
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=self.failures.append,
+            on_broken_invariant=self.broken.append,
         )
         opening = Opening(
             node=A,
@@ -448,8 +450,7 @@ def test_what_stops_the_node_says_why(
     monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
 ) -> None:
     node = Node(1)
-    reasons: list[str] = []
-    node.multiraft.on_broken_invariant = reasons.append
+    reasons = node.broken
 
     def raising(_replica: Replica) -> None:
         raise error

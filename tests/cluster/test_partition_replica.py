@@ -51,6 +51,7 @@ class Node:
         self.disk = disk
         self.clock = clock
         self.flushes: list[tuple[FlushJob, Callable[[DiskError | None], None]]] = []
+        self.broken: list[str] = []
         disk.make_directories("data")
         journal = HardStateJournal.open(disk, "data/state.journal")
         self.multiraft = MultiRaft(
@@ -59,6 +60,7 @@ class Node:
             send=lambda _node, _frame, _stream: True,
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=pytest.fail,
+            on_broken_invariant=self.broken.append,
         )
         self.deadlines = Deadlines(clock)
         self.partition = Partition(
@@ -68,6 +70,7 @@ class Node:
             settings=PartitionSettings(),
             deadlines=self.deadlines,
             clock=clock,
+            on_broken_invariant=self.broken.append,
         )
         replica = open_replica(
             Opening(

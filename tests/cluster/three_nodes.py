@@ -65,6 +65,7 @@ class ThreeNodes:
             send=send,
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=pytest.fail,
+            on_broken_invariant=pytest.fail,
         )
         partition = self.partitions[node_id] = Partition(
             NAME,
@@ -73,6 +74,7 @@ class ThreeNodes:
             settings=PartitionSettings(min_insync_replicas=2, check=CheckDepth.CRC),
             deadlines=Deadlines(self.clock),
             clock=self.clock,
+            on_broken_invariant=pytest.fail,
         )
         replica = open_replica(
             Opening(

@@ -66,6 +66,7 @@ class Bench:
             send=lambda _node, _frame, _stream: True,
             request_flush=flush,
             on_journal_failed=lambda error: pytest.fail(str(error)),
+            on_broken_invariant=pytest.fail,
         )
         catch_up = InlineCatchUp()
         clock = RealClock()

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import struct
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from immutables import Map
 
-from jepsen_like.disk import SimDisk
 from raftmq.cluster.broker_messages import CreateTopicsCall, Outcome
-from raftmq.cluster.multiraft import MultiRaft
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
-from raftmq.log.hard_state import HardStateJournal
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.elections import WAIT_MS, Hold
+from raftmq.server.handlers import produce
 from raftmq.server.handlers.table import HANDLERS
 from raftmq.server.metadata_cache import MetadataCache
 from raftmq.server.slices import TURN_PARTITIONS
-from raftmq.types import NodeId
 from tests.server.world import FakeSlot, World, broker_image
 
 METADATA_VERSIONS = range(14)
@@ -81,49 +76,28 @@ def test_a_handlers_bug_costs_the_connection_alone() -> None:
     assert world.broker.metrics.api("metadata").failures == 1
 
 
-def test_a_broken_invariant_of_the_engine_ends_the_node() -> None:
+def test_a_handlers_failed_assertion_ends_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.add_topic("t")
-    reasons: list[str] = []
-    world.broker.on_broken_invariant = reasons.append
-    world.replica("t").refusal = AssertionError("not of the engine")
+
+    def planted(*_args: Any) -> None:
+        raise AssertionError("of a handler")
+
+    monkeypatch.setattr(produce, "handle", planted)
     batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
     with pytest.raises(RemoteProtocolError):
         world.produce(9, [("t", 0, batch)])
-    assert reasons == []
+    assert world.broken_invariants == []
+
+
+def test_a_broken_invariant_below_a_handler_ends_the_node() -> None:
+    world = World()
+    world.add_topic("t")
     world.partition("t")._replica = None
-    with pytest.raises(RemoteProtocolError):
-        world.produce(9, [("t", 0, batch)])
-    assert len(reasons) == 1
-
-
-def test_work_of_the_engine_that_ends_half_way_ends_the_node() -> None:
-    world = World()
-    world.add_topic("t")
-    reasons: list[str] = []
-    world.broker.on_broken_invariant = reasons.append
-    disk = SimDisk(Random(1))
-    disk.make_directories("data")
-    journal = HardStateJournal.open(disk, "data/state.journal")
-    nothing: Any = None
-    multiraft = MultiRaft(
-        NodeId(1), journal, send=nothing, request_flush=nothing, on_journal_failed=nothing
-    )
-
-    class Broken:
-        group = "g"
-        resting = SimpleNamespace(is_resting=False)
-
-        def drain(self) -> None:
-            raise KeyError("a bug, in the middle of things")
-
-    replica: Any = Broken()
-    multiraft.replicas["g"] = replica  # type: ignore[index]
-    world.replica("t").append = lambda _batch, _header: multiraft.touch(replica)  # type: ignore
     batch = build_batch([NewRecord(None, b"v")], timestamp=1_000_000)
     with pytest.raises(RemoteProtocolError):
         world.produce(9, [("t", 0, batch)])
-    assert len(reasons) == 1
+    assert len(world.broken_invariants) == 1
 
 
 # ---- Metadata ----

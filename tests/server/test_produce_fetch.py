@@ -568,6 +568,7 @@ def test_the_metadata_log_is_read_and_never_written() -> None:
         settings=PartitionSettings(),
         deadlines=world.bench.deadlines,
         clock=world.bench.clock,
+        on_broken_invariant=pytest.fail,
         is_internal=True,
     )
     replica = FakeReplica(log)

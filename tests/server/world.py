@@ -157,6 +157,7 @@ class World:
 
     def __init__(self) -> None:
         self.bench = Bench()  # its clock and deadlines serve the whole world
+        self.broken_invariants: list[str] = []
         self.engine = FakeEngine()
         self.controller = FakeController()
         self.leaders = LeaderTable()
@@ -214,6 +215,7 @@ class World:
                 settings=PartitionSettings.from_configs(configs),
                 deadlines=self.bench.deadlines,
                 clock=self.bench.clock,
+                on_broken_invariant=self.broken_invariants.append,
             )
             partition.attach(FakeReplica(partition))
             self.registry.add(partition)
