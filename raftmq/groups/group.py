@@ -544,8 +544,7 @@ class Group:
         for member_id in [m for m, deadline in self.pending.items() if now_ms >= deadline]:
             del self.pending[member_id]
         for member in list(self.members.values()):
-            is_waiting = member.sync is not None or (member.join is not None and not member.is_new)
-            if not is_waiting and now_ms >= member.deadline_ms:
+            if not member.is_waiting and now_ms >= member.deadline_ms:
                 self._remove(member, now_ms)
         if self._sync_by_ms is not None and now_ms >= self._sync_by_ms:
             self._sync_by_ms = None
@@ -553,6 +552,18 @@ class Group:
                 if not member.has_synced:
                     self._remove(member, now_ms)
         self._complete_if_all_joined(now_ms)
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """When `tick` has something to do, unless something happens before; None: never."""
+        times = [m.deadline_ms for m in self.members.values() if not m.is_waiting]
+        times += self.pending.values()
+        if self._sync_by_ms is not None:
+            times.append(self._sync_by_ms)
+        if self.phase is Phase.PREPARING:
+            at_ms = self._join_at_ms
+            times.append(self._rebalance_by_ms if at_ms is None else at_ms)
+        return min(times, default=None)
 
     def _remove(self, member: Member, now_ms: float) -> None:
         if self.members.pop(member.member_id, None) is None:

@@ -117,6 +117,11 @@ class Member:
                 return content
         return b""
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while a request of its own is parked here: its session does not run out."""
+        return self.sync is not None or (self.join is not None and not self.is_new)
+
     def hear(self, now_ms: float) -> None:
         """It gave a sign of life; a new member's first deadline, a longer one, still holds."""
         heard_ms = now_ms + self.request.session_timeout_ms

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from raftmq.cluster.deadlines import Deadlines
+from raftmq.cluster.deadlines import Deadline, Deadlines
 from raftmq.cluster.group_commands import (
     UNDATED,
     ClaimGroup,
@@ -45,6 +45,8 @@ BARRIER_INTERVAL_MS: Final = 1_000.0
 COMMITS_IN_FLIGHT_MAX: Final = 2
 TICKS_PER_ROUND: Final = 10
 """In so many ticks every group gets its turn."""
+ALARM_MS_MIN: Final = 10.0
+"""No group is looked at again sooner because of a time that has come."""
 _RESTLESS: Final = (Phase.PREPARING, Phase.COMPLETING)
 _REJECTIONS: Final = (
     ErrorCode.NOT_COORDINATOR,
@@ -124,6 +126,8 @@ class OwnedGroups:
         self._is_draining = False
         self._turns: list[str] = []  # groups whose turn at `tick` is still to come
         self._shortest_ms: int | None = None  # of the groups that had their turn in this round
+        self._deadlines = deadlines
+        self._alarms: dict[str, Deadline] = {}  # by group, no later than it is due
         self.commits = CommitQueue(
             self._propose_timed,
             _error_of,
@@ -231,6 +235,7 @@ class OwnedGroups:
         group = Group.load(state, self.config, self._clock.monotonic_ms())
         self._groups[name] = group
         self._note_session(group)
+        self._watch(group)
         return ErrorCode.NONE
 
     def _claim_ended(self, name: str, error: ErrorCode) -> None:
@@ -241,6 +246,7 @@ class OwnedGroups:
         """Forget a group; the next request claims it anew or is sent elsewhere."""
         if self._groups.get(group.name) is group:
             del self._groups[group.name]
+            self._silence(group.name)
         if group.phase is not Phase.DEAD:
             group.give_up(error)
         self._perform(group)
@@ -302,6 +308,7 @@ class OwnedGroups:
             self._propose(command).when_done(partial(self._stored, group, command))
         for promise, result in work.answers:
             promise.resolve(result)
+        self._watch(group)
 
     def _propose(self, command: GroupCommand) -> Promise[ErrorCode]:
         """Propose a command; kept with what became of it."""
@@ -342,7 +349,8 @@ class OwnedGroups:
         """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so.
 
         Groups in a rebalance are looked at each time, the others in turns, all within a quarter of
-        a second: a thousand groups at rest cost next to nothing.
+        a second: a thousand groups at rest cost next to nothing. With deadlines a group is looked
+        at when it is due as well, so that a session's end shows at once.
         """
         if self._groups:
             self._ask_barrier(now_ms)
@@ -368,6 +376,39 @@ class OwnedGroups:
         chosen, self._turns = self._turns[:count], self._turns[count:]
         restless = [name for name, group in self._groups.items() if group.phase in _RESTLESS]
         return list(dict.fromkeys([*chosen, *restless]))
+
+    def _watch(self, group: Group) -> None:
+        """Look at the group when it is due. What is heard later makes that too early, never too
+        late: then it is looked at in vain, once in a session."""
+        if self._deadlines is None or self._groups.get(group.name) is not group:
+            return
+        due_ms = group.next_due_ms
+        alarm = self._alarms.get(group.name)
+        if due_ms is None:
+            self._silence(group.name)
+        elif alarm is None or alarm.at_ms > due_ms + ALARM_MS_MIN:
+            self._silence(group.name)
+            delay_ms = max(due_ms - self._clock.monotonic_ms(), ALARM_MS_MIN)
+            alarm = self._deadlines.after(delay_ms, partial(self._ring, group.name))
+            self._alarms[group.name] = alarm
+
+    def _silence(self, name: str) -> None:
+        alarm = self._alarms.pop(name, None)
+        if alarm is not None:
+            alarm.cancel()
+
+    def _ring(self, name: str) -> None:
+        del self._alarms[name]
+        group = self._current(name)
+        # In doubt, and until its members are forgiven after it, the group waits for a tick.
+        if group is None or not (self._was_confirmed and self._is_confirmed()):
+            return
+        now_ms = self._clock.monotonic_ms()
+        if (due_ms := group.next_due_ms) is not None and due_ms <= now_ms:
+            group.tick(now_ms)
+            self._perform(group)
+        else:
+            self._watch(group)
 
     def _forgive(self, now_ms: float) -> None:
         """Members may have tried to reach us in vain: nobody is late yet."""

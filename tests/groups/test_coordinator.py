@@ -13,6 +13,7 @@ from raftmq.groups.coordinator import Coordinator, candidate
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
+from raftmq.groups.owned_groups import ALARM_MS_MIN
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 
@@ -265,6 +266,83 @@ def test_the_only_node_drains() -> None:
     state = home._engine.image.groups.get("g")
     assert state is not None
     assert state.coordinator == -1
+
+
+# ---- time ----
+
+LATE_MS = 20
+
+
+def test_the_end_of_a_session_is_seen_at_once() -> None:
+    """Of many groups each has its turn at a tick in ten only; what is due does not wait for it."""
+    nodes = Nodes(1, has_deadlines=True)
+    home = nodes.coordinators[NodeId(1)]
+    names = [f"g{i}" for i in range(40)]
+    ends: dict[str, float] = {}
+    for name in names:  # one after the other, in time as well
+        nodes.pass_time(7, step_ms=25)
+        member_id = join_alone(home, name)
+        ends[name] = nodes.clock.now_ms + 10_000
+    nodes.pass_time(3_000, step_ms=25)
+    assert got(home.heartbeat("g39", 1, member_id, None)) is NONE
+    ends["g39"] = nodes.clock.now_ms + 10_000
+    seen: dict[str, float] = {}
+    while len(seen) < len(names):
+        now_ms = nodes.clock.now_ms + 1
+        nodes.pass_deadlines(now_ms)
+        if not now_ms % 25:
+            home.tick(now_ms)
+        gone = [n for n in names if n not in seen and not home._groups[n].members]
+        seen.update(dict.fromkeys(gone, now_ms))
+        assert now_ms < 20_000, "some never end"
+    late_ms = [seen[name] - ends[name] for name in names]
+    assert min(late_ms) >= 0
+    assert max(late_ms) <= LATE_MS
+
+
+def test_members_that_are_heard_cost_one_look_in_a_session() -> None:
+    nodes = Nodes(1, has_deadlines=True)
+    home = nodes.coordinators[NodeId(1)]
+    member_id = join_alone(home)
+    looks = 0
+    for _ in range(100):  # 50 seconds, in sessions of ten
+        nodes.pass_time(1)  # the tick, which keeps the claim
+        looks += nodes.pass_deadlines(nodes.clock.now_ms + 499)
+        assert got(home.heartbeat("g", 1, member_id, None)) is NONE
+    assert 3 <= looks <= 6
+    assert nodes.deadlines is not None
+    home.drain()
+    assert len(nodes.deadlines) == 0
+
+
+def test_no_session_ends_after_a_doubt_before_members_were_forgiven() -> None:
+    nodes = Nodes(1, has_deadlines=True)
+    home = nodes.coordinators[NodeId(1)]
+    member_id = join_alone(home)
+    engine = nodes.log.engines[NodeId(1)]
+    nodes.pass_time(1_000)
+    engine.is_cut_off = True
+    nodes.pass_time(8_990)
+    engine.is_cut_off = False
+    home._confirm(nodes.clock.now_ms)
+    assert nodes.pass_deadlines(10_020) == 1, "its session ends before the next tick"
+    nodes.pass_time(9_000)
+    assert got(home.heartbeat("g", 1, member_id, None)) is NONE
+    nodes.pass_time(10_000 + LATE_MS)
+    assert got(home.heartbeat("g", 1, member_id, None)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_rebalance_that_may_last_no_time_is_not_looked_at_all_the_time() -> None:
+    nodes = Nodes(1, has_deadlines=True)
+    home = nodes.coordinators[NodeId(1)]
+    join_alone(home, "other")
+    nodes.pass_time(25)
+    for name in ("a", "b"):
+        joined = got(home.join("g", request(instance_id=name, rebalance_timeout_ms=0)))
+        assert got(home.sync("g", joined.generation, joined.member_id, name, [])).error is NONE
+    assert got(home.leave("g", [("", "b")])).members == (NONE,)
+    assert got(home.describe("g")).phase is Phase.PREPARING, "the other one may still be back"
+    assert 10 <= nodes.pass_deadlines(nodes.clock.now_ms + 4_000) <= 4_000 / ALARM_MS_MIN
 
 
 # ---- offsets ----

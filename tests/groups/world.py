@@ -12,6 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from raftmq.cluster.commands import Rejection
+from raftmq.cluster.deadlines import Deadlines
 from raftmq.cluster.group_commands import GroupCommand
 from raftmq.cluster.group_image import GroupsImage, apply_group
 from raftmq.errors import ErrorCode, KafkaError
@@ -187,14 +188,24 @@ class Nodes:
     """Coordinators over one log, with one clock."""
 
     def __init__(
-        self, *node_ids: int, is_prompt: bool = True, config: GroupConfig | None = None
+        self,
+        *node_ids: int,
+        is_prompt: bool = True,
+        config: GroupConfig | None = None,
+        has_deadlines: bool = False,
     ) -> None:
         self.clock = FakeClock()
+        self.deadlines = Deadlines(self.clock) if has_deadlines else None
         self.log = MetadataLog(*node_ids, is_prompt=is_prompt)
         self.config = config or GroupConfig(initial_rebalance_delay_ms=0)
         self.coordinators = {
             node_id: Coordinator(
-                node_id, engine, self.clock, self.config, random=random.Random(node_id)
+                node_id,
+                engine,
+                self.clock,
+                self.config,
+                random=random.Random(node_id),
+                deadlines=self.deadlines,
             )
             for node_id, engine in self.log.engines.items()
         }
@@ -208,9 +219,22 @@ class Nodes:
     def pass_time(self, ms: float, step_ms: float = 50.0) -> None:
         end_ms = self.clock.now_ms + ms
         while self.clock.now_ms < end_ms:
-            self.clock.now_ms = min(end_ms, self.clock.now_ms + step_ms)
+            self.pass_deadlines(min(end_ms, self.clock.now_ms + step_ms))
             for coordinator in self.coordinators.values():
                 coordinator.tick(self.clock.now_ms)
+
+    def pass_deadlines(self, until_ms: float) -> int:
+        """Let time pass without a tick, deadline by deadline; how many came."""
+        count = 0
+        while self.deadlines is not None and (at_ms := self.deadlines.next_ms) is not None:
+            if at_ms > until_ms:
+                break
+            self.clock.now_ms = max(self.clock.now_ms, at_ms)
+            self.deadlines.expire(self.clock.now_ms)
+            count += 1
+            assert count < 10_000, "deadlines without end"
+        self.clock.now_ms = until_ms
+        return count
 
 
 def got(promise: Promise[Any]) -> Any:
