@@ -221,6 +221,11 @@ class RaftmqError(Exception):
     """Base of all errors that raftmq raises on purpose."""
 
 
+class AheadError(RaftmqError):
+    """Something was written by a newer raftmq, and this one cannot read it: it must not go on, and
+    starting it again will not help."""
+
+
 class RemoteProtocolError(RaftmqError):
     """The other side sent bytes that the protocol forbids; costs its connection, nothing else."""
 

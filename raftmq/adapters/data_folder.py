@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from raftmq.cluster.formation import FormationState
 from raftmq.durable_file import replace_file
-from raftmq.errors import RaftmqError
+from raftmq.errors import AheadError, RaftmqError
 from raftmq.ports import Disk
 from raftmq.types import NodeId, StorageId
 
@@ -29,6 +29,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 class DataFolderError(RaftmqError):
     """The folder cannot serve this node; the message says why and what to do."""
+
+
+class NewerFolderError(DataFolderError, AheadError):
+    """A newer raftmq made it."""
 
 
 class NodeFile(msgspec.Struct, frozen=True):
@@ -160,7 +164,7 @@ class DataFolder:
 
 def _check(root: str, node: NodeFile, cluster_id: str, node_id: NodeId) -> None:
     if node.format_version > FORMAT_VERSION:
-        raise DataFolderError(
+        raise NewerFolderError(
             f"{root} has format version {node.format_version}; this raftmq knows up to "
             f"{FORMAT_VERSION}: start a newer raftmq"
         )

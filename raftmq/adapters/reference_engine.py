@@ -25,7 +25,6 @@ from pysyncobj.transport import Transport
 from raftmq.cluster.apply import STALE_SEQUENCE, apply
 from raftmq.cluster.broker_messages import NOBODY, BarrierRequest, ForwardCommands, Reply
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     AnyCommand,
     Envelope,
     NoOperation,
@@ -33,6 +32,7 @@ from raftmq.cluster.commands import (
     Result,
     decode_envelope,
     encode_envelope,
+    version_of,
 )
 from raftmq.cluster.metadata_engine import CommandNotAppliedError, ImageCallback
 from raftmq.cluster.metadata_image import EMPTY_IMAGE, MetadataImage
@@ -212,7 +212,7 @@ class ReferenceMetadataEngine:
         self._sequence += 1
         sequence = self._sequence
         envelope = Envelope(
-            version=COMMAND_VERSION,
+            version=version_of(command),
             node_id=self._self_id,
             incarnation=self.incarnation,
             sequence=sequence,

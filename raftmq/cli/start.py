@@ -25,7 +25,8 @@ examples:
   raftmq start --node-id 1 --data /var/lib/raftmq
   RAFTMQ_NODE_ID=2 raftmq start --config node.toml --rack b
 
-exit codes: 0 ended as asked, 1 failed, 2 the configuration cannot be used
+exit codes: 0 ended as asked, 1 failed, 2 the configuration cannot be used,
+4 the cluster or the data folder is ahead of this version: start a newer raftmq
 """
 
 

@@ -4,9 +4,13 @@ Owns the shape of every command and of its result, and their encoding: a record 
 is one JSON object, so that an operator can read `__cluster_metadata` with any Kafka client. Never
 decides anything: what a command does is `apply.py`'s matter.
 
+Versions: an envelope says the least version that can express its command: that of its kind, or of
+the newest field it sets (`FIRST_VERSIONS`, `LATER_FIELDS`). Versions are levels of `raftmq.level`
+(`features.py`): one may be written once the cluster's level has reached it, so every node reads it.
+
 Invariants: an envelope names its submitter as (node, incarnation, sequence), which rises with each
-command of a submitter; a command of a format newer than this code is refused by name, so that an
-old node stops instead of drifting away from the others.
+command of a submitter; a command of a kind, version or field that this code does not know is
+refused by name, so that an old node stops instead of drifting away from the others.
 """
 
 from __future__ import annotations
@@ -17,22 +21,27 @@ from uuid import UUID
 import msgspec
 
 from raftmq.cluster.group_commands import GROUP_COMMANDS
-from raftmq.errors import ErrorCode, RaftmqError
+from raftmq.errors import AheadError, ErrorCode, RaftmqError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
 from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
-
-COMMAND_VERSION: Final = 1
 
 
 class UnknownCommandError(RaftmqError):
     """A record of the metadata log that this code cannot read; the node must stop."""
 
 
-class NewerCommandError(UnknownCommandError):
+class NewerCommandError(UnknownCommandError, AheadError):
     """One that a newer version of this code can read."""
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """Base of all commands; the JSON field `type` holds the class's name."""
 
 
@@ -42,7 +51,7 @@ _Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-POSITION_MAX, le=POSITION_MAX)]
 
 
-class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+class Endpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a broker listens: `name` is client, peer or admin."""
 
     name: str
@@ -114,7 +123,9 @@ class EndReplacement(Command, frozen=True, kw_only=True):
 # ---- topics ----
 
 
-class TopicCreation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TopicCreation(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One topic with its placement, decided by the controller: preferred leader first."""
 
     name: str
@@ -135,7 +146,7 @@ class DeleteTopics(Command, frozen=True, kw_only=True):
     topic_ids: tuple[TopicId, ...]
 
 
-class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """New partitions of a topic, numbered from `first_partition`."""
 
     topic_id: TopicId
@@ -157,7 +168,7 @@ class ReassignPartition(Command, frozen=True, kw_only=True):
     replicas: tuple[NodeNumber, ...]
 
 
-class VotersReport(msgspec.Struct, frozen=True, array_like=True):
+class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The fact about one partition, as its leader states it."""
 
     topic_id: TopicId
@@ -182,7 +193,9 @@ class ConfirmRemoved(Command, frozen=True, kw_only=True):
 # ---- configs and producers ----
 
 
-class ConfigChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ConfigChange(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """New values for one resource: `resource_type` topic or broker; broker "" is all brokers.
 
     The controller has already turned append and subtract into whole values.
@@ -235,11 +248,14 @@ else:
     AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS]  # noqa: UP007 - made of a tuple
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Envelope(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A command and who sent it.
 
-    `broker_epoch` -1: not made by a registered broker. `expected_version` -1: not computed from a
-    state; else it is rejected when brokers, topics or configs changed after that version.
+    `version` is what `version_of` says of the command. `broker_epoch` -1: not made by a registered
+    broker. `expected_version` -1: not computed from a state; else it is rejected when brokers,
+    topics or configs changed after that version.
     """
 
     version: int = msgspec.field(name="v")
@@ -251,12 +267,44 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: AnyCommand
 
 
+# ---- versions ----
+
+FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys((*CONTROL_COMMANDS, *GROUP_COMMANDS), 1)
+"""Since which version there is each kind of command."""
+LATER_FIELDS: Final[dict[type, dict[str, int]]] = {}
+"""Fields of a kind that came after it, by name, with their versions. Each has a default, which is
+not written, and which means what its absence meant before."""
+
+
+def newest_version(kind: type) -> int:
+    """The newest version of one kind of command that this code can read."""
+    return max(FIRST_VERSIONS[kind], *LATER_FIELDS.get(kind, {}).values(), 0)
+
+
+def version_of(command: AnyCommand) -> int:
+    """The least version that can express a command."""
+    kind = type(command)
+    version, later = FIRST_VERSIONS[kind], LATER_FIELDS.get(kind)
+    if later is not None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+        for name, since in later.items():
+            if getattr(command, name) != defaults[name]:
+                version = max(version, since)
+    return version
+
+
+_NEWEST: Final = {kind.__name__: newest_version(kind) for kind in FIRST_VERSIONS}
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Envelope]] = msgspec.json.Decoder(Envelope)
 
 
-class _Version(msgspec.Struct):
-    v: int
+class _Head(msgspec.Struct):
+    version: int = msgspec.field(name="v")
+    command: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Kind(msgspec.Struct):
+    type: str
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -265,24 +313,49 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(data: Buffer) -> Envelope:
-    """Read a record's value.
+    """Read a record's value: all of it, or nothing.
 
     Raises:
         UnknownCommandError: not a command.
-        NewerCommandError: one of a newer format.
+        NewerCommandError: one of a newer version, kind or shape.
     """
     try:
-        return _decoder.decode(data)
+        envelope = _decoder.decode(data)
     except Exception as error:  # also RecursionError and UnicodeDecodeError: others send these
-        try:
-            version = msgspec.json.decode(data, type=_Version).v
-        except Exception:  # noqa: BLE001 - then it is no command of any version
-            version = COMMAND_VERSION
-        if version > COMMAND_VERSION:
-            raise NewerCommandError(
-                f"metadata command of format {version}, this node knows {COMMAND_VERSION}"
-            ) from error
+        if reason := _newer(data, str(error)):
+            raise NewerCommandError(reason) from error
         raise UnknownCommandError(f"not a metadata command: {error}") from error
+    kind, version = type(envelope.command), envelope.version
+    if version > _NEWEST[kind.__name__]:
+        raise NewerCommandError(_of_version(kind.__name__, version))
+    if version < version_of(envelope.command):
+        raise UnknownCommandError(f"not a metadata command: {kind.__name__} of version {version}")
+    return envelope
+
+
+def _newer(data: Buffer, error: str) -> str:
+    """Say what of a newer version is in a command that cannot be read; "" when it is no command of
+    any version."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except Exception:  # noqa: BLE001 - whatever it is, it is not ours
+        return ""
+    try:
+        kind = msgspec.json.decode(head.command, type=_Kind).type
+    except Exception:  # noqa: BLE001 - a newer version may have another shape here
+        kind = ""
+    if head.version > _NEWEST.get(kind, max(_NEWEST.values())):
+        return _of_version(kind or "a command", head.version)
+    if kind and kind not in _NEWEST:
+        return f"a command of the kind {kind!r}, which this version does not know"
+    if "unknown field" in error:
+        return f"{kind or 'a command'} with what this version does not know: {error}"
+    return ""
+
+
+def _of_version(kind: str, version: int) -> str:
+    known = _NEWEST.get(kind, max(_NEWEST.values()))
+    return f"{kind} of version {version}, this version knows {known}"
 
 
 # ---- results ----

@@ -20,7 +20,9 @@ UNDATED: Final = -1
 """A time for expiry that nobody could tell yet; ExpireOffsets tells it later."""
 
 
-class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupMember(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One member of a generation, with all that a next coordinator needs to go on with it."""
 
     member_id: str
@@ -35,7 +37,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What the leader gave it; opaque."""
 
 
-class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A group's saved position in one partition."""
 
     topic: str
@@ -47,7 +49,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
     """When it was committed, or a little later, or UNDATED; for expiry alone."""
 
 
-class ExpiredOffset(msgspec.Struct, frozen=True, array_like=True):
+class ExpiredOffset(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An offset that has expired, unless it was committed anew since `timestamp_ms`."""
 
     topic: str
@@ -55,7 +57,14 @@ class ExpiredOffset(msgspec.Struct, frozen=True, array_like=True):
     timestamp_ms: int
 
 
-class GroupCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class GroupCommand(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """Base of all group commands."""
 
     group: str

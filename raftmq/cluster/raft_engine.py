@@ -27,13 +27,13 @@ from raftmq.cluster.broker_messages import (
     read_reply,
 )
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     AnyCommand,
     Envelope,
     NoOperation,
     Result,
     decode_envelope,
     encode_envelope,
+    version_of,
 )
 from raftmq.cluster.metadata_engine import (
     CommandNotAppliedError,
@@ -175,7 +175,7 @@ class RaftMetadataEngine:
             return Promise.failed(CommandNotAppliedError("too many commands wait on this node"))
         self._sequence += 1
         envelope = Envelope(
-            version=COMMAND_VERSION,
+            version=version_of(command),
             node_id=self._self_id,
             incarnation=self.incarnation,
             sequence=self._sequence,

@@ -14,13 +14,14 @@ from typing import Final
 
 import msgspec
 
-from raftmq.cluster.commands import NewerCommandError
-from raftmq.errors import RaftmqError
+from raftmq.errors import AheadError, RaftmqError
 from raftmq.visible import visible
 
 SHOWN_MAX: Final = 1_000
 """Characters of a command in a log line."""
 DIGEST_SHOWN: Final = 12
+AHEAD: Final = "this cluster is ahead of this version"
+"""How every refusal begins whose cure is a newer raftmq."""
 
 
 class Skip(msgspec.Struct, frozen=True):
@@ -58,18 +59,19 @@ class UnappliableCommandError(RaftmqError):
         self.skip = skip
         self.value = value
         self.cause = cause
-        self.is_newer = isinstance(cause, NewerCommandError)
-        way_out = (
-            "start a newer raftmq on this node"
-            if self.is_newer
-            else f"the way out is `raftmq recover --skip-command {skip.offset}` on a majority of "
-            "stopped nodes, and then on all others"
-        )
-        super().__init__(
+        self.is_newer = isinstance(cause, AheadError)
+        told = (
             f"the metadata command at offset {skip.offset} (leader epoch {skip.leader_epoch}) "
-            f"cannot be applied: {self.reason}. The command: {shown(value)}. Nodes stop here: "
-            f"{way_out}"
+            f"cannot be applied: {self.reason}. The command: {shown(value)}."
         )
+        if self.is_newer:
+            told = f"{AHEAD}: {told} Nothing is lost: start a newer raftmq on this node"
+        else:
+            told += (
+                " Nodes stop here: the way out is `raftmq recover --skip-command "
+                f"{skip.offset}` on a majority of stopped nodes, and then on all others"
+            )
+        super().__init__(told)
 
     @property
     def reason(self) -> str:

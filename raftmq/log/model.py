@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import Factory, define, frozen
 
-from raftmq.errors import RaftmqError, StorageError
+from raftmq.errors import AheadError, RaftmqError, StorageError
 from raftmq.ports import File
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
@@ -111,7 +111,7 @@ class UnusableLogError(RaftmqError):
     """
 
 
-class NewerFormatError(RaftmqError):
+class NewerFormatError(AheadError):
     """A file was written by a newer raftmq."""
 
 

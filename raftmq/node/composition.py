@@ -32,6 +32,7 @@ from raftmq.cluster.replica import Replica
 from raftmq.cluster.skips import UnappliableCommandError
 from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
@@ -92,7 +93,7 @@ METADATA_LOG: Final = LogConfig(
 
 
 def _unapplied(error: Exception) -> str:
-    if isinstance(error, UnappliableCommandError):
+    if isinstance(error, UnappliableCommandError | AheadError):
         return str(error)
     return f"a committed command cannot be applied: {error!r}"
 
@@ -168,6 +169,13 @@ class NodeCore:
     async def until_ready(self) -> None:
         """Wait until clients may come."""
         await self._until(lambda: self.control.lifecycle.is_ready)
+
+    @property
+    def is_behind(self) -> bool:
+        """True when it stops because the cluster is ahead of this version."""
+        error = self.machine.failure
+        is_newer = isinstance(error, UnappliableCommandError) and error.is_newer
+        return is_newer or isinstance(error, AheadError)
 
     # ---- the parts ----
 

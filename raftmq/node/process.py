@@ -1,6 +1,7 @@
 """The process around a node: listeners, logs, signals, exit status.
 
-Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data folder is no good.
+Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data folder is no good,
+4 its cluster or data is ahead of this version: only a newer one can go on.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import trio
 from attrs import frozen
 
 from raftmq.adapters.data_folder import DataFolderError
+from raftmq.cluster.skips import AHEAD
 from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, ConfigError, NodeConfig
-from raftmq.errors import KafkaError
+from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.node.collections_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError
 from raftmq.server.listener import open_listen_socket
 
-OK, FAILED, UNUSABLE = 0, 1, 2
+OK, FAILED, UNUSABLE, BEHIND = 0, 1, 2, 4
 DESCRIPTORS_AT_START: Final = 4096
 """So many have their place in the kernel's table from the start on: 32 KiB."""
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -125,8 +127,11 @@ def run_node(
         return UNUSABLE
     try:
         return trio.run(_run, config, opened, on_ready)
-    except (ConfigError, DataFolderError, DiskError, ExceptionGroup) as error:
+    except (ConfigError, DataFolderError, DiskError, AheadError, ExceptionGroup) as error:
         cause = _only(error)
+        if isinstance(cause, AheadError):
+            logger.error("cannot start", reason=f"{AHEAD}: {cause}")
+            return BEHIND
         if isinstance(cause, ConfigError | DataFolderError):
             logger.error("cannot start", reason=str(cause))
             return UNUSABLE
@@ -205,7 +210,9 @@ async def _run(
 
             await node.run(ready)
             nursery.cancel_scope.cancel()
-    return OK if node.failure is None else FAILED
+    if node.failure is None:
+        return OK
+    return BEHIND if node.is_behind else FAILED
 
 
 def _only(error: Exception) -> Exception:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     CreateTopics,
     Endpoint,
     Envelope,
@@ -107,7 +106,7 @@ def _commands(peer_port: int) -> list[list[bytes]]:
     rows = []
     for sequence, command in enumerate([*registrations, created]):
         envelope = Envelope(
-            version=COMMAND_VERSION,
+            version=1,
             node_id=NodeId(1),
             incarnation=1,
             sequence=sequence,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from raftmq.cluster.apply import apply
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     AllocateProducerIds,
     AlterConfigs,
     ConfigChange,
@@ -32,6 +31,7 @@ from raftmq.cluster.commands import (
     UnfenceBroker,
     UnregisterBroker,
     VotersReport,
+    version_of,
 )
 from raftmq.cluster.group_commands import (
     ClaimGroup,
@@ -95,7 +95,7 @@ class Machine:
             self.sequence += 1
             sequence = self.sequence
         envelope = Envelope(
-            version=COMMAND_VERSION,
+            version=version_of(command),
             node_id=node(submitter),
             incarnation=incarnation,
             sequence=sequence,
@@ -238,8 +238,7 @@ COMMANDS = st.one_of(
 )
 
 ENVELOPES = st.builds(
-    Envelope,
-    version=st.just(COMMAND_VERSION),
+    lambda command, **fields: Envelope(version=version_of(command), command=command, **fields),
     node_id=NODES,
     incarnation=st.integers(1, 2),
     sequence=st.integers(1, 12),

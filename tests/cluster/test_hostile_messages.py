@@ -12,7 +12,6 @@ from raftmq.cluster import raft_engine
 from raftmq.cluster.append_checks import check_append, read_log_start
 from raftmq.cluster.broker_messages import ForwardCommands
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     Envelope,
     NoOperation,
     RegisterBroker,
@@ -193,7 +192,7 @@ def test_formation_keeps_no_ballot_beyond_reach() -> None:
 def _command(sequence: int, command: object, node_id: int = 2) -> bytes:
     return encode_envelope(
         Envelope(
-            version=COMMAND_VERSION,
+            version=1,
             node_id=NodeId(node_id),
             incarnation=9_000_000_000_000,
             sequence=sequence,

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from raftmq.cluster import metadata_machine
 from raftmq.cluster.commands import (
-    COMMAND_VERSION,
     AllocateProducerIds,
     Envelope,
     NewerCommandError,
@@ -67,7 +66,7 @@ class FakeLog:
 def _command(sequence: int) -> bytes:
     return encode_envelope(
         Envelope(
-            version=COMMAND_VERSION,
+            version=1,
             node_id=NodeId(1),
             incarnation=1,
             sequence=sequence,
@@ -81,7 +80,7 @@ def _poison(sequence: int) -> bytes:
     command = replace(register(1), storage_id="zz")
     return encode_envelope(
         Envelope(
-            version=COMMAND_VERSION,
+            version=1,
             node_id=NodeId(1),
             incarnation=1,
             sequence=sequence,
@@ -176,6 +175,7 @@ def test_a_command_that_cannot_be_applied_stops_the_node_with_a_way_out(
     assert error.is_newer == (cause is NewerCommandError)
     assert error.skip == Skip.of(1, 0, value)
     assert f"offset 1 (leader epoch 0) cannot be applied: {cause.__name__}" in str(error)
+    assert str(error).startswith("this cluster is ahead of this version: ") == error.is_newer
     assert way_out in str(error)
     assert str(error).isprintable()
     assert value.decode()[:8] in str(error)

@@ -25,7 +25,7 @@ from raftmq.adapters.peer_links import (
 from raftmq.adapters.peer_reader import FRAME_HEADER
 from raftmq.cluster.broker_messages import ForwardCommands, LeaderUpdate
 from raftmq.cluster.broker_messages import encode as encode_control
-from raftmq.cluster.commands import COMMAND_VERSION, Envelope, RegisterBroker, encode_envelope
+from raftmq.cluster.commands import Envelope, RegisterBroker, encode_envelope
 from raftmq.cluster.leader_table import LeaderRow, encode_rows
 from raftmq.cluster.peer_codec import encode
 from raftmq.raft.messages import Heartbeat, VoteRequest
@@ -85,7 +85,7 @@ def lies(node: Node, topic_id: TopicId) -> list[bytes]:
     beat = Heartbeat(Term((1 << 31) - 1), me, you, RaftIndex(0), 1)
     row = LeaderRow(topic_id, 0, LeaderEpoch((1 << 31) - 1), 0, NodeId(LIAR), (), (NodeId(LIAR),))
     poison = Envelope(
-        version=COMMAND_VERSION,
+        version=1,
         node_id=NodeId(LIAR),
         incarnation=1,
         sequence=1,
