@@ -21,7 +21,7 @@ from attrs import frozen
 from crc32c import crc32c
 
 from jepsen_like.fuzz.spoil import Frame, Spot, spoiled
-from raftmq.adapters.peer_links import PEER_FORMAT_VERSION, STREAMS, Hello
+from raftmq.adapters.peer_links import PEER_FORMATS, STREAMS, Hello
 from raftmq.adapters.peer_reader import FRAME_HEADER, PART_HEADER, STORED_HEADER
 from raftmq.cluster import broker_messages as broker
 from raftmq.cluster import commands, group_commands
@@ -88,7 +88,7 @@ class PeerFrameMaker:
         """A hello that the node takes."""
         target = self._target
         said = Hello(
-            PEER_FORMAT_VERSION,
+            PEER_FORMATS[0],
             target.cluster_id,
             target.me,
             target.my_storage,
@@ -102,7 +102,7 @@ class PeerFrameMaker:
         if random.random() < 0.3:
             return _hello_frame(random.choice(JSON_BOMBS))
         fields: dict[str, Any] = {
-            "version": random.choice((PEER_FORMAT_VERSION, 0, 1 << 80, -1, "4")),
+            "version": random.choice((PEER_FORMATS[0], 0, 1 << 80, -1, "4")),
             "cluster_id": random.choice((target.cluster_id, "other\n\x1b[2J", "x" * 3000)),
             "node_id": random.choice((target.me, target.to, 0, 77, 1 << 31, -5, 1 << 70)),
             "storage_id": random.choice((target.my_storage, "zz", "f" * 16, "f" * 40, "")),

@@ -5,9 +5,10 @@ none of these behind what a peer that was away for long has to catch up with.
 A node dials every peer whose address the configuration or the metadata group names, never one that
 somebody gives at the door. It sends on what it dialled; to a peer that it cannot dial (one that
 joins, or moved) it answers on the streams that the peer dialled. A stream opens with a hello of
-both sides (format version, cluster, node and storage id); another cluster or version is refused by
-name. Then frames: length, checksum, kind, payload. A queue to a peer is bounded and is thrown away
-with its connection: Raft repairs losses, stale messages help nobody.
+both sides (formats spoken, cluster, node and storage id); another cluster, or no format in common,
+is refused by name. The stream has the newest format that both speak. Then frames: length, checksum,
+kind, payload. A queue to a peer is bounded and is thrown away with its connection: Raft repairs
+losses, stale messages help nobody.
 
 Nothing at the door proves who speaks, so bounds hold for everybody: few connections before their
 hello, few nodes that nobody here has heard of, few streams of one kind for each node. No exception
@@ -58,12 +59,13 @@ from raftmq.raft.messages import StoredChunk
 from raftmq.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMAT_VERSION: Final = 5
-"""Of everything that nodes say to each other: raised with every change that an older node would not
-understand, which is refused by name then. 2: a frame may hold several messages (`mail.py`);
-3: groups at rest are compared in parts (`resting.py`); 4: the metadata group and requests between
-brokers have a stream of their own, brokers' heartbeats go by that of heartbeats; 5: what a node
-dialled, it also reads."""
+PEER_FORMATS: Final = (5, 6)
+"""The oldest and the newest format of everything that nodes say to each other which this version
+speaks. A change that an older node would not understand is a new format: it is said on streams of
+that format alone (`version`), so nodes of two versions work together. 2: a frame may hold several
+messages (`mail.py`); 3: groups at rest are compared in parts (`resting.py`); 4: the metadata group
+and requests between brokers have a stream of their own, brokers' heartbeats go by that of
+heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
@@ -118,7 +120,12 @@ logger = structlog.get_logger("raftmq.peers")
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """How a node introduces itself on every stream; `address` is where it can be dialled."""
+    """How a node introduces itself on every stream; `address` is where it can be dialled.
+
+    `version` is the oldest format it speaks: all that nodes of format 5 look at, which know no
+    `formats`. `formats` are the oldest and the newest one; without them `version` is the only one.
+    `why` says what an oldest format is due to that the version itself does not demand.
+    """
 
     version: int
     cluster_id: str
@@ -128,6 +135,13 @@ class Hello(msgspec.Struct, frozen=True):
     address: str = ""
     formation_id: str = ""
     refusal: str = ""
+    formats: tuple[int, int] | None = None
+    why: str = ""
+
+    @property
+    def spoken(self) -> tuple[int, int]:
+        """The oldest and the newest format."""
+        return self.formats or (self.version, self.version)
 
 
 _hello_decoder: Final = msgspec.json.Decoder(Hello)
@@ -144,14 +158,28 @@ class PeerIdentity:
 FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
 
 
+def common_format(mine: Hello, theirs: Hello) -> int:
+    """The newest format that both speak; 0 when there is none."""
+    oldest = max(mine.spoken[0], theirs.spoken[0])
+    newest = min(mine.spoken[1], theirs.spoken[1])
+    return newest if oldest <= newest else 0
+
+
+def _formats(hello: Hello) -> str:
+    oldest, newest = hello.spoken
+    span = f"format {oldest}" if oldest == newest else f"formats {oldest} to {newest}"
+    return f"{span} at node {hello.node_id}{f' ({hello.why})' if hello.why else ''}"
+
+
 def check_hello(mine: Hello, theirs: Hello) -> str:
     """Say why `theirs` cannot talk to `mine`; "" when it can."""
     if theirs.refusal:
         return theirs.refusal
-    if theirs.version != mine.version:
+    if not common_format(mine, theirs):
+        older = min(mine, theirs, key=lambda hello: hello.spoken[1])
         return (
-            f"peer format version {theirs.version} at node {theirs.node_id}, {mine.version} at "
-            f"node {mine.node_id}: both must run a version of raftmq that speaks the same one"
+            f"peer {_formats(theirs)}, {_formats(mine)}: none in common, start a newer raftmq on "
+            f"node {older.node_id}"
         )
     if theirs.cluster_id != mine.cluster_id:
         return f"cluster_id {theirs.cluster_id!r}, this node is of {mine.cluster_id!r}"
@@ -184,6 +212,7 @@ class PeerLinks:
         memory_bytes_max: int,
         on_broken_invariant: Callable[[str], None],
         log: Any = logger,
+        formats: tuple[int, int] = PEER_FORMATS,
     ) -> None:
         """Make links that `run` opens.
 
@@ -192,14 +221,16 @@ class PeerLinks:
             memory_bytes_max: bytes of incomplete frames from all peers together.
             on_broken_invariant: called with the reason why the node must stop.
             log: takes what strangers can cause; a node gives one that bounds it.
+            formats: the oldest and the newest one to speak.
         """
         self._hello = Hello(
-            PEER_FORMAT_VERSION,
+            formats[0],
             cluster_id,
             node_id,
             f"{storage_id:016x}",
             BULK,
             str(address) if address is not None else "",
+            formats=formats,
         )
         self._queue_bytes_max = queue_bytes_max
         self._on_frame = on_frame
@@ -229,6 +260,25 @@ class PeerLinks:
     def set_formation(self, formation_id: str) -> None:
         """Say from now on which formation of the cluster this node belongs to."""
         self._hello = msgspec.structs.replace(self._hello, formation_id=formation_id)
+
+    def demand(self, oldest: int, why: str) -> None:
+        """Speak no older format than this one from now on; streams of older ones end."""
+        known_oldest, newest = self._hello.spoken
+        if oldest <= known_oldest:
+            return
+        assert oldest <= newest, "a format that this version does not speak"
+        self._hello = msgspec.structs.replace(
+            self._hello, version=oldest, formats=(oldest, newest), why=why
+        )
+        accepted = [each.back for some in self._accepted.values() for each in some]
+        for stream in (*self._streams.values(), *accepted):
+            if stream.version < oldest:
+                stream.end()
+
+    def version(self, node_id: NodeId) -> int:
+        """The format in which requests to this peer go; 0 while it is not connected."""
+        stream = self._way_to(node_id, CONTROL)
+        return 0 if stream is None or stream.sock is None else stream.version
 
     # ---- faults ----
 
@@ -514,11 +564,12 @@ class PeerLinks:
                 await _write_hello(sock, mine)
                 theirs = await _read_hello(sock)
                 await self._until_whole(stream.node_id)
-                reason = check_hello(mine, theirs)
+                reason = check_hello(self._hello, theirs)  # which may demand more by now
                 if not reason and theirs.node_id != stream.node_id:
                     reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
                 if reason:
                     raise PeerRefusedError(f"{address}: {reason}")
+                stream.version = common_format(self._hello, theirs)
                 return sock, _identity(theirs)
             except BaseException:
                 sock.close()
@@ -563,9 +614,11 @@ class PeerLinks:
                 met = await self._meet(sock)
             self._nameless.pop(sock, None)
             if met is not None:
-                identity, name = met
+                identity, name, version = met
                 node_id = identity.node_id
-                await self._attend(sock, identity, name)
+                if version < self._hello.spoken[0]:
+                    raise PeerRefusedError(f"format {version} is not spoken here any more")
+                await self._attend(sock, identity, name, version)
         except (OSError, EOFError):
             pass  # the peer went away
         except Exception as error:  # noqa: BLE001 - the border of an accepted stream
@@ -574,8 +627,9 @@ class PeerLinks:
             self._nameless.pop(sock, None)
             sock.close()
 
-    async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str] | None:
-        """Hear a hello and answer it; None: the other side is told why not."""
+    async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str, int] | None:
+        """Hear a hello and answer it: who, which stream, in which format. None: the other side is
+        told why not."""
         with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
             try:
                 theirs = await _read_hello(sock)
@@ -591,9 +645,10 @@ class PeerLinks:
             elif reason := self._check_room(identity.node_id, theirs.stream):
                 self.refusals["limit"] += 1
             reason = reason[:REASON_LENGTH_MAX]
-            await _write_hello(sock, msgspec.structs.replace(self._hello, refusal=reason))
+            mine = msgspec.structs.replace(self._hello, refusal=reason)
+            await _write_hello(sock, mine)
             if not reason:
-                return identity, theirs.stream
+                return identity, theirs.stream, common_format(mine, theirs)
             self._log.warning(
                 "refused a peer", peer=identity.node_id, reason=reason, where=_remote(sock)
             )
@@ -621,11 +676,13 @@ class PeerLinks:
             accepted.remove(silent[-1])
         return ""
 
-    async def _attend(self, sock: socket.socket, identity: PeerIdentity, name: str) -> None:
+    async def _attend(
+        self, sock: socket.socket, identity: PeerIdentity, name: str, version: int
+    ) -> None:
         """Read a stream that was let in to its end; answer on it while there is no other way."""
         node_id = identity.node_id
         kind = ChunkStream if name == CATCH_UP else PeerStream
-        back = kind(node_id, name, self._queue_bytes_max, sock=sock)
+        back = kind(node_id, name, self._queue_bytes_max, sock=sock, version=version)
         mine = _Accepted(self._reader(sock, identity, name, is_accepted=True), back)
         self._accepted.setdefault((node_id, name), []).append(mine)
 

@@ -51,6 +51,8 @@ class PeerStream:
     name: str
     queue_bytes_max: int
     sock: socket.socket | None = None
+    version: int = 0
+    """The format that its present or last connection has."""
     queue: deque[memoryview] = field(factory=deque)
     queued_bytes: int = 0
     sent_bytes: int = 0

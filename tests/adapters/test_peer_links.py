@@ -24,13 +24,14 @@ from raftmq.adapters.peer_links import (
     KIND_HEARTBEATS,
     KIND_METADATA,
     KIND_RAFT,
-    PEER_FORMAT_VERSION,
+    PEER_FORMATS,
     Hello,
     PeerIdentity,
     PeerLinks,
     _read_hello,
     _write_hello,
     check_hello,
+    common_format,
 )
 from raftmq.adapters.peer_reader import FRAME_HEADER, PeerRefusedError
 from raftmq.config import Address
@@ -47,6 +48,7 @@ class Node:
         cluster_id: str = "c",
         queue_bytes_max: int = 1 << 20,
         memory_bytes_max: int = 64 << 20,
+        formats: tuple[int, int] = PEER_FORMATS,
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
@@ -70,6 +72,7 @@ class Node:
             turns=Turns(),
             memory_bytes_max=memory_bytes_max,
             on_broken_invariant=self.broken.append,
+            formats=formats,
         )
 
     def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]
@@ -364,7 +367,7 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
     async with running(b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(PEER_FORMAT_VERSION, "c", 1, "0b", "bulk"))
+        await _write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
         assert (await _read_hello(sock)).refusal == ""
         sock.send(FRAME_HEADER.pack(3, 12345, KIND_RAFT) + b"abc")
         assert (await until_end(sock)).endswith(b"hello"), "what b greets all with, then the end"
@@ -377,7 +380,10 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
     ("theirs", "told"),
     [
         (Hello(1, "c", 2, "1", "bulk"), ""),
-        (Hello(2, "c", 2, "1", "bulk"), "version 2"),
+        (Hello(2, "c", 2, "1", "bulk"), "format 2 at node 2, format 1 at node 1"),
+        (Hello(2, "c", 2, "1", "bulk", formats=(1, 9)), ""),
+        (Hello(1, "c", 2, "1", "bulk", formats=(2, 9)), "formats 2 to 9 at node 2"),
+        (Hello(1, "c", 2, "1", "bulk", formats=(9, 1)), "none in common"),
         (Hello(1, "other", 2, "1", "bulk"), "'other'"),
         (Hello(1, "c", 1, "1", "bulk"), "own"),
         (Hello(1, "c", 2, "1", "bulk", "", "f2"), "formed anew"),
@@ -389,10 +395,60 @@ def test_hello(theirs: Hello, told: str) -> None:
     assert (told in reason) if told else reason == ""
 
 
-@pytest.mark.parametrize("version", [PEER_FORMAT_VERSION - 1, PEER_FORMAT_VERSION + 1])
-async def test_a_node_of_another_version_is_refused_on_both_sides(version: int) -> None:
-    a, b = Node(1), Node(2)
-    a.links._hello = msgspec.structs.replace(a.links._hello, version=version)
+OLD_HELLO = msgspec.defstruct(
+    "Hello",
+    [
+        ("version", int),
+        ("cluster_id", str),
+        ("node_id", int),
+        ("storage_id", str),
+        ("stream", str),
+        ("address", str, ""),
+        ("formation_id", str, ""),
+        ("refusal", str, ""),
+    ],
+)
+"""As format 5 had it, which knew no ranges and demanded equality."""
+
+
+def test_a_node_of_format_5_takes_a_hello_of_today() -> None:
+    node = Node(1)
+    node.listener.close()
+    hello = node.links._hello
+    read = msgspec.json.decode(msgspec.json.encode(hello), type=OLD_HELLO)
+    assert read.version == 5
+    assert (read.cluster_id, read.node_id, read.stream) == ("c", 1, "bulk")
+    assert check_hello(hello, Hello(5, "c", 2, "16", "bulk")) == ""
+    assert common_format(hello, Hello(5, "c", 2, "16", "bulk")) == 5
+
+
+@pytest.mark.parametrize(
+    ("spoken", "version"), [((5, 5), 5), ((4, 6), 6), ((6, 9), 6), ((5, 6), 6)], ids=str
+)
+async def test_a_stream_has_the_newest_format_of_both(
+    spoken: tuple[int, int], version: int
+) -> None:
+    a, b = Node(1, formats=spoken), Node(2, formats=(5, 6))
+    assert a.links.version(NodeId(2)) == 0
+    introduce(a, b)
+    async with running(a, b):
+        await both_connected(a, b)
+        assert a.links.version(NodeId(2)) == b.links.version(NodeId(1)) == version
+
+
+async def test_a_stream_back_has_the_format_of_its_hello() -> None:
+    a, b = Node(1, formats=(5, 5)), Node(2)
+    a.links.set_addresses({NodeId(2): b.address})
+    async with running(a, b):
+        await b.until(lambda: b.links.is_connected(NodeId(1)))
+        assert b.links.version(NodeId(1)) == 5
+
+
+@pytest.mark.parametrize("spoken", [(4, 4), (7, 8)], ids=str)
+async def test_nodes_without_a_common_format_are_refused_on_both_sides(
+    spoken: tuple[int, int],
+) -> None:
+    a, b = Node(1, formats=spoken), Node(2, formats=(5, 6))
     introduce(a, b)
     told: dict[str, dict[str, object]] = {}
 
@@ -406,11 +462,32 @@ async def test_a_node_of_another_version_is_refused_on_both_sides(version: int) 
             assert not a.links.is_connected(NodeId(2))
             assert not b.links.is_connected(NodeId(1))
     assert a.frames == b.frames == []
+    older = 1 if spoken[1] < 5 else 2
     for row in told.values():
-        assert f"peer format version {version} at node 1" in str(row["reason"]) or (
-            f"{version} at node 1: both must run" in str(row["reason"])
-        )
+        assert "formats 5 to 6 at node 2" in str(row["reason"])
+        span = "format 4" if older == 1 else "formats 7 to 8"
+        assert f"{span} at node 1" in str(row["reason"])
+        assert f"start a newer raftmq on node {older}" in str(row["reason"])
         assert row["log_level"] == "warning"
+
+
+async def test_a_demand_ends_streams_of_older_formats_and_says_why() -> None:
+    a, b = Node(1, formats=(5, 5)), Node(2)
+    introduce(a, b)
+    with capture_logs() as logs:
+        async with running(a, b):
+            await both_connected(a, b)
+            b.links.demand(6, "raftmq.level is 2")
+            await a.until(lambda: a.lost)
+            await b.until(lambda: b.lost)
+            await a.until(lambda: any("raftmq.level is 2" in str(row) for row in logs))
+            assert not a.links.is_connected(NodeId(2))
+            assert not b.links.is_connected(NodeId(1))
+    assert any(
+        "format 6 at node 2 (raftmq.level is 2)" in str(row.get("reason"))
+        and row["event"] == "peer refused"
+        for row in logs
+    )
 
 
 async def test_another_cluster_is_refused_by_name() -> None:
@@ -419,7 +496,7 @@ async def test_another_cluster_is_refused_by_name() -> None:
     async with running(a, b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(PEER_FORMAT_VERSION, "c", 1, "0b", "bulk"))
+        await _write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
         assert "'c'" in (await _read_hello(sock)).refusal
         sock.close()
         assert not a.links.is_connected(NodeId(2))
@@ -553,9 +630,7 @@ async def say_hello(b: Node, node_id: int, address: str = "") -> socket.socket:
     """A stranger with a valid hello, and b's answer to it read."""
     sock = socket.create_connection((b.address.host, b.address.port))
     sock.setblocking(False)
-    await _write_hello(
-        sock, Hello(PEER_FORMAT_VERSION, "c", node_id, f"{node_id:x}", "bulk", address)
-    )
+    await _write_hello(sock, Hello(PEER_FORMATS[0], "c", node_id, f"{node_id:x}", "bulk", address))
     with trio.fail_after(5):
         answer = await _read_hello(sock)
     if answer.refusal:

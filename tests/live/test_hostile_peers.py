@@ -19,7 +19,7 @@ from raftmq.adapters.peer_links import (
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_METADATA,
-    PEER_FORMAT_VERSION,
+    PEER_FORMATS,
     Hello,
 )
 from raftmq.adapters.peer_reader import FRAME_HEADER
@@ -53,7 +53,7 @@ def frame(content: bytes, kind: int) -> bytes:
 
 def say(node: Node, data: bytes, *, stream: str = "control", node_id: int = LIAR) -> None:
     """A valid hello as `node_id`, then `data`, then wait until the node has ended it or a while."""
-    hello = Hello(PEER_FORMAT_VERSION, "test-cluster", node_id, f"{node_id:x}", stream)
+    hello = Hello(PEER_FORMATS[0], "test-cluster", node_id, f"{node_id:x}", stream)
     encoded = msgspec.json.encode(hello)
     raw(node, struct.pack(">I", len(encoded)) + encoded + data)
 
