@@ -243,34 +243,24 @@ class NodeConfig:
 
     @property
     def kafka_settings(self) -> dict[str, str]:
-        """What Kafka clients see of this file: `defaults`, and other keys by their Kafka names."""
+        """What Kafka clients see of this file: `defaults`, and other keys by their Kafka names.
+
+        A key that has its own default is left out: nobody has set it.
+        """
         settings = {
             "advertised.listeners": f"PLAINTEXT://{self.client_address}",
-            "broker.heartbeat.interval.ms": str(self.broker_heartbeat_ms),
             "broker.id": str(self.node_id),
-            "broker.session.timeout.ms": str(self.broker_session_ms),
-            "cluster.id": self.cluster_id,
-            "connections.max.idle.ms": str(self.connection_idle_ms),
             "listeners": f"PLAINTEXT://{self.client_listener}",
             "log.dirs": str(self.data),
-            "max.connections": str(self.connections_max),
-            **self._kafka_paces(),
             "node.id": str(self.node_id),
             "raftmq.admin.listener": str(self.admin_address),
-            "replica.catchup.bytes.per.s": str(self.replica_catchup_bytes_per_s),
-            "replica.lag.time.max.ms": str(self.replica_lag_time_max_ms),
-            "socket.request.max.bytes": str(self.request_bytes_max),
         }
-        if self.rack is not None:
-            settings["broker.rack"] = self.rack
+        fields = attrs.fields_dict(type(self))
+        for kafka_name, key in KAFKA_FILE_KEYS.items():
+            value = getattr(self, key)
+            if kafka_name not in settings and value != fields[key].default:
+                settings[kafka_name] = str(value)
         return {**settings, **self.defaults}
-
-    def _kafka_paces(self) -> dict[str, str]:
-        named = {
-            "max.connections.per.ip": self.connections_per_ip_max,
-            "max.connection.creation.rate": self.connection_creation_rate_max,
-        }
-        return {name: str(value) for name, value in named.items() if value}
 
     @property
     def client_address(self) -> Address:
@@ -286,6 +276,28 @@ class NodeConfig:
     def admin_address(self) -> Address:
         """Where the admin port is reached."""
         return self.advertised_admin or self.admin_listener
+
+
+KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
+    "advertised.listeners": "advertised_client",
+    "broker.heartbeat.interval.ms": "broker_heartbeat_ms",
+    "broker.id": "node_id",
+    "broker.rack": "rack",
+    "broker.session.timeout.ms": "broker_session_ms",
+    "cluster.id": "cluster_id",
+    "connections.max.idle.ms": "connection_idle_ms",
+    "listeners": "client_listener",
+    "log.dirs": "data",
+    "max.connection.creation.rate": "connection_creation_rate_max",
+    "max.connections": "connections_max",
+    "max.connections.per.ip": "connections_per_ip_max",
+    "node.id": "node_id",
+    "raftmq.admin.listener": "admin_listener",
+    "replica.catchup.bytes.per.s": "replica_catchup_bytes_per_s",
+    "replica.lag.time.max.ms": "replica_lag_time_max_ms",
+    "socket.request.max.bytes": "request_bytes_max",
+}
+"""Kafka's names of settings, and the keys of a node's file that hold them; others: `defaults`."""
 
 
 def documented_keys() -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import typer
 from attrs import define, field
 
+from raftmq.cli.broker_configs import cluster_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -44,6 +45,7 @@ from raftmq_client.core.metadata import ClusterInfo
 from raftmq_client.errors import BrokerError, ClientError
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
+cluster_app.add_typer(cluster_config_app, name="config")
 
 QUORUM_COLUMNS = ("NodeId", "LogEndOffset", "Lag", "LastCaughtUpTimestamp", "Status")
 BAD_COLUMNS = ("Topic", "Partition", "Leader", "Replicas", "Isr")

@@ -254,10 +254,15 @@ _GAP: Final = 2
 """Spaces between columns."""
 
 
+_NARROW: Final = 12
+"""A column as wide as this still reads well when its words are broken."""
+
+
 def column_widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
     """How wide columns are within `room` characters.
 
-    The widest give way first, and none below its longest word while another still can.
+    The widest give way first, none below its longest word while another still can, and the first
+    column, which names what a row is about, after the others.
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     floors = [
@@ -267,7 +272,8 @@ def column_widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
     excess = sum(widths) + _GAP * (len(widths) - 1) - room
     while excess > 0 and max(widths) > 1:
         can = [i for i, width in enumerate(widths) if width > floors[i]]
-        widest = max(can or range(len(widths)), key=widths.__getitem__)
+        others = [i for i in range(1, len(widths)) if widths[i] > _NARROW]
+        widest = max(can or others or range(len(widths)), key=widths.__getitem__)
         widths[widest] -= 1
         excess -= 1
     return widths

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from raftmq.cli.broker_configs import node_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -31,6 +32,7 @@ from raftmq.cli.picture import find_addresses
 from raftmq_client.blocking.admin import Admin
 
 node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
+node_app.add_typer(node_config_app, name="config")
 
 NODE_COLUMNS: Final = (
     "NodeId",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from raftmq.cli.broker_configs import nearest
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -198,11 +199,13 @@ def alter(
             raise CommandError("nothing to change; give --set KEY=VALUE or --unset KEY", EXIT_USAGE)
         with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
             if unset:  # brokers take any name for one that is not set
-                known = {e.name for e in admin.describe_configs(ResourceType.TOPIC, name)}
+                known = [e.name for e in admin.describe_configs(ResourceType.TOPIC, name)]
                 for key in unset:
                     if key not in known:
                         raise BrokerError(
-                            ErrorCode.INVALID_CONFIG, f"no setting {key!r}", about=f"topic {name!r}"
+                            ErrorCode.INVALID_CONFIG,
+                            f"no setting {key!r}{nearest(key, known)}",
+                            about=f"topic {name!r}",
                         )
             admin.alter_configs(ResourceType.TOPIC, name, changes)
         if as_json:

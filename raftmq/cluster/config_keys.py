@@ -417,7 +417,9 @@ BROKER_KEYS: Final = check_all(
         _fixed("inter.broker.protocol.version", _S, "4.1", "Kafka's version that is spoken."),
         _fixed("listeners", _S, "", "Where this broker listens for clients."),
         _fixed("log.dirs", _S, "", "Folder of this broker's data."),
+        _fixed("max.connection.creation.rate", _I, "0", "Most new connections a second; 0: any."),
         _fixed("max.connections", _I, "10000", "Most client connections."),
+        _fixed("max.connections.per.ip", _I, "0", "Most connections of one address; 0: any."),
         _fixed("max.request.partition.size.limit", _I, "2000", "Most partitions in one answer."),
         _fixed("node.id", _I, "-1", "This broker's number."),
         _fixed("process.roles", _LIST, "broker,controller", "What this node does."),
@@ -425,7 +427,7 @@ BROKER_KEYS: Final = check_all(
         ConfigKey(
             CATCH_UP_RATE,
             _L,
-            str(64 << 20),
+            str(12 << 20),
             "Most bytes per second from disk to replicas that fell far behind, of all partitions "
             "that a broker leads; not where the commit waits for one. 0 is no limit.",
             long(0),

@@ -241,13 +241,6 @@ def check_static_configs(configs: Mapping[str, str]) -> None:
     Raises:
         KafkaError: INVALID_CONFIG for an unknown key, with the nearest known one, or a bad value.
     """
-    for name in sorted(configs):
-        if name not in BROKER_KEYS:
-            near = get_close_matches(name, BROKER_KEYS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise KafkaError(
-                f"Unknown broker config name: {name}{hint}", code=ErrorCode.INVALID_CONFIG
-            )
     _check(BROKER_KEYS, configs, "broker")
 
 
@@ -310,7 +303,11 @@ def _check(keys: Mapping[str, ConfigKey], configs: Mapping[str, str], kind: str)
     for name in sorted(configs):
         key = keys.get(name)
         if key is None:
-            raise KafkaError(f"Unknown {kind} config name: {name}", code=ErrorCode.INVALID_CONFIG)
+            near = get_close_matches(name, keys, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise KafkaError(
+                f"Unknown {kind} config name: {name}{hint}", code=ErrorCode.INVALID_CONFIG
+            )
         key.check(name, configs[name])
 
 

@@ -176,6 +176,28 @@ def test_leaders_are_listed_moved_and_moved_back(three: Dev) -> None:
     assert all(move["Topic"] != "moved" or move["From"] for move in json.loads(planned.stdout))
 
 
+def test_brokers_settings_change_while_they_run(three: Dev) -> None:
+    assert three.run("cluster", "config", "set", "num.partitions=4").returncode == 0
+    done = three.run("topic", "create", "four")
+    assert "four created: 4 partitions" in done.stdout, done.stderr
+    assert three.run("node", "config", "set", "2", "num.partitions=2").returncode == 0
+    rows = json.loads(three.run("cluster", "config", "show", "num.partitions", "--json").stdout)
+    assert [(row["Value"], row["Default"], row["Nodes"]) for row in rows] == [
+        ("4", "1", [1, 3]),
+        ("2", "1", [2]),
+    ]
+    fixed = json.loads(three.run("node", "config", "show", "3", "node.id", "--json").stdout)
+    assert (fixed[0]["Value"], fixed[0]["Source"], fixed[0]["FileKey"]) == (
+        *("3", "STATIC_BROKER_CONFIG", "node_id"),
+    )
+    done = three.run("cluster", "config", "set", "num.partitions=0")
+    assert done.returncode == 1
+    assert "Value must be at least 1" in done.stderr
+    assert three.run("node", "config", "unset", "2", "num.partitions").returncode == 0
+    assert three.run("cluster", "config", "unset", "num.partitions").returncode == 0
+    assert len(three.run("cluster", "config", "show").stdout.splitlines()) == 1
+
+
 def test_a_dead_cluster_is_told_without_a_traceback(
     tmp_path: Path,
 ) -> None:

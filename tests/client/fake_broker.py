@@ -49,6 +49,14 @@ from raftmq.records import check_batch, parse_header, stamp
 
 NODE_ID = 1
 CLUSTER_ID = "fake-cluster"
+BROKER = 4
+BROKER_CONFIGS: dict[str, tuple[str | None, str | None, bool]] = {
+    "max.connections": ("7", "10000", True),
+    "num.partitions": (None, "1", False),
+    "log.retention.ms": ("60", "1209600000", False),
+    "log.roll.ms": (None, "604800000", False),
+}
+"""Name: value in the node's file, default, whether only the file sets it."""
 
 
 @define
@@ -93,6 +101,8 @@ class FakeBroker:
         self.logs: dict[tuple[str, int], FakeLog] = {}
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
+        self.broker_configs: dict[str, dict[str, str]] = {}
+        """What was set for a broker by its id, and for all of them by the empty name."""
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
         self.group_states: dict[str, str] = {}
         self.commits: list[tuple[int, dict[tuple[str, int], int]]] = []
@@ -452,10 +462,14 @@ class FakeBroker:
         request = decode_request(ApiKey.DESCRIBE_CONFIGS, version, body)
         results = []
         for resource in request.resources:
-            configs = [
-                Struct(name=name, value=value, config_source=1)
-                for name, value in self.configs.get(resource.resource_name, {}).items()
-            ]
+            if resource.resource_type == BROKER:
+                unknown = {n for of in self.broker_configs.values() for n in of}
+                configs = [self._broker_config(n) for n in sorted({*BROKER_CONFIGS, *unknown})]
+            else:
+                configs = [
+                    Struct(name=name, value=value, config_source=1)
+                    for name, value in self.configs.get(resource.resource_name, {}).items()
+                ]
             results.append(
                 Struct(
                     error_code=code,
@@ -466,14 +480,35 @@ class FakeBroker:
             )
         return Struct(results=results)
 
+    def _broker_config(self, name: str) -> Struct:
+        """One setting of the only broker, with where its values are set."""
+        static, default, is_read_only = BROKER_CONFIGS.get(name, (None, None, True))
+        values = [
+            (self.broker_configs.get(str(NODE_ID), {}).get(name), 2),
+            (self.broker_configs.get("", {}).get(name), 3),
+            (static, 4),
+            (default, 5),
+        ]
+        synonyms = [Struct(name=name, value=v, source=s) for v, s in values if v is not None]
+        return Struct(
+            name=name,
+            value=synonyms[0].value,
+            config_source=synonyms[0].source,
+            read_only=is_read_only,
+            synonyms=synonyms,
+            documentation=f"what {name} is",
+        )
+
     def _on_incremental_alter_configs(
         self, version: int, body: memoryview, code: ErrorCode
     ) -> Struct:
         request = decode_request(ApiKey.INCREMENTAL_ALTER_CONFIGS, version, body)
         results = []
         for resource in request.resources:
-            known = self.configs[resource.resource_name]
-            for item in resource.configs:
+            is_broker = resource.resource_type == BROKER
+            place = self.broker_configs if is_broker else self.configs
+            known = place.setdefault(resource.resource_name, {})
+            for item in () if request.validate_only else resource.configs:
                 if item.config_operation == 0:
                     known[item.name] = item.value
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from raftmq.cluster.commands import AlterConfigs, ConfigChange, CreateTopics
@@ -27,7 +28,7 @@ from raftmq.cluster.topic_configs import (
     describe_topic,
     effective_topic_configs,
 )
-from raftmq.config import NodeConfig
+from raftmq.config import KAFKA_FILE_KEYS, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
 from tests.cluster.metadata_commands import Machine, creation, node
 
@@ -181,6 +182,8 @@ def test_values_are_checked_against_each_other() -> None:
         check_topic_configs({"min.compaction.lag.ms": "3", "max.compaction.lag.ms": "2"})
     with pytest.raises(KafkaError, match="dynamically"):
         check_broker_configs({"node.id": "3"})
+    with pytest.raises(KafkaError, match=r"retention\.m; did you mean retention\.ms\?"):
+        check_topic_configs({"retention.m": "3"})
 
 
 def test_broker_configs_that_nobody_knows_are_taken() -> None:
@@ -258,3 +261,21 @@ def test_what_a_node_tells_of_its_file_are_known_keys() -> None:
     assert entries["node.id"].value == "1"
     assert not entries["replica.catchup.bytes.per.s"].is_read_only
     assert entries["listeners"].value == "PLAINTEXT://127.0.0.1:9092"
+
+
+def test_what_a_node_tells_as_set_was_set() -> None:
+    plain = NodeConfig(node_id=1, data=Path("data"))
+    told = {"node.id", "broker.id", "log.dirs", "listeners", "advertised.listeners"}
+    assert set(plain.kafka_settings) == {*told, "raftmq.admin.listener"}
+    other = NodeConfig(node_id=1, data=Path("data"), connections_max=7, connections_per_ip_max=5)
+    assert other.kafka_settings["max.connections"] == "7"
+    assert other.kafka_settings["max.connections.per.ip"] == "5"
+
+
+@pytest.mark.parametrize("name", sorted(KAFKA_FILE_KEYS))
+def test_a_setting_has_the_default_of_its_key_in_the_file(name: str) -> None:
+    default = attrs.fields_dict(NodeConfig)[KAFKA_FILE_KEYS[name]].default
+    if isinstance(default, int | str):
+        assert BROKER_KEYS[name].default == str(default)
+    else:
+        assert BROKER_KEYS[name].default in (None, "", "-1"), "each node has its own"

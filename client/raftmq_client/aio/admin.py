@@ -119,18 +119,32 @@ class Admin:
         return await self._run_one(operation)
 
     async def describe_configs(
-        self, resource: ResourceType, name: str, *, documentation: bool = False
+        self,
+        resource: ResourceType,
+        name: str,
+        *,
+        documentation: bool = False,
+        synonyms: bool = False,
     ) -> list[ConfigEntry]:
         """All settings of a topic or broker, by name."""
         return await self._run_one(
-            operations.describe_configs(resource, name, documentation=documentation)
+            operations.describe_configs(
+                resource, name, documentation=documentation, synonyms=synonyms
+            )
         )
 
     async def alter_configs(
-        self, resource: ResourceType, name: str, changes: Mapping[str, str | None]
+        self,
+        resource: ResourceType,
+        name: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool = False,
     ) -> None:
         """Set keys, or put them back to their default (None)."""
-        await self._run_one(operations.alter_configs(resource, name, changes))
+        await self._run_one(
+            operations.alter_configs(resource, name, changes, validate_only=validate_only)
+        )
 
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], *, isolation: int = 0

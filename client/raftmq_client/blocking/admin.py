@@ -115,18 +115,32 @@ class Admin:
         return self._run_one(operation)
 
     def describe_configs(
-        self, resource: ResourceType, name: str, *, documentation: bool = False
+        self,
+        resource: ResourceType,
+        name: str,
+        *,
+        documentation: bool = False,
+        synonyms: bool = False,
     ) -> list[ConfigEntry]:
         """All settings of a topic or broker, by name."""
         return self._run_one(
-            operations.describe_configs(resource, name, documentation=documentation)
+            operations.describe_configs(
+                resource, name, documentation=documentation, synonyms=synonyms
+            )
         )
 
     def alter_configs(
-        self, resource: ResourceType, name: str, changes: Mapping[str, str | None]
+        self,
+        resource: ResourceType,
+        name: str,
+        changes: Mapping[str, str | None],
+        *,
+        validate_only: bool = False,
     ) -> None:
         """Set keys, or put them back to their default (None)."""
-        self._run_one(operations.alter_configs(resource, name, changes))
+        self._run_one(
+            operations.alter_configs(resource, name, changes, validate_only=validate_only)
+        )
 
     def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], *, isolation: int = 0

@@ -105,6 +105,15 @@ class CreatedTopic:
 
 
 @frozen
+class ConfigSynonym:
+    """A value with where it is set; it holds where those before it are unset."""
+
+    name: str
+    value: str | None
+    source: str
+
+
+@frozen
 class ConfigEntry:
     """One setting with where it comes from."""
 
@@ -114,6 +123,13 @@ class ConfigEntry:
     is_read_only: bool
     is_sensitive: bool
     documentation: str | None = None
+    synonyms: tuple[ConfigSynonym, ...] = ()
+    """The value in force and those that it hides, where they were asked for."""
+
+    @property
+    def default(self) -> str | None:
+        """What holds where nobody sets it; None without one, or where synonyms were not asked."""
+        return next((s.value for s in self.synonyms if s.source == "DEFAULT_CONFIG"), None)
 
 
 @frozen
@@ -287,7 +303,7 @@ def elect_leaders(
 
 
 def describe_configs(
-    resource: ResourceType, name: str, *, documentation: bool = False
+    resource: ResourceType, name: str, *, documentation: bool = False, synonyms: bool = False
 ) -> Operation[list[ConfigEntry]]:
     """All settings of a topic or broker."""
 
@@ -304,6 +320,10 @@ def describe_configs(
                     bool(item.read_only),
                     bool(item.is_sensitive),
                     item.documentation,
+                    tuple(
+                        ConfigSynonym(s.name, s.value, CONFIG_SOURCES.get(s.source, "UNKNOWN"))
+                        for s in item.synonyms or ()
+                    ),
                 )
                 for item in result.configs
             )
@@ -314,7 +334,7 @@ def describe_configs(
         resources=[
             Struct(resource_type=int(resource), resource_name=name, configuration_keys=None)
         ],
-        include_synonyms=False,
+        include_synonyms=synonyms,
         include_documentation=documentation,
     )
     is_broker = resource is ResourceType.BROKER and name != ""
@@ -328,7 +348,11 @@ def describe_configs(
 
 
 def alter_configs(
-    resource: ResourceType, name: str, changes: Mapping[str, str | None]
+    resource: ResourceType,
+    name: str,
+    changes: Mapping[str, str | None],
+    *,
+    validate_only: bool = False,
 ) -> Operation[None]:
     """Set keys, or put them back to their default (None)."""
 
@@ -350,7 +374,7 @@ def alter_configs(
         resources=[
             Struct(resource_type=int(resource), resource_name=name, configs=configs),
         ],
-        validate_only=False,
+        validate_only=validate_only,
     )
     return Operation(ApiKey.INCREMENTAL_ALTER_CONFIGS, lambda _: request, read)
 
