@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 import typer
@@ -22,20 +22,53 @@ from raftmq.types import NodeId
 if TYPE_CHECKING:
     from raftmq.adapters.data_folder import DataFolder
     from raftmq.cluster.giving_up import Account, Findings, Loss, Place
+    from raftmq.cluster.metadata_image import MetadataImage
     from raftmq.cluster.skipping import Stuck
+    from raftmq.cluster.term_reset import HeldTerm
     from raftmq.raft.membership import Configuration
 
 PROBE_S: Final = 1.0
 NAMES_MAX: Final = 20
 
+TopicName: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="TOPIC", help="With --accept-loss or --reset-term.")
+]
+PartitionIndex: TypeAlias = Annotated[
+    int | None,
+    typer.Argument(metavar="PARTITION", help="With --accept-loss or --reset-term.", min=0),
+]
+SkipCommand: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-command",
+        metavar="OFFSET",
+        help="Pass over a metadata command that no node can apply.",
+        min=0,
+    ),
+]
+Agree: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--agree",
+        metavar="TOKEN,...",
+        help="What --dry-run printed: with --skip-command on a majority of metadata voters, "
+        "with --reset-term on every voter of the partition.",
+    ),
+]
+Survivors: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--survivors",
+        metavar="ID,...",
+        help="All nodes that go on, the same list on each of them. Default: this one, with "
+        "--reset-term all voters.",
+    ),
+]
+
 
 def recover(
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="With --accept-loss.")
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Argument(metavar="PARTITION", help="With --accept-loss.", min=0)
-    ] = None,
+    topic: TopicName = None,
+    partition: PartitionIndex = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="The stopped node's data folder.")
     ] = None,
@@ -45,31 +78,13 @@ def recover(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on without records nobody can repair.")
     ] = False,
-    skip_command: Annotated[
-        int | None,
-        typer.Option(
-            "--skip-command",
-            metavar="OFFSET",
-            help="Pass over a metadata command that no node can apply.",
-            min=0,
-        ),
-    ] = None,
-    agree: Annotated[
-        str,
-        typer.Option(
-            "--agree",
-            metavar="TOKEN,...",
-            help="With --skip-command: what --dry-run printed on a majority of metadata voters.",
-        ),
-    ] = "",
-    survivors: Annotated[
-        str,
-        typer.Option(
-            "--survivors",
-            metavar="ID,...",
-            help="All nodes that go on, the same list on each of them. Default: this one.",
-        ),
-    ] = "",
+    skip_command: SkipCommand = None,
+    reset_term: Annotated[
+        bool,
+        typer.Option("--reset-term", help="Set back a term that no election can have reached."),
+    ] = False,
+    agree: Agree = "",
+    survivors: Survivors = "",
     even_if_alive: Annotated[
         bool,
         typer.Option("--even-if-alive", help="Although something answers where a lost node was."),
@@ -78,8 +93,8 @@ def recover(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give up what is lost: a majority of nodes, damage that no replica can repair, or a metadata
-    command that no node can apply.
+    """Give up what is lost: a majority of nodes, damage that no replica can repair, a metadata
+    command that no node can apply, or a term that no election can have reached.
 
     Last resort, on a stopped node. Acknowledged records may be gone afterwards; what and where is
     told first. Nodes that were given up must never come back with their old data.
@@ -87,20 +102,30 @@ def recover(
     Examples: raftmq recover --unsafe --data DATA --survivors 1,4
               raftmq recover --accept-loss orders 3 --data DATA
               raftmq recover --skip-command 812 --data DATA --dry-run
+              raftmq recover --reset-term orders 3 --data DATA --dry-run
     """
     with reported():
-        if unsafe + accept_loss + (skip_command is not None) != 1:
-            raise CommandError("say --unsafe, --accept-loss or --skip-command", EXIT_USAGE)
+        if unsafe + accept_loss + (skip_command is not None) + reset_term != 1:
+            raise CommandError(
+                "say --unsafe, --accept-loss, --skip-command or --reset-term", EXIT_USAGE
+            )
         if data is None:
             raise CommandError("say --data DIR, the stopped node's data folder", EXIT_USAGE)
-        _check_topic(topic, partition, unsafe=unsafe, accept_loss=accept_loss)
+        _check_topic(topic, partition, unsafe=unsafe, of_partition=accept_loss or reset_term)
         opened = _Opened(data)
         try:
+            ids = _parse_ids(survivors)
             if unsafe:
-                ids = _parse_ids(survivors) or (opened.node_id,)
-                _recover_majority(opened, ids, even_if_alive, yes, dry_run, as_json)
+                own = (opened.node_id,)
+                _recover_majority(opened, ids or own, even_if_alive, yes, dry_run, as_json)
             elif skip_command is not None:
                 _recover_command(opened, skip_command, agree, yes, dry_run, as_json)
+            elif reset_term:
+                assert topic is not None
+                assert partition is not None
+                held = _held_term(opened, topic, partition, as_json)
+                if not dry_run:
+                    _recover_term(opened, held, _words(agree), ids, even_if_alive, yes, as_json)
             else:
                 assert topic is not None
                 assert partition is not None
@@ -110,13 +135,13 @@ def recover(
 
 
 def _check_topic(
-    topic: str | None, partition: int | None, *, unsafe: bool, accept_loss: bool
+    topic: str | None, partition: int | None, *, unsafe: bool, of_partition: bool
 ) -> None:
-    if accept_loss and (topic is None or partition is None):
-        raise CommandError("--accept-loss takes TOPIC and PARTITION", EXIT_USAGE)
+    if of_partition and (topic is None or partition is None):
+        raise CommandError("--accept-loss and --reset-term take TOPIC and PARTITION", EXIT_USAGE)
     if unsafe and topic is not None:
         raise CommandError("--unsafe is about all groups of the node", EXIT_USAGE)
-    if not accept_loss and topic is not None:
+    if not of_partition and topic is not None:
         raise CommandError("--skip-command is about metadata, no topic", EXIT_USAGE)
 
 
@@ -150,8 +175,12 @@ class _Opened:
         self.folder.close()
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _parse_ids(text: str) -> tuple[NodeId, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = _words(text)
     if not all(word.isdigit() for word in words):
         raise CommandError(f"--survivors {text!r}: node ids, such as 1,4", EXIT_USAGE)
     return tuple(sorted({NodeId(int(word)) for word in words}))
@@ -180,7 +209,11 @@ def _recover_majority(
     if not formation.recovering:
         check_is_lost(findings, survivors)
         if not even_if_alive:
-            _check_silence(findings, survivors)
+            _check_silence(
+                findings.image,
+                _lost_nodes(findings, survivors),
+                "it is not lost. If it is no raftmq node any more, say --even-if-alive",
+            )
     if as_json:
         show_json(_json_of(findings, survivors))
     else:
@@ -236,26 +269,26 @@ def _unknown_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[Node
     return [n for n in survivors if n not in known and n not in brokers]
 
 
-def _check_silence(findings: Findings, survivors: Sequence[NodeId]) -> None:
-    """Refuse where something listens at a lost node's address.
+def _check_silence(image: MetadataImage | None, nodes: Sequence[NodeId], says: str) -> None:
+    """Refuse where something listens at the address of one of these nodes.
 
     Raises:
-        CommandError: something does.
+        CommandError: something does; `says` what that means.
     """
-    if findings.image is None:
+    if image is None:
         return
-    for node_id in _lost_nodes(findings, survivors):
-        broker = findings.image.brokers.get(node_id)
+    for node_id in nodes:
+        broker = image.brokers.get(node_id)
         endpoint = None if broker is None else broker.endpoint("peer")
         if endpoint is None:
             continue
         try:
             socket.create_connection((endpoint.host, endpoint.port), PROBE_S).close()
         except OSError:
-            continue  # as expected of a node that is gone
+            continue  # as expected of a node that does not run
         raise CommandError(
-            f"something answers at {endpoint.host}:{endpoint.port}, where node {node_id} was: it "
-            "is not lost. If it is no raftmq node any more, say --even-if-alive"
+            f"something answers at {endpoint.host}:{endpoint.port}, where node {node_id} was: "
+            f"{says}"
         )
 
 
@@ -472,7 +505,7 @@ def _recover_command(
             out(line)
     if dry_run:
         return
-    check_agreed(stuck, [token.strip() for token in agree.split(",") if token.strip()])
+    check_agreed(stuck, _words(agree))
     _confirm(yes, f"Have node {opened.node_id} pass over this command for good?")
     skips = (*formation.skips, stuck.skip)
     opened.folder.save_formation(msgspec.structs.replace(formation, skips=skips))
@@ -511,6 +544,86 @@ def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
         f"{stuck.majority} of the metadata voters {voters} must agree.",
         f"token: {stuck.token}",
     ]
+
+
+# ---- a term that no election can have reached ----
+
+
+def _held_term(opened: _Opened, topic: str, partition: int, as_json: bool) -> HeldTerm:
+    """Look, and tell what this node's disk says."""
+    from raftmq.cluster.term_reset import account_for_term
+
+    held = account_for_term(opened.place, topic, partition)
+    token = held.token
+    if as_json:
+        show_json(
+            {
+                "name": held.name,
+                "term": token.term,
+                "leader_epoch": token.last_epoch,
+                "is_absurd": token.is_absurd,
+                "vote": None if held.state.vote is None else held.state.vote.node_id,
+                "voters": list(token.voters),
+                "token": str(token),
+            }
+        )
+        return held
+    vote = "nobody" if held.state.vote is None else f"node {held.state.vote.node_id}"
+    voters = ",".join(str(node_id) for node_id in token.voters)
+    judged = "no election can have led there" if token.is_absurd else "an election can lead there"
+    for line in (
+        f"Node {opened.node_id} of cluster {opened.folder.node.cluster_id!r}, "
+        f"data {opened.folder.path}",
+        f"{held.name}: term {token.term}, last leader epoch in the log {token.last_epoch}: "
+        f"{judged}.",
+        f"In that term this node voted for {vote}.",
+        f"All voters {voters} must be stopped, and stay so until the last of them is done.",
+        f"token: {token}",
+    ):
+        out(line)
+    return held
+
+
+def _recover_term(
+    opened: _Opened,
+    held: HeldTerm,
+    tokens: Sequence[str],
+    survivors: Sequence[NodeId],
+    even_if_alive: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    from raftmq.cluster.giving_up import read_image
+    from raftmq.cluster.term_reset import TermToken, agreed_term, record_of, reset_term
+
+    formation = opened.folder.load_formation()
+    if formation.recovering:
+        raise CommandError(
+            f"a recovery with --survivors {formation.recovering} was begun here: finish that one"
+        )
+    new_term = agreed_term(held, tokens, survivors)
+    spoken = [held.token, *(TermToken.parse(token) for token in tokens)]
+    nodes = {node_id for token in spoken for node_id in (token.node_id, *token.voters)}
+    others = sorted(nodes - {opened.node_id})
+    if not even_if_alive:
+        _check_silence(
+            read_image(opened.place),
+            others,
+            "stop it, and take new tokens of all voters. If it is no raftmq node any more, say "
+            "--even-if-alive",
+        )
+    lost = [node_id for node_id in others if survivors and node_id not in survivors]
+    if lost and not as_json:
+        ids = ", ".join(str(node_id) for node_id in lost)
+        out(f"Nodes {ids} must never come back with their old data: wipe them first.")
+    _confirm(yes, f"Set {held.name} back to term {new_term}, without a vote, on this node?")
+    # The record first: what is done without it could not be told from what was never done.
+    record = record_of(held, new_term, tokens)
+    resets = (*(known for known in formation.term_resets if known != record), record)
+    opened.folder.save_formation(msgspec.structs.replace(formation, term_resets=resets))
+    reset_term(opened.place, held, new_term)
+    if not as_json:
+        out(f"Done. Start node {opened.node_id} after the same on all other voters.")
 
 
 def _confirm(yes: bool, question: str) -> None:

@@ -41,12 +41,27 @@ BALLOT_JUMP_MAX: Final = 1 << 32
 """So far above what was promised here a round is believed: each takes half a second."""
 
 
+class TermReset(msgspec.Struct, frozen=True):
+    """A term that an operator had this node forget, for the record.
+
+    `group` is TOPIC_ID:PARTITION:CREATION_EPOCH, `vote` NODE:STORAGE or nothing; `tokens` are what
+    the voters' disks said.
+    """
+
+    group: str
+    term: int
+    vote: str
+    new_term: int
+    tokens: tuple[str, ...]
+
+
 class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an acceptor must not forget.
 
     `recoveries` are the lists of survivors with which an operator gave up a lost majority, one
     after the other; `recovering` is one that is not finished, and keeps the node from starting.
-    `skips` are metadata commands that an operator had this node pass over.
+    `skips` are metadata commands that an operator had this node pass over, `term_resets` terms
+    that one had it forget.
     """
 
     promised: Ballot = NO_BALLOT
@@ -56,6 +71,7 @@ class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
     recoveries: tuple[str, ...] = ()
     recovering: str = ""
     skips: tuple[Skip, ...] = ()
+    term_resets: tuple[TermReset, ...] = ()
 
 
 class Prepare(msgspec.Struct, tag="prepare", frozen=True):

@@ -183,6 +183,27 @@ def _partition_folders(
                 yield f"{folder[:-37]}-{index}", group, f"{root}/{folder}/{child}"
 
 
+def partition_group(place: Place, topic: str, partition: int) -> tuple[str, RaftGroupId, str]:
+    """Name, group and folder of one partition, the metadata's too.
+
+    Raises:
+        RecoveryRefusedError: it is not here.
+    """
+    if topic == METADATA_TOPIC and partition == 0:
+        return METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta"
+    name = f"{topic}-{partition}"
+    for row in _partition_folders(place, None):
+        if row[0] == name:
+            return row
+    raise RecoveryRefusedError(f"this node holds no {name}")
+
+
+def read_image(place: Place) -> MetadataImage | None:
+    """The metadata as this node has it; None where it cannot be read to its end."""
+    _, log = open_account(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
+    return None if log is None else _image(log, place.skips)
+
+
 def open_account(
     place: Place, name: str, group: RaftGroupId, folder: str, *, reads_all: bool = False
 ) -> tuple[Account, ReplicatedLog | None]:
@@ -396,14 +417,8 @@ def account_for_loss(place: Place, topic: str, partition: int) -> Loss:
         RecoveryRefusedError: it is not here, or there is nothing to accept.
         DiskError: the device failed.
     """
-    name = f"{topic}-{partition}"
-    if topic == METADATA_TOPIC:
-        found = [(METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")]
-    else:
-        found = [row for row in _partition_folders(place, None) if row[0] == name]
-    if not found:
-        raise RecoveryRefusedError(f"this node holds no {name}")
-    account, log = open_account(place, *found[0], reads_all=True)
+    name, group, folder = partition_group(place, topic, partition)
+    account, log = open_account(place, name, group, folder, reads_all=True)
     if log is None:
         raise RecoveryRefusedError(
             f"{name} cannot be read at all ({account.note}): start the node once, which sets the "

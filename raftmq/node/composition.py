@@ -40,7 +40,7 @@ from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.events import Events
-from raftmq.node.partitions import Partitions
+from raftmq.node.partitions import Partitions, tell_of_term
 from raftmq.node.surroundings import Surroundings
 from raftmq.node.upkeep import run_upkeep
 from raftmq.ports import Clock
@@ -383,6 +383,7 @@ class NodeCore:
             log_config=self.metadata_log,
             config=plane.replica_config(announce_commit=True),
         )
+        tell_of_term(TopicPartition(METADATA_TOPIC, 0), replica)
         self.metadata_replica = replica
         engine.attach(replica)
         self.broker.metadata_replica = replica

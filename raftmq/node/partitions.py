@@ -77,6 +77,21 @@ def log_config(configs: dict[str, str]) -> LogConfig:
     )
 
 
+def tell_of_term(name: TopicPartition, replica: Replica) -> None:
+    """Say that a replica was opened with a term with which it can do nothing."""
+    core = replica.core
+    if core.is_term_absurd:
+        logger.error(
+            "no election can have reached this term",
+            topic=name.topic,
+            partition=name.partition,
+            term=core.term,
+            last_epoch=core.epochs.last_term,
+            way_out=f"`raftmq recover --reset-term {name.topic} {name.partition}` on all of its "
+            "stopped voters",
+        )
+
+
 class RoleWatch:
     """What was last told of a replica's role, for whoever tells of changes."""
 
@@ -333,6 +348,7 @@ class Partitions:
                 cut=recovery.cut,
                 damaged=recovery.damaged,
             )
+        tell_of_term(action.name, replica)
         where = action.group.topic_id, action.group.partition
         replica.follow_wish(lambda: partition_wish(self._engine.image, *where))
         if is_preferred and replica.leader_epoch == 0 and replica.self_id in replica.voters:

@@ -44,6 +44,12 @@ def _of_replica(node: Node, replica: Replica) -> Iterator[str]:
         yield (
             f"node {own} lost or damaged bytes that it had promised: it votes for longer logs only"
         )
+    if core.is_term_absurd:
+        yield (
+            f"node {own} is at leader epoch {core.term}, its log at {core.epochs.last_term}: no "
+            "election can have led there, and peers do not believe it; see `raftmq recover "
+            "--reset-term`"
+        )
     if node.events.is_disk_full:
         yield f"the disk of node {own} is full: produces are refused"
     if node.events.is_disk_stuck:

@@ -227,6 +227,15 @@ class RaftCore:
         )
 
     @property
+    def is_term_absurd(self) -> bool:
+        """True when the term is so far above the log that no election can have led there.
+
+        A replica that is asked never believes it, so this one is alone with it; `recover
+        --reset-term` sets it back.
+        """
+        return self.term - self.epochs.last_term > TERM_JUMP_MAX
+
+    @property
     def term_start(self) -> RaftIndex | None:
         """Where the leader's own election entry starts; None when not leading."""
         return None if self.leadership is None else self.leadership.term_start

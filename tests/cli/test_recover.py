@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from click.testing import Result
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -17,10 +18,12 @@ from raftmq.adapters.data_folder import DataFolder, DataFolderError
 from raftmq.adapters.disk import RealDisk
 from raftmq.cli.app import app
 from raftmq.cluster.formation import FormationState, formation_id_of
+from raftmq.cluster.giving_up import TERM_STEP
 from raftmq.cluster.skips import Skip
-from raftmq.log.hard_state import HardStateJournal
-from raftmq.types import NodeId, StorageId
-from tests.cluster.given_up_node import ME, fill_node, folder_of
+from raftmq.cluster.term_reset import TermToken
+from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.types import NodeId, RaftGroupId, StorageId
+from tests.cluster.given_up_node import ME, fill_node, folder_of, partition_group, replica
 
 CHOSEN = ((1, 101), (2, 102), (3, 103))
 
@@ -239,14 +242,126 @@ def test_a_command_of_a_newer_version_is_not_skipped(tmp_path: Path) -> None:
     assert "is one of a newer raftmq" in refused.stderr
 
 
+ABSURD = (1 << 31) - 1
+
+
+def plant_term(data: Path, group: RaftGroupId, term: int = ABSURD) -> GroupState:
+    """As a VoteRequest did before there were bounds."""
+    journal = HardStateJournal.open(RealDisk(), f"{data}/state.journal", is_expected=True)
+    state = journal.get(group)
+    assert state is not None
+    planted = evolve(state, term=term, vote=replica(3))
+    journal.put(group, planted)
+    journal.close()
+    return planted
+
+
+def state_of(data: Path, group: RaftGroupId) -> GroupState | None:
+    journal = HardStateJournal.open(RealDisk(), f"{data}/state.journal", is_expected=True)
+    try:
+        return journal.get(group)
+    finally:
+        journal.close()
+
+
+def token_of(data: Path, partition: str = "0") -> TermToken:
+    told = recover(data, "--reset-term", "t", partition, "--dry-run", "--json")
+    assert told.exit_code == 0, told.output
+    return TermToken.parse(json.loads(told.stdout)["token"])
+
+
+def test_an_absurd_term_is_told_agreed_on_recorded_and_set_back(data: Path) -> None:
+    planted = plant_term(data, partition_group(0))
+    told = recover(data, "--reset-term", "t", "0", "--dry-run")
+    assert told.exit_code == 0, told.output
+    assert f"t-0: term {ABSURD}, last leader epoch in the log 4: no election can" in told.stdout
+    assert "In that term this node voted for node 3." in told.stdout
+    assert "All voters 1,2,3 must be stopped" in told.stdout
+    own = token_of(data)
+    assert f"token: {own}\n" in told.stdout
+    others = [evolve(own, node_id=NodeId(n), last_epoch=n + 4, state="0" * 8) for n in (2, 3)]
+    agreed = ["--reset-term", "t", "0", "--agree", ",".join(str(t) for t in (own, *others))]
+    declined = recover(data, *agreed, answer="no\n")
+    assert "nothing was changed" in declined.stderr
+    assert state_of(data, partition_group(0)) == planted
+    assert formation(data).term_resets == ()
+    done = recover(data, *agreed, answer="yes\n")
+    assert done.exit_code == 0, done.output
+    new_term = 7 + TERM_STEP  # above the newest log of all, not only this one
+    assert state_of(data, partition_group(0)) == evolve(planted, term=new_term, vote=None)
+    (reset,) = formation(data).term_resets
+    assert (reset.term, reset.new_term, reset.vote) == (ABSURD, new_term, f"3:{103:016x}")
+    assert reset.tokens == tuple(str(token) for token in (own, *others))
+    again = recover(data, *agreed, "--yes")
+    assert again.exit_code == 1
+    assert "this node's own token is" in again.stderr, "it has another state now"
+    untouched = state_of(data, partition_group(1))
+    assert untouched is not None
+    assert untouched.term == 4, "no other partition was touched"
+
+
+def test_a_term_is_not_set_back_while_a_voter_runs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        data = make_data(tmp_path, listener.getsockname()[1])
+        planted = plant_term(data, partition_group(0))
+        own = token_of(data)
+        tokens = [evolve(own, node_id=NodeId(n)) for n in (1, 2, 3)]
+        agreed = ["--reset-term", "t", "0", "--yes", "--agree", ",".join(map(str, tokens))]
+        refused = recover(data, *agreed)
+        assert refused.exit_code == 1
+        assert "where node 2 was: stop it, and take new tokens of all voters" in refused.stderr
+        assert state_of(data, partition_group(0)) == planted
+        assert recover(data, *agreed, "--even-if-alive").exit_code == 0
+
+
+def test_alone_in_its_group_a_node_needs_no_token(data: Path) -> None:
+    plant_term(data, partition_group(1), 1 << 60)
+    done = recover(data, "--reset-term", "t", "1", "--yes")
+    assert done.exit_code == 0, done.output
+    state = state_of(data, partition_group(1))
+    assert state is not None
+    assert (state.term, state.vote) == (4 + TERM_STEP, None)
+
+
+def test_voters_that_are_lost_for_good_are_named(data: Path) -> None:
+    plant_term(data, partition_group(0))
+    own = token_of(data)
+    agreed = [
+        "--reset-term",
+        "t",
+        "0",
+        "--yes",
+        "--agree",
+        f"{own},{evolve(own, node_id=NodeId(2))}",
+    ]
+    refused = recover(data, *agreed)
+    assert refused.exit_code == 1
+    assert "nodes 3 vote on t-0, and their tokens are missing" in refused.stderr
+    done = recover(data, *agreed, "--survivors", "1,2")
+    assert done.exit_code == 0, done.output
+    assert "Nodes 3 must never come back with their old data" in done.stdout
+
+
+def test_a_sensible_term_stays(data: Path) -> None:
+    own = token_of(data)
+    tokens = ",".join(str(evolve(own, node_id=NodeId(n))) for n in (1, 2, 3))
+    refused = recover(data, "--reset-term", "t", "0", "--yes", "--agree", tokens)
+    assert refused.exit_code == 1
+    assert "it stays" in refused.stderr
+    missing = recover(data, "--reset-term", "t", "2", "--dry-run")
+    assert "this node holds no t-2" in missing.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "say --unsafe, --accept-loss or --skip-command"),
-        (["--unsafe", "--skip-command", "3"], "say --unsafe, --accept-loss or --skip-command"),
+        ([], "say --unsafe, --accept-loss, --skip-command or --reset-term"),
+        (["--unsafe", "--skip-command", "3"], "say --unsafe, --accept-loss, --skip-command or"),
+        (["--reset-term", "--unsafe"], "say --unsafe, --accept-loss, --skip-command or"),
+        (["--reset-term", "t"], "--accept-loss and --reset-term take TOPIC and PARTITION"),
         (["--skip-command", "3", "t"], "about metadata, no topic"),
-        (["--unsafe", "--accept-loss", "t", "0"], "say --unsafe, --accept-loss or --skip-command"),
-        (["--accept-loss", "t"], "--accept-loss takes TOPIC and PARTITION"),
+        (["--unsafe", "--accept-loss", "t", "0"], "say --unsafe, --accept-loss, --skip-command"),
+        (["--accept-loss", "t"], "--accept-loss and --reset-term take TOPIC and PARTITION"),
         (["--unsafe", "t"], "about all groups"),
         (["--unsafe", "--survivors", "1,x"], "node ids, such as 1,4"),
     ],

@@ -184,6 +184,7 @@ class Some:
     voters = (1, 2, 3)
     is_leader = True
     leader = SimpleNamespace(node_id=1)
+    core = SimpleNamespace(is_term_absurd=False)
 
     def in_sync_replicas(self) -> tuple[int, ...]:
         return (1, 2)
@@ -424,6 +425,7 @@ def test_sums_over_the_cluster(worked: dict[str, Any]) -> None:
         "raftmq_partitions_leaderless": 0,
         "raftmq_partitions_failed": 0,
         "raftmq_partitions_damaged": 0,
+        "raftmq_partitions_absurd_term": 0,
         "raftmq_partitions_left_out": 0,
         "raftmq_topics_left_out": 0,
         "raftmq_group_lags_left_out": 0,

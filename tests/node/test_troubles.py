@@ -38,7 +38,7 @@ def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
 
 
 def replica(**changes: Any) -> Any:
-    core = SimpleNamespace(claimed_end_floor=0)
+    core = SimpleNamespace(claimed_end_floor=0, is_term_absurd=False)
     fields = {
         "failure": None,
         "self_id": NODES[0],
@@ -82,8 +82,19 @@ def test_a_healthy_partition_has_none() -> None:
         ),
         ({"voters": NODES[1:]}, "node 1 is a learner: it votes once it has caught up"),
         (
-            {"core": SimpleNamespace(claimed_end_floor=7)},
+            {"core": SimpleNamespace(claimed_end_floor=7, is_term_absurd=False)},
             "node 1 lost or damaged bytes that it had promised",
+        ),
+        (
+            {
+                "core": SimpleNamespace(
+                    claimed_end_floor=0,
+                    is_term_absurd=True,
+                    term=1 << 30,
+                    epochs=SimpleNamespace(last_term=4),
+                )
+            },
+            "node 1 is at leader epoch 1073741824, its log at 4: no election can have led there",
         ),
         ({"is_writable": False}, "leader 1 waits for a majority to flush"),
     ],

@@ -107,6 +107,11 @@ _SUMS: Final = {
     "damaged": Metric(
         "raftmq_partitions_damaged", "gauge", "Replicas here with damage that is not repaired yet"
     ),
+    "absurd_terms": Metric(
+        "raftmq_partitions_absurd_term",
+        "gauge",
+        "Replicas here whose term no election can have reached (`raftmq recover --reset-term`)",
+    ),
     "parked_produces": Metric(
         "raftmq_parked_produces", "gauge", "Produces that wait to be acknowledged"
     ),
@@ -163,6 +168,7 @@ def _add_to_sums(sums: dict[str, int], view: View) -> None:
     sums["leaderless"] += replica.leader is None
     sums["failed"] += replica.failure is not None
     sums["damaged"] += bool(replica.damaged())
+    sums["absurd_terms"] += replica.core.is_term_absurd
     sums["parked_produces"] += partition.parked_produces_count
 
 
