@@ -123,8 +123,8 @@ def _offset_of(end: RaftIndex, log: ReplicatedLog, effects: Effects) -> Offset:
     return offset
 
 
-def check_install(install: InstallLogStart, machine: object) -> None:
-    """Check a log start that would replace this replica's log.
+def check_install(install: InstallLogStart, machine: object) -> LogStart:
+    """Check a log start that would replace this replica's log, and return it.
 
     Raises:
         RemoteProtocolError: the tuple contradicts its message, or its state cannot be restored.
@@ -136,6 +136,7 @@ def check_install(install: InstallLogStart, machine: object) -> None:
         or log_start.configuration != install.configuration
     ):
         raise RemoteProtocolError(f"a log start from {install.sender} that contradicts itself")
+    return log_start
 
 
 def read_log_start(encoded: Buffer, machine: object) -> LogStart:

@@ -11,6 +11,10 @@ log start would be one that went back. So does one whose turn it is not: thousan
 due at once, and the state of many producers takes long, while all of them may take a share of the
 loop's time only (`LoopShare`). It goes on at its next tick.
 
+A follower whose disk is full cannot append what stands before the entry that would let it drop
+something. So a leader tells followers that make no headway where its own log starts, which is
+committed, in the message that serves those that are further behind (`InstallLogStart`).
+
 Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
 log start never falls, whatever the order of wishes: each replica learns of commits in portions of
 its own, and goes to the greatest of what is committed.
@@ -24,15 +28,21 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.ports import Clock, DiskError, DiskFullError
-from raftmq.types import Buffer, Offset, RaftIndex, Term
+from raftmq.raft.messages import InstallLogStart
+from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 
 if TYPE_CHECKING:
     from raftmq.cluster.replica import Replica
 
 _WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
 _VERSION: Final = 1
+REMINDED_AFTER: Final = 8
+"""So many looks in a row, an election timeout apart, at a follower that has no more than before."""
+REMINDED_EACH: Final = 64
+"""In between the pauses double: the tuple may be large."""
 
 
 def encode_wish(target: Offset) -> bytes:
@@ -50,14 +60,15 @@ def decode_wish(payload: Buffer) -> Offset:
 class LogStartMoves:
     """The wishes in one replica's log that are not fulfilled yet."""
 
-    __slots__ = ("_clock", "_replica", "_wishes", "is_due", "owed")
+    __slots__ = ("_clock", "_replica", "_standing", "_wishes", "is_due", "owed")
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
         self.is_due = False
         """True while a committed wish waits for its turn on the loop."""
-        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()
+        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()  # by index
+        self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
         self.owed = Offset(0)
         """Below it nothing is to be read, though the log may still hold it."""
 
@@ -71,6 +82,42 @@ class LogStartMoves:
     def note(self, end: RaftIndex, payload: Buffer) -> None:
         """The log has a wish that ends at `end`."""
         self._wishes.append((end, decode_wish(payload)))
+
+    def told(self, start: LogStart) -> None:
+        """A leader's log starts there: that is committed. What agrees with it here may go, too."""
+        replica = self._replica
+        if start.index > replica.commit_end or start.offset <= replica.log_start_offset:
+            return
+        self._wishes.append((start.index, start.offset))
+        self._wishes = deque(sorted(self._wishes))
+        self.is_due = True
+
+    def remind(self) -> None:
+        """Tell followers that make no headway where this leader's log starts."""
+        replica = self._replica
+        core, start = replica.core, replica.log.log_start
+        before, self._standing = self._standing, {}
+        for follower, progress in core.progress.items():
+            end = progress.match_end
+            is_heard = core.now - progress.last_heard_tick <= 2 * replica.config.election_ticks
+            if not (is_heard and 0 < start.index <= end < core.commit_end):
+                continue
+            *known, looks = before.get(follower, (end, start.index, 0))
+            looks = looks + 1 if known == [end, start.index] else 1
+            self._standing[follower] = (end, start.index, looks)
+            is_power = not looks & (looks - 1)
+            if (looks >= REMINDED_AFTER and is_power) or not looks % REMINDED_EACH:
+                replica.send(
+                    InstallLogStart(
+                        core.term,
+                        replica.self_id,
+                        follower,
+                        start.index,
+                        Term(start.previous_epoch),
+                        start.encode(),
+                        start.configuration,
+                    )
+                )
 
     def truncate_to(self, end: RaftIndex) -> None:
         """Wishes above `end` are gone."""

@@ -280,9 +280,10 @@ class Replica(QuietBeats):
                 if self._may_take(message):
                     self.core.step(message)
             case InstallLogStart():
-                check_install(message, self.machine)
+                log_start = check_install(message, self.machine)
                 if self._installing.may_step(message):
                     self.core.step(message)
+                self._moves.told(log_start)
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
                 self._observe(message.sender)
@@ -600,6 +601,7 @@ class Replica(QuietBeats):
         self._moves.fulfil(self._commit_end)
         if self.is_writable:
             self._readmission.step(self)
+            self._moves.remind()
         if self.config.rest_after_ticks:
             self.resting.call()
             self.resting.look(self.config.election_ticks)

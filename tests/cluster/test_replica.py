@@ -313,6 +313,31 @@ class TestLogStart:
         cluster.commit(3)
         cluster.settle()
 
+    @pytest.mark.parametrize("target", [6, 10, 25])
+    def test_a_full_follower_drops_what_its_leader_dropped_before_it_can_hear_of_it(
+        self, target: int
+    ) -> None:
+        """What says so stands in the log behind batches for which it has no room."""
+        cluster = SimCluster(segment_bytes=300)
+        cluster.commit(10, size=50)
+        cluster.settle()
+        node = cluster.followers()[0]
+        stuck = cluster.replica(node)
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        cluster.commit(20, size=50)
+        end = stuck.log_end_offset
+        assert end < 20
+        cluster.replica(cluster.leader).move_log_start(Offset(target))
+        cluster.until(lambda: stuck.log.log_start_offset >= min(target, end))
+        assert stuck.failure is None
+        assert node.disk.used_bytes() < node.disk.capacity_bytes, "space was given back"
+        cluster.until(lambda: stuck.log_end_offset > end)
+        node.disk.capacity_bytes = None
+        cluster.commit(3)
+        cluster.settle()
+        starts = {cluster.replica(n).log_start_offset for n in cluster.nodes}
+        assert starts == {target}
+
     def test_only_what_is_committed_may_go(self) -> None:
         cluster = SimCluster()
         cluster.append()
