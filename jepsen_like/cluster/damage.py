@@ -203,10 +203,13 @@ class Damage:
     def rot_indexes(self, node: ClusterNode, random: Random) -> None:
         """Spoil or remove some indexes, or all; a log is not known to be worse for it.
 
-        A header is looked at when its log is opened, the pairs behind it when they are needed.
+        A header is looked at when its log is opened, the pairs behind it when they are needed. The
+        opening itself needs those of an offset index, and makes both indexes anew. So sometimes
+        only time indexes go bad: that shows when a client asks by time.
         """
         disk = node.disk
-        paths = [p for p in disk.files(ROOT) if p.endswith(("index", ".fill.tmp"))]
+        endings = random.choice((("index", ".fill.tmp"), (".timeindex",)))
+        paths = [p for p in disk.files(ROOT) if p.endswith(endings)]
         for path in random.sample(paths, random.choice((min(len(paths), 4), len(paths)))):
             self._world.note("rot index", node.node_id, path)
             self._world.had_effect("index spoilt")

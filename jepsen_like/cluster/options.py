@@ -80,6 +80,7 @@ class ClusterOptions:
     members: int = 3
     registers: int = 4
     tourists: int = 1
+    historians: int = 1
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000

@@ -42,7 +42,7 @@ STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
 HISTORIAN, LAST_ADMIN = 80, 81
-"""Process numbers that no other client comes to."""
+"""Process numbers that no other client comes to; further historians count down."""
 
 
 @define
@@ -210,7 +210,8 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         tourist = Tourist(world, process)
         ends[f"tourist {process}"] = spawn(tourist.run)
         process += 1
-    spawn(Historian(world, HISTORIAN).run)
+    for number in range(options.historians):
+        spawn(Historian(world, HISTORIAN - number).run)
     spawn(Scraper(world).run)  # nobody waits for it
     world.deleter = RecordDeleter(world, process)
     return ends

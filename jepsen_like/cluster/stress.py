@@ -133,15 +133,17 @@ def journals(seed: int) -> ClusterOptions:
 
 
 def indexes(seed: int) -> ClusterOptions:
-    """Indexes go bad, and many clients ask for what lies in the middle of closed segments."""
+    """Indexes go bad, and many clients ask by time for what lies in closed segments."""
     return drawn(
         seed,
         has_floors=False,
-        segment_bytes=16_384,
-        consumers=4,
-        tourists=6,
+        segment_bytes=4_096,
+        consumers=1,
+        registers=1,
+        tourists=1,
+        historians=8,
         records_max=8,
-        safety_ms=10_000,
+        safety_ms=6_000,
         fault_every_ms=(80.0, 250.0),
         fault_lasts_ms=(20.0, 120.0),
     ).with_weights(rot_index=2, transfer=8)

@@ -14,18 +14,24 @@ import attrs
 import pytest
 
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.options import draw_cluster_options
+from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.run import run_cluster_seed
 
 ROOT = Path(__file__).parents[2]
-RARE = ((stress.rot, "log/repair.py"), (stress.indexes, "log/index_job.py"))
+RARE = (
+    (stress.rot, "log/repair.py"),
+    (stress.indexes, "log/index_job.py"),
+    (stress.restarts, "node/shutdown.py"),
+)
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
-in time, or that makes a look-up wait."""
+in time, or that makes a look-up wait; nodes that end in order."""
 SEEDS_MAX = 16
 EDGES = ("adapters", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
     "cluster/config_keys.py": "a table, made when it is imported",
+    "cluster/skipping.py": "an operator's offline work on a command that no node can apply",
+    "cluster/skips.py": "names such a command; none is ever written here",
     "logs.py": "how log lines are written",
     "low_water.py": "a socket option",
     "nap.py": "a sleep of trio",
@@ -118,8 +124,8 @@ def test_nothing_reads_the_clocks_of_the_machine(seen: dict[str, list[str]]) -> 
 
 
 def main() -> None:
-    """Run seeds until nothing that decides is missing; print the files whose functions are called,
-    and those that read clocks."""
+    """Run seeds, first those of the rare modules, until nothing that decides is missing; print the
+    files whose functions are called, and those that read clocks."""
     wanted = {file for name, file in deciding().items() if name not in LEFT_OUT}
     called: dict[str, bool] = {}
     readers: dict[str, bool] = {}
@@ -130,14 +136,17 @@ def main() -> None:
         elif event == "c_call" and argument.__module__ == "time":
             readers[frame.f_code.co_filename] = True
 
-    for seed in range(1, SEEDS_MAX + 1):
-        missing = wanted.difference(called)
-        draws = [draw_cluster_options] if missing else []
-        draws += [draw for draw, module in RARE if str(ROOT / "raftmq" / module) in missing]
+    def run(seed: int, options: ClusterOptions) -> None:
         sys.setprofile(note)
-        for draw in draws:
-            run_cluster_seed(seed, attrs.evolve(draw(seed), tourists=6))
+        run_cluster_seed(seed, options)
         sys.setprofile(None)
+
+    for seed in range(1, SEEDS_MAX + 1):
+        for draw, module in RARE:
+            if str(ROOT / "raftmq" / module) not in called:
+                run(seed, draw(seed))
+        if wanted.difference(called):
+            run(seed, attrs.evolve(draw_cluster_options(seed), tourists=6))
     sys.stdout.write(json.dumps({"called": [*called], "readers": [*readers]}))
 
 
