@@ -296,6 +296,7 @@ def _replace_in_place(self: LogStartFile, local: LocalStart) -> None:
     finally:
         file.close()
     self._disk.sync_directory(self._folder)
+    self._local, self._room_bytes = local, len(data) // 2
 
 
 _open = ReplicatedLog.open.__func__  # type: ignore[attr-defined]  # a classmethod's function

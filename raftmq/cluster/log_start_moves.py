@@ -13,7 +13,8 @@ loop's time only (`LoopShare`). It goes on at its next tick.
 
 A follower whose disk is full cannot append what stands before the entry that would let it drop
 something. So a leader tells followers that make no headway where its own log starts, which is
-committed, in the message that serves those that are further behind (`InstallLogStart`).
+committed, in the message that serves those that are further behind (`InstallLogStart`). And every
+replica keeps room for the tuple that it would write by now, before its disk is full (`reserve`).
 
 Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
 log start never falls, whatever the order of wishes: each replica learns of commits in portions of
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from raftmq.cluster.replica_ports import GrowingState
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.ports import Clock, DiskError, DiskFullError
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 _WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
 _VERSION: Final = 1
+RESERVE_PAUSE_MS: Final = 10_000.0
+"""After an attempt to reserve room on a full disk."""
 REMINDED_AFTER: Final = 8
 """So many looks in a row, an election timeout apart, at a follower that has no more than before."""
 REMINDED_EACH: Final = 64
@@ -60,11 +64,23 @@ def decode_wish(payload: Buffer) -> Offset:
 class LogStartMoves:
     """The wishes in one replica's log that are not fulfilled yet."""
 
-    __slots__ = ("_clock", "_replica", "_standing", "_wishes", "is_due", "owed")
+    __slots__ = (
+        "_clock",
+        "_growing",
+        "_replica",
+        "_reserve_at_ms",
+        "_standing",
+        "_wishes",
+        "is_due",
+        "owed",
+    )
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
+        machine = replica.machine
+        self._growing = machine if isinstance(machine, GrowingState) else None
+        self._reserve_at_ms = 0.0
         self.is_due = False
         """True while a committed wish waits for its turn on the loop."""
         self._wishes: deque[tuple[RaftIndex, Offset]] = deque()  # by index
@@ -77,7 +93,7 @@ class LogStartMoves:
 
     def retire(self) -> None:
         """Let go of the replica, which ended."""
-        del self._replica
+        del self._replica, self._growing
 
     def note(self, end: RaftIndex, payload: Buffer) -> None:
         """The log has a wish that ends at `end`."""
@@ -118,6 +134,20 @@ class LogStartMoves:
                         start.configuration,
                     )
                 )
+
+    def reserve(self) -> None:
+        """Keep room for the tuple of a log start as it would be by now."""
+        now_ms, log = self._clock.monotonic_ms(), self._replica.log
+        if self._growing is None or now_ms < self._reserve_at_ms or not log.moves.is_free(now_ms):
+            return
+        try:
+            log.reserve_start(self._growing.state_bytes_max)
+        except DiskFullError:
+            self._reserve_at_ms = now_ms + RESERVE_PAUSE_MS
+        except DiskError as error:
+            self._replica.fail(f"keeping room for the log start failed: {error}")
+        finally:
+            log.moves.spend(now_ms, self._clock.monotonic_ms())
 
     def truncate_to(self, end: RaftIndex) -> None:
         """Wishes above `end` are gone."""

@@ -662,6 +662,11 @@ class Partition:
         """What producers had written exactly below `offset`; None: not yet, ask again."""
         return self._producers.state_at(offset)
 
+    @property
+    def state_bytes_max(self) -> int:
+        """How large the state at a log start may be by now."""
+        return self._producers.table.encoded_bytes_max
+
     def check_state(self, log_start: LogStart) -> None:
         """Refuse a state that `restore` could not begin with.
 

@@ -286,6 +286,12 @@ class ProducerStateTable:
             if producer.batches and producer.batches[-1].base_offset >= end
         ]
 
+    @property
+    def encoded_bytes_max(self) -> int:
+        """How large `encode` may be with so many producers."""
+        each = _PRODUCER.size + BATCHES_REMEMBERED * _BATCH.size
+        return _HEADER.size + len(self._producers) * each + _CRC.size
+
     def encode(self) -> bytes:
         """The state as checksummed, versioned bytes; equal states give equal bytes."""
         return at_once(self.encoding())

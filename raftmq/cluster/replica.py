@@ -599,6 +599,7 @@ class Replica(QuietBeats):
         self._claim()
         self._repairer.tick()
         self._moves.fulfil(self._commit_end)
+        self._moves.reserve()
         if self.is_writable:
             self._readmission.step(self)
             self._moves.remind()

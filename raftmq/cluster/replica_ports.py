@@ -65,6 +65,16 @@ class StateChecker(Protocol):
 
 
 @runtime_checkable
+class GrowingState(Protocol):
+    """A state machine that can tell how large its state might be by now (a partition)."""
+
+    @property
+    def state_bytes_max(self) -> int:
+        """No fewer than `state_at` would return."""
+        ...
+
+
+@runtime_checkable
 class SlowRestorer(Protocol):
     """A state machine whose state may be large (the metadata image)."""
 

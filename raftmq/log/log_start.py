@@ -7,7 +7,8 @@ Encoded it is also what a leader sends to a follower that fell behind.
 The file `log-start` wraps it with a truncation or reset that must be finished after a crash. It
 holds the record twice, in different blocks, so that one bad block loses nothing. Each copy has room
 to grow: on a full disk, where no second file fits, the next record is written over the copies, one
-after the other, since moving the log start is what gives space back.
+after the other, since moving the log start is what gives space back. The state may have grown much
+since the last record, so whoever knows its size has room kept for it beforehand (`reserve`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 from attrs import field, frozen
 from crc32c import crc32c
 
-from raftmq.durable_file import replace_file
+from raftmq.durable_file import replacing
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import NewerFormatError, UnusableLogError
 from raftmq.ports import Disk, DiskError, DiskFullError
@@ -38,6 +39,8 @@ _TUPLE: Final = struct.Struct(">B3xiqqqII")
 _FILE: Final = struct.Struct(">4sBB2xqI")
 _CRC: Final = struct.Struct(">I")
 _MAGIC: Final = b"RMQL"
+_SHRUNK: Final = 16
+"""A file to come is smaller once so much more room is kept than is wanted."""
 
 
 @frozen(slots=True)
@@ -148,8 +151,12 @@ class LocalStart:
     def encode(self) -> bytes:
         """Both copies, each with room for a record that is a quarter larger, in whole blocks."""
         data = self.record()
-        room = len(data) + len(data) // 4
-        return data.ljust(room + -room % _BLOCK, b"\0") * 2
+        return data.ljust(_in_blocks(len(data) + len(data) // 4), b"\0") * 2
+
+    def record_bytes(self, state_bytes: int) -> int:
+        """How large one copy would be with a state of that size, without what pads it."""
+        tuple_bytes = _TUPLE.size + len(self.log_start.configuration) + state_bytes + _CRC.size
+        return _FILE.size + tuple_bytes + _CRC.size
 
     def record(self) -> bytes:
         """One copy, without what pads it."""
@@ -183,13 +190,22 @@ def _decode_copy(data: bytes, at: int) -> LocalStart | None:
     return LocalStart(log_start, RaftIndex(truncated_end), Pending(pending))
 
 
+def _in_blocks(size: int) -> int:
+    return size + -size % _BLOCK
+
+
 class LogStartFile:
     """Reads and replaces the file `log-start` of one folder."""
+
+    __slots__ = ("_disk", "_folder", "_kept_bytes", "_local", "_path", "_room_bytes")
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
         self._folder = folder
         self._path = f"{folder}/log-start"
+        self._local: LocalStart | None = None  # what the file says
+        self._room_bytes = 0  # of one copy, in the file as it is
+        self._kept_bytes = 0  # of one copy, in every file to come
 
     def read(self) -> LocalStart | None:
         """What the file says; None when it is absent.
@@ -209,9 +225,46 @@ class LogStartFile:
         local = LocalStart.decode(data)
         if local is None:
             raise UnusableLogError(f"{self._path}: both copies are damaged")
+        self._local, self._room_bytes = local, len(data) // 2
         if data != local.record().ljust(len(data) // 2, b"\0") * 2:
             self.finish(local)  # one copy was damaged
         return local
+
+    def reserve(self, state_bytes: int) -> None:
+        """Have room for a record whose state has so many bytes: on a full disk there is no more.
+
+        The room is twice as large, so that a state that grows asks for it now and then only.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: the record, which is the same as before, may stand in the old or new file.
+        """
+        local = self._local
+        assert local is not None, "a file is read or made before it is to grow"
+        wanted_bytes = local.record_bytes(state_bytes)
+        if wanted_bytes > self._room_bytes:
+            kept_bytes, self._kept_bytes = self._kept_bytes, _in_blocks(2 * wanted_bytes)
+            try:
+                self._write_new(local)
+            except DiskFullError:
+                self._kept_bytes = kept_bytes
+                raise
+        elif self._kept_bytes > _SHRUNK * wanted_bytes:
+            self._kept_bytes = _in_blocks(2 * wanted_bytes)
+
+    def _write_new(self, local: LocalStart) -> None:
+        data = local.encode()
+        half = max(len(data) // 2, self._kept_bytes)
+        with replacing(self._disk, self._path) as file:
+            if half == len(data) // 2:
+                file.pwrite(data, 0)
+            else:  # most of it is never written
+                file.allocate(2 * half)
+                record = local.record()
+                file.pwrite(record, 0)
+                file.pwrite(record, half)
+        file.close()
+        self._local, self._room_bytes = local, half
 
     def replace(self, local: LocalStart) -> None:
         """Replace the file; durable on return, old or new at every moment.
@@ -221,7 +274,7 @@ class LogStartFile:
             DiskError: either of them may be in place.
         """
         try:
-            replace_file(self._disk, self._path, local.encode())
+            self._write_new(local)
         except DiskFullError:
             if not self._write_over(local):
                 raise
@@ -236,7 +289,7 @@ class LogStartFile:
         """
         with no_way_back(self._folder):
             if not self._write_over(local):
-                replace_file(self._disk, self._path, local.encode())  # damage cut the file short
+                self._write_new(local)  # damage cut the file short
 
     def _write_over(self, local: LocalStart) -> bool:
         """Write over one copy after the other, so that one is sound at every moment; durable on
@@ -260,4 +313,5 @@ class LogStartFile:
                     file.fdatasync()
         finally:
             file.close()
+        self._local, self._room_bytes = local, half
         return True

@@ -468,6 +468,15 @@ class ReplicatedLog(ReadableLog):
         except DiskFullError:
             return  # the old file stays, with more in it than need be
 
+    def reserve_start(self, state_bytes: int) -> None:
+        """Have room for a log start with a state of that size, should the disk be full by then.
+
+        Raises:
+            DiskFullError: it is; nothing changed.
+            DiskError: fatal.
+        """
+        self._start_file.reserve(state_bytes)
+
     def reset_to(self, log_start: LogStart) -> None:
         """Begin anew at a leader's log start; durable on return, and then the old data is gone.
 

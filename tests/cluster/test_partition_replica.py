@@ -235,6 +235,33 @@ def test_deleted_records_are_gone_though_the_disk_is_full() -> None:
     assert node.partition.list_offset(1_000_150).offset == 4
 
 
+def test_records_of_many_producers_are_deleted_though_the_disk_is_full() -> None:
+    """What is known of them has grown tenfold since anything was written of it."""
+    node = started()
+    for producer_id in range(300):
+        for sequence in range(3):
+            records = [NewRecord(b"k", b"v")]
+            data = build_batch(
+                records,
+                timestamp=1_000_000,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+            node.produce(memoryview(data))
+        node.flush()
+    for _ in range(20):
+        node.multiraft.tick()
+        node.flush()
+    node.disk.capacity_bytes = node.disk.used_bytes()
+    result = node.partition.delete_records(900, 1000)
+    assert isinstance(result, Promise)
+    node.flush()
+    assert node.replica.log.log_start_offset == 900
+    assert len(node.replica.log.log_start.state) > 20_000
+    assert node.disk.used_bytes() < node.disk.capacity_bytes
+
+
 def test_timestamps_are_found() -> None:
     node = started()
     for i in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 import attrs
@@ -204,6 +205,67 @@ def test_a_record_that_outgrew_its_room_changes_nothing() -> None:
     assert log.log_start_offset == 0
     assert len(all_entries(log)) == 21
     assert open_log(disk, claimed=log.flushed_end).end_index == 41
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+@pytest.mark.parametrize("size", [1_000, 9_000, 60_000])
+def test_room_for_a_state_that_grew_is_kept_beforehand(size: int, *, is_reopened: bool) -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    for state_bytes in range(0, size + 1, 1_000):  # it grows
+        log.reserve_start(state_bytes)
+    if is_reopened:
+        log = open_log(disk, claimed=log.flushed_end)
+    disk.capacity_bytes = disk.used_bytes()
+    log.reserve_start(size)
+    log.move_start(attrs.evolve(log.start_at(Offset(10)), state=b"s" * size))
+    disk.capacity_bytes = disk.used_bytes()
+    log.reset_to(attrs.evolve(log.start_at(Offset(20)), state=b"t" * size))
+    assert open_log(disk, claimed=log.flushed_end).log_start.state == b"t" * size
+
+
+def test_room_is_kept_in_few_steps_and_given_back() -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    path = f"{log.folder}/log-start"
+    sizes = []
+    for state_bytes in range(0, 300_000, 1_000):
+        log.reserve_start(state_bytes)
+        assert disk.files()[path] // 2 >= state_bytes
+        sizes.append(disk.files()[path])
+    assert len(set(sizes)) < 10
+    log.move_start(attrs.evolve(log.start_at(Offset(10)), state=b"s"))
+    assert disk.files()[path] == sizes[-1], "it will be needed again"
+    log.reserve_start(1_000)
+    log.move_start(attrs.evolve(log.start_at(Offset(12)), state=b"s"))
+    assert disk.files()[path] == 8192
+
+
+def test_what_cannot_be_reserved_changes_nothing() -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    disk.capacity_bytes = disk.used_bytes()
+    for _ in range(2):
+        with pytest.raises(DiskFullError):
+            log.reserve_start(9_000)
+    disk.capacity_bytes = disk.used_bytes() + 8192
+    log.move_start(log.start_at(Offset(10)))  # in a file as large as before
+    disk.capacity_bytes = None
+    log.reserve_start(9_000)
+    assert open_log(disk, claimed=log.flushed_end).log_start_offset == 10
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_power_lost_while_room_is_reserved(seed: int) -> None:
+    disk = sim_disk()
+    log = filled(disk, 20)
+    log.move_start(attrs.evolve(log.start_at(Offset(10)), state=b"s" * 100))
+    disk.crash_after(1 + seed)
+    with suppress(SimCrash):
+        log.reserve_start(9_000)
+    disk.crash(Random(seed))
+    again = open_log(disk, claimed=41)
+    assert (again.log_start_offset, again.log_start.state) == (10, b"s" * 100)
 
 
 def test_a_file_without_room_to_grow_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
