@@ -618,6 +618,12 @@ class PeerLinks:
                 node_id = identity.node_id
                 if version < self._hello.spoken[0]:
                     raise PeerRefusedError(f"format {version} is not spoken here any more")
+                if reason := self._why_no_room(node_id, name):
+                    # Others came in while our hello was on its way.
+                    self.refusals["limit"] += 1
+                    self._tell_refused(sock, node_id, reason)
+                    return
+                self._make_room(node_id, name)
                 await self._attend(sock, identity, name, version)
         except (OSError, EOFError):
             pass  # the peer went away
@@ -642,22 +648,23 @@ class PeerLinks:
             await self._until_whole(identity.node_id)
             if reason := check_hello(self._hello, theirs):
                 self.refusals["identity"] += 1
-            elif reason := self._check_room(identity.node_id, theirs.stream):
+            elif reason := self._why_no_room(identity.node_id, theirs.stream):
                 self.refusals["limit"] += 1
             reason = reason[:REASON_LENGTH_MAX]
             mine = msgspec.structs.replace(self._hello, refusal=reason)
             await _write_hello(sock, mine)
             if not reason:
                 return identity, theirs.stream, common_format(mine, theirs)
-            self._log.warning(
-                "refused a peer", peer=identity.node_id, reason=reason, where=_remote(sock)
-            )
+            self._tell_refused(sock, identity.node_id, reason)
         if limit.cancelled_caught:
             self.refusals["deadline"] += 1
         return None
 
-    def _check_room(self, node_id: NodeId, name: str) -> str:
-        """Say why there is no room for another stream; "" when there is.
+    def _tell_refused(self, sock: socket.socket, node_id: NodeId, reason: str) -> None:
+        self._log.warning("refused a peer", peer=node_id, reason=reason, where=_remote(sock))
+
+    def _why_no_room(self, node_id: NodeId, name: str) -> str:
+        """Say why there is no room for another stream; "" when there is or can be made.
 
         Nobody can prove yet who he is. So the streams that work are kept, whoever says that they
         are his: where there are too many, the youngest goes on which nothing has come.
@@ -667,14 +674,19 @@ class PeerLinks:
             if node_id not in guests and len(guests) >= GUESTS_MAX:
                 return f"{len(guests)} nodes that this cluster does not know are connected"
         accepted = self._accepted.get((node_id, name), [])
+        is_full = len(accepted) >= STREAMS_PER_KIND_MAX
+        if is_full and all(each.reader.has_heard for each in accepted):
+            return f"node {node_id} has {len(accepted)} streams of kind {name} here"
+        return ""
+
+    def _make_room(self, node_id: NodeId, name: str) -> None:
+        """End the youngest stream on which nothing has come, if there are too many."""
+        accepted = self._accepted.get((node_id, name), [])
         if len(accepted) >= STREAMS_PER_KIND_MAX:
             silent = [each for each in accepted if not each.reader.has_heard]
-            if not silent:
-                return f"node {node_id} has {len(accepted)} streams of kind {name} here"
             self.refusals["limit"] += 1
             silent[-1].reader.refuse(PeerRefusedError("a newer stream takes its place"))
             accepted.remove(silent[-1])
-        return ""
 
     async def _attend(
         self, sock: socket.socket, identity: PeerIdentity, name: str, version: int

@@ -178,6 +178,7 @@ class FrameReader:
                 raise self._error from None  # it is why the stream ended
             raise
         finally:
+            self._error = None  # its traceback holds this reader, and with it half a frame
             self._memory.give_back(self)
 
     async def _run(self) -> None:

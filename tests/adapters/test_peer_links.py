@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import msgspec
@@ -697,6 +698,53 @@ async def test_a_stranger_does_not_push_out_a_peer_that_speaks() -> None:
         real.send(FRAME_HEADER.pack(4, crc32c(b"more"), KIND_RAFT) + b"more")
         await b.until(lambda: len(b.frames) == 2)
         for sock in [real, *others]:
+            sock.close()
+
+
+async def test_peers_that_come_at_once_are_as_few() -> None:
+    b = Node(2)
+    socks: list[socket.socket] = []
+
+    async def come(node_id: int) -> None:
+        with suppress(PeerRefusedError):  # told before others took the last place
+            socks.append(await say_hello(b, node_id))
+
+    async with running(b):
+        async with trio.open_nursery() as nursery:
+            for n in range(100, 100 + 2 * peer_links.GUESTS_MAX):
+                nursery.start_soon(come, n)
+        await b.until(lambda: b.links.refusals["limit"] == peer_links.GUESTS_MAX)
+        assert len({peer for peer, _ in b.links._accepted}) == peer_links.GUESTS_MAX
+        b.links.set_addresses({NodeId(1): Address("127.0.0.1", 1)})
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(come, 1)
+        await b.until(lambda: b.links.refusals["limit"] > peer_links.GUESTS_MAX + 6)
+        assert len(b.links._accepted[NodeId(1), "bulk"]) == peer_links.STREAMS_PER_KIND_MAX
+        for sock in socks:
+            sock.close()
+
+
+async def test_a_stream_that_ends_leaves_nothing_to_the_collector() -> None:
+    """Half a frame of it may be a megabyte, which its peers' share of memory counts no longer."""
+    b = Node(2)
+    half = FRAME_HEADER.pack(8 << 20, 0, KIND_RAFT) + bytes(100)
+    async with running(b):
+        gc.collect()
+        gc.disable()
+        try:
+            socks = [await say_hello(b, 1) for _ in range(peer_links.STREAMS_PER_KIND_MAX)]
+            for sock in socks:
+                sock.send(half)
+            socks += [await say_hello(b, 1) for _ in range(3)]  # each takes the place of another
+            await b.until(lambda: b.links.refusals["limit"] == 3)
+            await b.until(lambda: len(b.links._readers) == peer_links.STREAMS_PER_KIND_MAX)
+            await trio.testing.wait_all_tasks_blocked()
+            readers = [one for one in gc.get_objects() if type(one) is peer_reader.FrameReader]
+            assert len(readers) == peer_links.STREAMS_PER_KIND_MAX
+        finally:
+            gc.enable()
+        for sock in socks:
             sock.close()
 
 
