@@ -109,6 +109,8 @@ class PeerFrameMaker:
             "stream": random.choice((*STREAMS, "", "none", "heartbeat\n")),
             "address": random.choice(("", "127.0.0.1:1", "no such host:0", ":", "a" * 500)),
             "formation_id": random.choice((target.formation_id, "", "\x1b[1m")),
+            "formats": random.choice((None, [5, 6], [6, 5], [0, 1 << 40], [-1], "5", [1 << 70, 9])),
+            "why": random.choice(("", "because\nfatal", "w" * 3000)),
             "refusal": random.choice(("", "", "go away\nfatal")),
         }
         for name in random.sample(sorted(fields), random.randrange(3)):
