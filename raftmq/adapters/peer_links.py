@@ -80,6 +80,11 @@ STREAMS_PER_KIND_MAX: Final = 3
 """So many streams of a kind may one node hold here. More than one, since a connection whose other
 end lost its power stands for seconds after the next one comes."""
 HURRY_S: Final = 0.2
+ENDING_LOOKS: Final = 25
+"""The streams of a process that was killed end a moment after it, perhaps after the next came."""
+ENDING_LOOK_S: Final = 0.02
+RIVAL_S: Final = 30.0
+"""So long a second process of a node is told of, after it was refused last."""
 """A hello shortens the wait for the next dial so often."""
 REASON_LENGTH_MAX: Final = 300
 _TOLD_MAX: Final = 64
@@ -137,6 +142,10 @@ class Hello(msgspec.Struct, frozen=True):
     refusal: str = ""
     formats: tuple[int, int] | None = None
     why: str = ""
+    process_id: str = ""
+    """Drawn at each start: two processes that both live are two, also with the same storage."""
+    is_taken: bool = False
+    """Beside a refusal: another process of this node id stands."""
 
     @property
     def spoken(self) -> tuple[int, int]:
@@ -202,6 +211,7 @@ class PeerLinks:
         cluster_id: str,
         node_id: NodeId,
         storage_id: StorageId,
+        process_id: str,
         address: Address | None = None,
         queue_bytes_max: int,
         on_frame: FrameHandler,
@@ -217,6 +227,7 @@ class PeerLinks:
         """Make links that `run` opens.
 
         Args:
+            process_id: differs from that of every other process of this node.
             address: where this node listens, told to others for their logs.
             memory_bytes_max: bytes of incomplete frames from all peers together.
             on_broken_invariant: called with the reason why the node must stop.
@@ -231,6 +242,7 @@ class PeerLinks:
             BULK,
             str(address) if address is not None else "",
             formats=formats,
+            process_id=process_id,
         )
         self._queue_bytes_max = queue_bytes_max
         self._on_frame = on_frame
@@ -256,6 +268,9 @@ class PeerLinks:
         self.block_to: frozenset[NodeId] = frozenset()
         self.block_from: frozenset[NodeId] = frozenset()
         self._block_changed = trio.Event()
+        self.taken: dict[NodeId, str] = {}
+        """Words of the peers that refuse this process, as they know another one of its node id."""
+        self._rivals: dict[NodeId, tuple[Hello, float]] = {}
 
     def set_formation(self, formation_id: str) -> None:
         """Say from now on which formation of the cluster this node belongs to."""
@@ -393,12 +408,7 @@ class PeerLinks:
         stream = self._streams.get((node_id, BULK))
         if stream is None or stream.sock is None or node_id in self.block_from:
             return False
-        try:
-            return stream.sock.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return _has_ended(stream.sock)
 
     def queued_bytes(self) -> dict[NodeId, int]:
         """Bytes waiting for each peer."""
@@ -505,10 +515,12 @@ class PeerLinks:
             sock, identity = await self._dial(stream)
         except (OSError, trio.TooSlowError, EOFError, UnicodeError):
             stream.has_failed = True
+            self.taken.pop(stream.node_id, None)
             return True  # not up yet, just gone, or no name that can be looked up: try again
         except (PeerRefusedError, RemoteProtocolError) as error:
             reason = str(error)[:REASON_LENGTH_MAX]
-            self._log.warning("peer refused", peer=stream.node_id, reason=reason)
+            if stream.node_id not in self.taken:  # its node tells that once
+                self._log.warning("peer refused", peer=stream.node_id, reason=reason)
             stream.has_failed = True
             return False
         stream.has_failed = False
@@ -567,9 +579,11 @@ class PeerLinks:
                 reason = check_hello(self._hello, theirs)  # which may demand more by now
                 if not reason and theirs.node_id != stream.node_id:
                     reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
+                self._heed(stream.node_id, theirs)
                 if reason:
                     raise PeerRefusedError(f"{address}: {reason}")
                 stream.version = common_format(self._hello, theirs)
+                stream.process_id = theirs.process_id
                 return sock, _identity(theirs)
             except BaseException:
                 sock.close()
@@ -646,12 +660,16 @@ class PeerLinks:
                 self._log.warning("no hello of a peer", reason=reason, where=_remote(sock))
                 return None
             await self._until_whole(identity.node_id)
+            is_rival = False
             if reason := check_hello(self._hello, theirs):
                 self.refusals["identity"] += 1
             elif reason := self._why_no_room(identity.node_id, theirs.stream):
                 self.refusals["limit"] += 1
+            elif is_rival := await self._is_rival(theirs):
+                self.refusals["identity"] += 1
+                reason = self._tell_rival(theirs)
             reason = reason[:REASON_LENGTH_MAX]
-            mine = msgspec.structs.replace(self._hello, refusal=reason)
+            mine = msgspec.structs.replace(self._hello, refusal=reason, is_taken=is_rival)
             await _write_hello(sock, mine)
             if not reason:
                 return identity, theirs.stream, common_format(mine, theirs)
@@ -687,6 +705,54 @@ class PeerLinks:
             self.refusals["limit"] += 1
             silent[-1].reader.refuse(PeerRefusedError("a newer stream takes its place"))
             accepted.remove(silent[-1])
+
+    # ---- two processes with one node id ----
+
+    async def _is_rival(self, theirs: Hello) -> bool:
+        """True when another process answers at that node's address, and did not just end.
+
+        A node is one process with one storage: a second one, be it with a copied data folder or
+        with an empty one, would answer for what the first promised, or take its place. Only streams
+        that were dialled tell who is the first: anybody may come and say that he is a node.
+        """
+        for _ in range(ENDING_LOOKS):
+            if not self._stands_otherwise(theirs):
+                return False
+            await trio.sleep(ENDING_LOOK_S)
+        return self._stands_otherwise(theirs)
+
+    def _stands_otherwise(self, theirs: Hello) -> bool:
+        streams = [self._streams.get((NodeId(theirs.node_id), name)) for name in STREAMS]
+        return any(
+            stream is not None
+            and stream.sock is not None
+            and "" not in (stream.process_id, theirs.process_id)
+            and stream.process_id != theirs.process_id
+            and not _has_ended(stream.sock)
+            for stream in streams
+        )
+
+    def _tell_rival(self, theirs: Hello) -> str:
+        """What the process is told that came second."""
+        node_id = NodeId(theirs.node_id)
+        self._rivals[node_id] = theirs, trio.current_time()
+        where = self._addresses[node_id][0]
+        return (
+            f"node_id {node_id} is taken: another process with this node_id answers at {where}. "
+            "Stop one of the two, or give this one a node_id and a data folder of its own"
+        )
+
+    def _heed(self, node_id: NodeId, theirs: Hello) -> None:
+        """Keep what a peer says of this process."""
+        if theirs.is_taken:
+            self.taken[node_id] = theirs.refusal[:REASON_LENGTH_MAX]
+        else:
+            self.taken.pop(node_id, None)
+
+    def rivals(self) -> list[Hello]:
+        """Processes that were refused lately, since another one of their node id lives."""
+        since_s = trio.current_time() - RIVAL_S
+        return [hello for hello, at_s in self._rivals.values() if at_s >= since_s]
 
     async def _attend(
         self, sock: socket.socket, identity: PeerIdentity, name: str, version: int
@@ -803,6 +869,16 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
     trio.TooSlowError: "deadline",
     MemoryError: "memory",
 }
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """True when the other side closed a connection and all that it sent was read."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _single(error: Exception) -> Exception:

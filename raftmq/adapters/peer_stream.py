@@ -53,6 +53,8 @@ class PeerStream:
     sock: socket.socket | None = None
     version: int = 0
     """The format that its present or last connection has."""
+    process_id: str = ""
+    """The process at its other end, "" for one that does not say."""
     queue: deque[memoryview] = field(factory=deque)
     queued_bytes: int = 0
     sent_bytes: int = 0

@@ -177,6 +177,8 @@ class Picture:
                 found.append(f"node {answer['node_id']}: its disk is full")
             if disk.get("is_stuck"):  # a node that was not restarted yet does not say so
                 found.append(f"node {answer['node_id']}: its disk does not answer")
+        rivals = [rival for answer in self.answers for rival in answer.get("rivals", ())]
+        found += sorted({_rival_text(rival) for rival in rivals})
         return found
 
     @property
@@ -186,6 +188,13 @@ class Picture:
             report.status is not None and report.status["health"]["status"] == "ok"
             for report in self.reports
         )
+
+
+def _rival_text(rival: dict[str, Any]) -> str:
+    return (
+        f"node_id {rival['node_id']} is used twice: a process at {rival['address']} with storage "
+        f"{rival['storage_id']} is refused; stop it, or give it a node_id of its own"
+    )
 
 
 def _how_much(metadata: dict[str, Any]) -> tuple[bool, int, int]:

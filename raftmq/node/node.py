@@ -51,6 +51,10 @@ logger = structlog.get_logger("raftmq.node")
 
 PEER_LINES_MAX: Final = 20
 """Lines of one event in ten seconds: all peers of a large cluster may come at once."""
+RIVAL_POLL_S: Final = 0.25
+RIVAL_PATIENCE_S: Final = 10.0
+"""So long a start waits for another process of its node id to end: longer than a connection to a
+host that lost power can seem to stand."""
 ADMIN_WAIT_S: Final = 1.0
 """So long after the node is ready its admin pages are imported, if nobody asks for them before."""
 
@@ -107,6 +111,7 @@ class Node(NodeCore):
                 nursery.start_soon(self._end_when_failed, nursery.cancel_scope)
                 nursery.start_soon(self._end_when_stopped, nursery.cancel_scope)
                 nursery.start_soon(self._warm_up)
+                nursery.start_soon(self._watch_rival)
                 await nursery.start(self.links.run, self._peer_sock)
                 nursery.start_soon(self.plane.tick_forever)
                 await self.join()
@@ -123,6 +128,30 @@ class Node(NodeCore):
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
             self._close(journal, folder)
+
+    async def _watch_rival(self) -> None:
+        """Say that another process has this node's id; end, if it stays so before this one serves.
+
+        One that served already goes on with the peers that know it: it may be the right one.
+        """
+        told, since_s = "", 0.0
+        while True:
+            await trio.sleep(RIVAL_POLL_S)
+            reason = self.taken
+            if reason != told:
+                told, since_s = reason, trio.current_time()
+                if reason:
+                    logger.error("the cluster refuses this node", reason=reason)
+            elif (
+                reason and not self.is_serving and trio.current_time() - since_s > RIVAL_PATIENCE_S
+            ):
+                self.plane.fail(reason)
+                return
+
+    @property
+    def taken(self) -> str:
+        """What peers say that know another process of this node id; "" for none."""
+        return next(iter(self.links.taken.values()), "")
 
     # ---- coming up ----
 
@@ -146,6 +175,7 @@ class Node(NodeCore):
                 cluster_id=self.config.cluster_id,
                 node_id=self.node_id,
                 storage_id=folder.storage_id,
+                process_id=f"{random.getrandbits(64):016x}",
                 address=self.config.peer_address,
                 queue_bytes_max=self.config.peer_queue_bytes_max,
                 on_frame=ears.frame_received,

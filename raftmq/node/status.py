@@ -32,7 +32,7 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
     if node.plane.failure is not None:
         reason = node.plane.failure
     elif not node.is_serving:
-        reason = "starting" if lifecycle.refusal is None else lifecycle.refusal
+        reason = node.taken or lifecycle.refusal or "starting"
     elif lifecycle.is_draining:
         reason = "stopping"
     elif lifecycle.is_isolated:
@@ -70,6 +70,10 @@ async def describe(node: Node) -> dict[str, Any]:
         "metadata": _metadata(node),
         "brokers": _brokers(node),
         "turned_away": {str(n): control.turned_away[n] for n in sorted(control.turned_away)},
+        "rivals": [
+            {"node_id": hello.node_id, "storage_id": hello.storage_id, "address": hello.address}
+            for hello in node.links.rivals()
+        ],
         "partitions": await _partitions(node),
         "not_running": await _not_running(node),
         "unheld": await _unheld(node),

@@ -50,6 +50,8 @@ class Node:
         queue_bytes_max: int = 1 << 20,
         memory_bytes_max: int = 64 << 20,
         formats: tuple[int, int] = PEER_FORMATS,
+        storage_id: int | None = None,
+        process_id: str = "",
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
@@ -63,7 +65,8 @@ class Node:
         self.links = PeerLinks(
             cluster_id=cluster_id,
             node_id=NodeId(node_id),
-            storage_id=StorageId(node_id * 11),
+            storage_id=StorageId(node_id * 11 if storage_id is None else storage_id),
+            process_id=process_id or f"process {node_id}",
             queue_bytes_max=queue_bytes_max,
             on_frame=self.on_frame,
             on_identity=self.on_identity,
@@ -812,3 +815,52 @@ async def test_a_bug_at_a_border_costs_a_stream_and_is_told_once(
     kinds = {line["where"] for line in told}
     assert len([line for line in told if line["exc_info"]]) == len(kinds), "each kind once in full"
     assert bool(b.broken) == isinstance(bug, AssertionError), "a broken invariant stops the node"
+
+
+@pytest.mark.parametrize("storage_id", [11, 7], ids=["same storage", "other storage"])
+async def test_a_second_process_of_a_node_is_refused_and_told_why(storage_id: int) -> None:
+    a, b = Node(1), Node(2)
+    rival = Node(1, storage_id=storage_id, process_id="rival")
+    introduce(a, b)
+    rival.links.set_addresses({NodeId(2): b.address})
+    async with running(a, b):
+        await b.until(lambda: b.links.is_connected(NodeId(1)))
+        async with running(rival):
+            await rival.until(lambda: rival.links.taken)
+            assert "node_id 1 is taken" in rival.links.taken[NodeId(2)]
+            assert not rival.links.is_connected(NodeId(2))
+            (told,) = b.links.rivals()
+            assert (told.node_id, told.storage_id) == (1, f"{storage_id:016x}")
+            assert told.address == str(rival.address)
+        assert a.links.is_connected(NodeId(2))
+        assert a.links.taken == {}
+        assert a.lost == b.lost == []
+
+
+async def test_who_only_says_that_it_is_a_node_keeps_the_node_out_of_nothing() -> None:
+    """Anybody can come to the port first; the process at the node's address is the node."""
+    a, b, stranger = Node(1), Node(2), Node(1, storage_id=7, process_id="stranger")
+    introduce(a, b)
+    stranger.links.set_addresses({NodeId(2): b.address})
+    b.links.set_addresses({NodeId(1): a.address})
+    async with running(b, stranger):
+        await b.until(lambda: stranger.links.is_connected(NodeId(2)))
+        async with running(a):
+            await a.until(lambda: a.links.is_connected(NodeId(2)))
+            await a.until(lambda: b.links.is_connected(NodeId(1)))
+            assert a.links.taken == {}
+            assert b.links.rivals() == []
+
+
+async def test_the_next_process_of_a_node_comes_as_soon_as_the_first_has_ended() -> None:
+    first, then, other = Node(1), Node(1, process_id="then"), Node(2)
+    introduce(first, other)
+    then.links.set_addresses({NodeId(2): other.address})
+    async with running(other):
+        async with running(first):
+            await other.until(lambda: other.links.is_connected(NodeId(1)))
+            await first.until(lambda: first.links.is_connected(NodeId(2)))
+        async with running(then):
+            await then.until(lambda: then.links.is_connected(NodeId(2)))
+            assert then.links.taken == {}
+    assert other.links.refusals["identity"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -196,6 +197,31 @@ def test_brokers_settings_change_while_they_run(three: Dev) -> None:
     assert three.run("node", "config", "unset", "2", "num.partitions").returncode == 0
     assert three.run("cluster", "config", "unset", "num.partitions").returncode == 0
     assert len(three.run("cluster", "config", "show").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied data", "empty data"])
+def test_a_second_process_of_a_node_ends_and_is_named(
+    tmp_path: Path, three: Dev, is_copied: bool
+) -> None:
+    """It has another address and a folder of its own, which no lock of a file can notice."""
+    text = (three.folder / "node-1.toml").read_text()
+    if is_copied:
+        shutil.copytree(three.folder / "node-1", tmp_path / "node-1")
+    ports = iter(free_ports(3))
+    text = re.sub(r'(_listener = ".*:)\d+', lambda found: f"{found[1]}{next(ports)}", text)
+    text = text.replace(str(three.folder / "node-1"), str(tmp_path / "node-1"))
+    (tmp_path / "node.toml").write_text(text)
+    command = [RAFTMQ, "start", "--config", str(tmp_path / "node.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as second:
+        wait_until(
+            lambda: "node_id 1 is used twice" in three.run("cluster", "status").stdout,
+            what="status names it",
+        )
+        _, log = second.communicate(timeout=60)
+        assert second.returncode == 1
+    assert b"node must stop" in log
+    assert b"node_id 1 is taken: another process with this node_id answers at 127.0.0.1:" in log
+    assert three.run("topic", "list").returncode == 0
 
 
 def test_a_dead_cluster_is_told_without_a_traceback(

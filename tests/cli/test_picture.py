@@ -15,6 +15,7 @@ import pytest
 from raftmq.cli.picture import Picture, remarks, take_picture
 from tests.cli.conftest import Call
 
+RIVAL = {"node_id": 3, "storage_id": "0f", "address": "h:9"}
 TROUBLE = "no quorum: 1 of voters [1, 2] are there, node 1 misses [2]"
 
 
@@ -195,6 +196,11 @@ def test_remarks(more: dict[str, Any], text: str) -> None:
             [answer(1, {}), answer(2, {}, disk={"is_full": False, "is_stuck": True})],
             [1, 2],
             ["node 2: its disk does not answer"],
+        ),
+        (
+            [answer(n, {}, rivals=[RIVAL]) for n in (1, 2)],
+            [1, 2],
+            ["node_id 3 is used twice: a process at h:9 with storage 0f is refused"],
         ),
         ([], [1, 2], []),
     ],
