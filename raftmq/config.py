@@ -147,6 +147,12 @@ class NodeConfig:
         "Most client connections from one address (max.connections.per.ip); 0 is no limit.",
         default=0,
     )
+    connections_per_ip_overrides: str = _key(
+        "Another number for single addresses, such as 10.0.0.7:100,batch.example:0 "
+        "(max.connections.per.ip.overrides); 0 refuses all of that address. A name stands for the "
+        "addresses that it has when the node starts.",
+        default="",
+    )
     descriptors_reserved: int = _key(
         "File descriptors that clients never get: the last ones that the process may have are for "
         "other nodes, the admin port, files and clean-up.",
@@ -291,6 +297,7 @@ KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
     "max.connection.creation.rate": "connection_creation_rate_max",
     "max.connections": "connections_max",
     "max.connections.per.ip": "connections_per_ip_max",
+    "max.connections.per.ip.overrides": "connections_per_ip_overrides",
     "node.id": "node_id",
     "raftmq.admin.listener": "admin_listener",
     "replica.catchup.bytes.per.s": "replica_catchup_bytes_per_s",
@@ -360,7 +367,16 @@ _ADDRESSES: Final = frozenset(
     {"client_listener", "peer_listener", "admin_listener"}
     | {"advertised_client", "advertised_peer", "advertised_admin"}
 )
-_TEXTS: Final = frozenset({"cluster_id", "rack", "metadata_engine", "log_format", "log_level"})
+_TEXTS: Final = frozenset(
+    {
+        "cluster_id",
+        "rack",
+        "connections_per_ip_overrides",
+        "metadata_engine",
+        "log_format",
+        "log_level",
+    }
+)
 
 
 def _read(name: str, value: Any, origin: str) -> Any:
@@ -491,7 +507,27 @@ def _check(config: NodeConfig) -> None:
         value = getattr(config, attribute.name)
         if isinstance(value, int) and value < 0:
             raise ConfigError(f"key {attribute.name!r}: must not be negative")
+    connections_per_ip(config.connections_per_ip_overrides)
     _check_told(config)
+
+
+def connections_per_ip(text: str) -> dict[str, int]:
+    """Hosts with their bounds, from `HOST:COUNT,HOST:COUNT`; what is said last counts.
+
+    Raises:
+        ConfigError: it reads otherwise.
+    """
+    found = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        host, _, count = word.rpartition(":")
+        host = host.strip().removeprefix("[").removesuffix("]")
+        if not host or not count.strip().isdecimal():
+            raise ConfigError(
+                f"key 'connections_per_ip_overrides': {word!r} is not HOST:COUNT, such as "
+                "10.0.0.7:100"
+            )
+        found[host] = int(count)
+    return found
 
 
 def _check_told(config: NodeConfig) -> None:

@@ -86,6 +86,18 @@ def test_lists_and_tables_come_as_json_in_variables() -> None:
         ("node_id = 1\ndata='d'\nclient_listener='0.0.0.0:9092'", "say in advertised_client"),
         ("node_id = 1\ndata='d'\npeer_listener='[::]:9192'", "say in advertised_peer"),
         ("node_id = 1\ndata='d'\nadvertised_admin='0.0.0.0:1'", "'advertised_admin': 0.0.0.0"),
+        *(
+            (
+                f"node_id = 1\ndata='d'\nconnections_per_ip_overrides='{text}'",
+                f"'connections_per_ip_overrides': '{word}' is not HOST:COUNT",
+            )
+            for text, word in (
+                ("10.0.0.7", "10.0.0.7"),
+                ("a:1,b:-1", "b:-1"),
+                ("a:many", "a:many"),
+                (":3", ":3"),
+            )
+        ),
     ],
 )
 def test_refusals_name_the_key(text: str, told: str) -> None:

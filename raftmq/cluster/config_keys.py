@@ -420,6 +420,7 @@ BROKER_KEYS: Final = check_all(
         _fixed("max.connection.creation.rate", _I, "0", "Most new connections a second; 0: any."),
         _fixed("max.connections", _I, "10000", "Most client connections."),
         _fixed("max.connections.per.ip", _I, "0", "Most connections of one address; 0: any."),
+        _fixed("max.connections.per.ip.overrides", _S, "", "Another number for single addresses."),
         _fixed("max.request.partition.size.limit", _I, "2000", "Most partitions in one answer."),
         _fixed("node.id", _I, "-1", "This broker's number."),
         _fixed("process.roles", _LIST, "broker,controller", "What this node does."),

@@ -109,6 +109,10 @@ class Coordinator(OwnedGroups):
 
         if not name:
             return Promise.resolved(refuse(ErrorCode.INVALID_GROUP_ID))
+        if len(request.instance_id or "") > self.config.instance_id_length_max:
+            return Promise.resolved(refuse(ErrorCode.INVALID_REQUEST))
+        if self._names_nobody(request.member_id, None):
+            return Promise.resolved(refuse(ErrorCode.UNKNOWN_MEMBER_ID))
         low, high = self.config.session_timeout_ms_min, self.config.session_timeout_ms_max
         if not low <= request.session_timeout_ms <= high:
             return Promise.resolved(refuse(ErrorCode.INVALID_SESSION_TIMEOUT))
@@ -117,7 +121,15 @@ class Coordinator(OwnedGroups):
 
     def _new_member_id(self, request: JoinRequest) -> str:
         bits = self._random.getrandbits(128)
-        return f"{request.instance_id or request.client_id or 'consumer'}-{bits:032x}"
+        head = request.instance_id or request.client_id or "consumer"
+        return f"{head[: self.config.member_id_length_max - 33]}-{bits:032x}"
+
+    def _names_nobody(self, member_id: str, instance_id: str | None) -> bool:
+        """True of ids longer than any member can have."""
+        return (
+            len(member_id) > self.config.member_id_length_max
+            or len(instance_id or "") > self.config.instance_id_length_max
+        )
 
     def sync(
         self,
@@ -147,6 +159,8 @@ class Coordinator(OwnedGroups):
 
         if not name:
             return Promise.resolved(SyncResult(ErrorCode.INVALID_GROUP_ID))
+        if self._names_nobody(member_id, instance_id):
+            return Promise.resolved(SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         return self._serve(name, act, SyncResult, ErrorCode.UNKNOWN_MEMBER_ID)
 
     def heartbeat(
@@ -160,6 +174,8 @@ class Coordinator(OwnedGroups):
 
         if not name:
             return Promise.resolved(ErrorCode.INVALID_GROUP_ID)
+        if self._names_nobody(member_id, instance_id):
+            return Promise.resolved(ErrorCode.UNKNOWN_MEMBER_ID)
         return self._serve(name, act, _same, ErrorCode.UNKNOWN_MEMBER_ID)
 
     def leave(self, name: str, members: Sequence[tuple[str, str | None]]) -> Promise[LeaveResult]:
@@ -237,6 +253,8 @@ class Coordinator(OwnedGroups):
             self.commits.add(command, settle)
             return answer
 
+        if self._names_nobody(member_id, instance_id):
+            return Promise.resolved(result(ErrorCode.UNKNOWN_MEMBER_ID))
         missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 else None
         return self._serve(name, act, result, missing)
 

@@ -26,3 +26,5 @@ class GroupConfig:
     offsets_retention_ms: int = 7 * 86_400_000  # offsets.retention.minutes
     retention_check_ms: int = 600_000  # offsets.retention.check.interval.ms
     group_id_bytes_max: int = 4_096  # a key of the metadata state, so it has a limit
+    instance_id_length_max: int = 249  # of group.instance.id, as Kafka's own client has it
+    member_id_length_max: int = 1_024  # no longer one is given out, so none can be meant

@@ -55,7 +55,8 @@ class JoinRequest:
     @property
     def size_bytes(self) -> int:
         """What it brings along, that the group keeps."""
-        return sum(len(name) + len(content) for name, content in self.protocols)
+        words = len(self.protocol_type) + len(self.instance_id or "")
+        return words + sum(len(name) + len(content) for name, content in self.protocols)
 
 
 @frozen(slots=True)

@@ -40,7 +40,7 @@ from raftmq.node.status import describe, health
 from raftmq.node.surroundings import Ears, Surroundings
 from raftmq.server.deadline_task import run_deadlines
 from raftmq.server.idle_poll import hear_later
-from raftmq.server.limits import Limits
+from raftmq.server.limits import Limits, resolve_overrides
 from raftmq.server.listener import ClientPort
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.warm_up import warm_up
@@ -248,6 +248,7 @@ class Node(NodeCore):
             request_memory_bytes_max=config.request_memory_bytes_max,
             connections_max=config.connections_max,
             connections_per_ip_max=config.connections_per_ip_max,
+            connections_per_ip_overrides=resolve_overrides(config.connections_per_ip_overrides),
             descriptors_reserved=config.descriptors_reserved,
             connection_creation_rate_max=config.connection_creation_rate_max,
             pipeline_depth_max=config.pipeline_depth_max,

@@ -7,11 +7,15 @@ together is `request_memory.py`'s.
 
 from __future__ import annotations
 
+import socket
 import struct
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
+from raftmq.config import ConfigError, connections_per_ip
 from raftmq.errors import RemoteProtocolError
 
 FRAME_HEAD: Final = struct.Struct(">iHh")
@@ -36,6 +40,8 @@ class Limits:
     request_memory_bytes_max: int = 256 << 20
     connections_max: int = 10_000
     connections_per_ip_max: int = 0
+    connections_per_ip_overrides: Mapping[str, int] = field(factory=dict)
+    """Of single addresses, in their canonical form (`canonical_host`)."""
     descriptors_reserved: int = 64
     """File descriptors that clients do not get: for peers, the admin port, files and clean-up."""
     connection_creation_rate_max: int = 0
@@ -51,6 +57,40 @@ class Limits:
     the kernel's own choice for others."""
     send_stall_ms: int = 60_000
     """An answer of which the client takes no byte for so long costs its connection."""
+
+
+def canonical_host(host: str) -> str:
+    """An address in the one form in which it is compared; what is none is left as it is.
+
+    A client of IPv4 looks like ::ffff:10.0.0.7 to a socket for both.
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def resolve_overrides(text: str) -> dict[str, int]:
+    """`connections_per_ip_overrides` by canonical address. Asks the resolver about names: not for
+    a loop that serves.
+
+    Raises:
+        ConfigError: it does not read well, or a name has no address.
+    """
+    found = {}
+    for host, count in connections_per_ip(text).items():
+        try:
+            rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(
+                f"key 'connections_per_ip_overrides': {host!r} has no address: {error}"
+            ) from error
+        for *_, address in rows:
+            found[canonical_host(str(address[0]))] = count
+    return found
 
 
 def check_frame(size: int, api_key: int, limits: Limits) -> None:

@@ -19,7 +19,7 @@ import trio
 
 from raftmq.server.connection import Begin, Connection, Shared
 from raftmq.server.cork import Cork, Drains
-from raftmq.server.limits import Limits
+from raftmq.server.limits import Limits, canonical_host
 from raftmq.server.log_rate import RateLimitedLog
 from raftmq.server.metrics import ServerMetrics
 from raftmq.server.pace import Pace
@@ -193,6 +193,10 @@ class ClientPort:
         if len(self.connections) >= limits.connections_max:
             return "connections_max"
         of_host = self._hosts.get(host, 0)
+        if limits.connections_per_ip_overrides:
+            own_max = limits.connections_per_ip_overrides.get(canonical_host(host))
+            if own_max is not None:
+                return "connections_per_ip_overrides" if of_host >= own_max else None
         if limits.connections_per_ip_max and of_host >= limits.connections_per_ip_max:
             return "connections_per_ip_max"
         return None

@@ -14,7 +14,14 @@ from raftmq.cluster.group_image import GroupsImage, GroupState
 from raftmq.config import NodeConfig
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
-from raftmq.node.metrics.groups import GROUPS, LAG, LAG_SECONDS, LEFT_OUT
+from raftmq.node.metrics.groups import (
+    GROUPS,
+    LABEL_BYTES_MAX,
+    LAG,
+    LAG_SECONDS,
+    LEFT_OUT,
+    group_label,
+)
 from raftmq.node.troubles import not_running, troubles, unheld
 from raftmq.ports import DiskError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
@@ -265,6 +272,41 @@ def test_a_log_that_cannot_be_read_costs_its_row_only() -> None:
     scrape = collect(group_node(partitions, {"g": 70}), Ages())
     assert [value for _, value in scrape[LAG].rows] == [30, 30]
     assert [labels for labels, _ in scrape[LAG_SECONDS].rows] == [("g", "t", "1")]
+
+
+LONG = "g" * 4_096
+LABELS_OF: dict[str, str] = {
+    "plain": "plain",
+    "h\u00e9llo w\u00f6rld": "h\u00e9llo w\u00f6rld",
+    "x" * 128: "x" * 128,
+    "x" * 129: "x" * 95 + "~",
+    LONG: "g" * 95 + "~",
+    LONG[:-1] + "h": "g" * 95 + "~",
+    "\u20ac" * 43: "\u20ac" * 31 + "~",
+    "two\nlines": "two\\nlines~",
+    "\x1b[31mred": "\\x1b[31mred~",
+    "g" * 95 + "~" + "0" * 32: "g" * 95 + "~",
+}
+
+
+def test_labels_of_groups_are_short_and_differ() -> None:
+    labels = {name: group_label(name) for name in LABELS_OF}
+    assert len(set(labels.values())) == len(labels)
+    for name, label in labels.items():
+        assert label.startswith(LABELS_OF[name])
+        assert label.isprintable()
+        assert len(label.encode()) <= LABEL_BYTES_MAX
+        assert (label == name) == (LABELS_OF[name] == name)
+        assert label == group_label(name)
+    # Nobody can take the label of another group by its name.
+    assert group_label(labels[LONG]) not in labels.values()
+
+
+def test_lags_are_shown_under_labels() -> None:
+    scrape = collect(group_node([Lagging(0)], {LONG: 70, "two\nlines": 100}), Ages())
+    for metric in (LAG, LAG_SECONDS):
+        shown = {group for (group, _, _), _ in scrape[metric].rows}
+        assert shown == {group_label(LONG), group_label("two\nlines")}
 
 
 def test_too_many_lags_are_summed() -> None:

@@ -26,9 +26,11 @@ from raftmq.cluster.quorum_state import (
 )
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.promise import Promise
-from raftmq.protocol import ApiKey
+from raftmq.protocol import ApiKey, RequestHeader, decode_request, encode_request
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.broker import QUORUM_WAIT_MS
+from raftmq.server.handlers import configs
+from raftmq.server.slices import all_at_once
 from raftmq.types import LeaderEpoch, TopicId, TopicPartition
 from tests.cluster.fake_replica import REPLICAS
 from tests.server.world import NODES, FakeSlot, World, broker_image
@@ -242,6 +244,55 @@ def test_a_broker_config_that_nobody_knows_is_told_without_its_value(version: in
     assert [s.value for s in row.synonyms] == [None]
     if version >= 3:
         assert (row.config_type, row.documentation) == (0, None)
+
+
+def test_what_topics_have_in_common_is_made_once() -> None:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_topic(name)
+    world.add_topic("d", **{"retention.ms": "77"})
+    fields = {"resources": [topic_resource(name) for name in "abcd"]}
+    body = encode_request(ApiKey.DESCRIBE_CONFIGS, 4, fields)
+    request = decode_request(ApiKey.DESCRIBE_CONFIGS, 4, body)
+    header = RequestHeader(int(ApiKey.DESCRIBE_CONFIGS), 4, 1, "c")
+    made = all_at_once(configs.describe_configs(world.broker, header, request))
+    a, b, c, d = [row["configs"] for row in made["results"]]
+    assert a is b is c
+    assert sum(one is not other for one, other in zip(a, d, strict=True)) == 1
+
+
+def topic_resource(name: str) -> dict[str, Any]:
+    return {"resource_type": 2, "resource_name": name, "configuration_keys": None}
+
+
+def test_an_answer_about_configs_has_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(8):  # each with a value of its own
+        world.add_topic(f"t{number}", **{"retention.ms": str(number)})
+    fields: dict[str, Any] = {
+        "resources": [topic_resource(f"t{number}") for number in range(8)],
+        "include_synonyms": True,
+        "include_documentation": True,
+    }
+
+    def ask() -> tuple[list[int], int]:
+        slot = world.send(ApiKey.DESCRIBE_CONFIGS, 4, **fields)
+        while slot.pieces is None:
+            world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
+        size = len(world.body(ApiKey.DESCRIBE_CONFIGS, 4, slot))
+        rows = world.read(ApiKey.DESCRIBE_CONFIGS, 4, slot).results
+        assert all(bool(row.configs) is not bool(row.error_code) for row in rows)
+        assert all(bool(row.error_code) is bool(row.error_message) for row in rows)
+        return [row.error_code for row in rows], size
+
+    codes, whole = ask()
+    assert codes == [0] * 8
+    monkeypatch.setattr(configs, "DESCRIBED_BYTES_MAX", whole // 2)
+    codes, size = ask()
+    assert 0 < codes.count(0) < 5
+    assert codes == sorted(codes)
+    assert set(codes) == {0, int(ErrorCode.INVALID_REQUEST)}
+    assert whole // 4 < size < whole // 2 + 1_000
 
 
 def test_incremental_alter_configs() -> None:

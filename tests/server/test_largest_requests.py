@@ -23,9 +23,10 @@ from raftmq.cluster.broker_messages import (
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
-from raftmq.protocol import ANNOUNCED, ApiKey
+from raftmq.protocol import ANNOUNCED, ApiKey, encode_request
+from raftmq.server.handlers.configs import DESCRIBED_BYTES_MAX
 from tests.groups.world import Nodes
-from tests.server.largest_requests import BODIES, CONTROL_BYTES_MAX, PARTITIONS
+from tests.server.largest_requests import BODIES, CONTROL_BYTES_MAX, NAMES, PARTITIONS
 from tests.server.world import FakeSlot, World
 
 TURN_MS_MAX = NodeConfig.__attrs_attrs__.tick_ms.default * 6 / 4  # type: ignore[attr-defined]
@@ -86,6 +87,32 @@ def test_its_largest_request_holds_nobody_up(world: World, api: ApiKey, kind: st
         slot = ask(world, turns, api, version, body)
         longest.append(turns.longest_ms)
         assert not slot.is_failed
+    assert min(longest) < TURN_MS_MAX, f"{longest} ms in {turns.count} turns"
+
+
+def test_configs_of_many_topics_hold_nobody_up() -> None:
+    """The largest answer, about topics that have nothing in common."""
+    world = World()
+    names = NAMES[:4_000]
+    for number, name in enumerate(names):
+        world.add_topic(name, 0, **{"retention.ms": str(number)})
+    fields = {
+        "resources": [
+            {"resource_type": 2, "resource_name": name, "configuration_keys": None}
+            for name in names
+        ],
+        "include_synonyms": True,
+        "include_documentation": True,
+    }
+    body = encode_request(ApiKey.DESCRIBE_CONFIGS, 4, fields)
+    longest = []
+    for _ in range(3):
+        turns = Turns()
+        slot = ask(world, turns, ApiKey.DESCRIBE_CONFIGS, 4, body)
+        longest.append(turns.longest_ms)
+        assert slot.pieces is not None
+        size = sum(map(len, slot.pieces))
+        assert 0 < size < DESCRIBED_BYTES_MAX
     assert min(longest) < TURN_MS_MAX, f"{longest} ms in {turns.count} turns"
 
 

@@ -11,6 +11,7 @@ import resource
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -22,7 +23,7 @@ import trio.testing
 from raftmq.cluster.broker_messages import NewTopic, Outcome
 from raftmq.cluster.placement import Load
 from raftmq.cluster.topic_validation import Settings, plan_topic
-from raftmq.config import NodeConfig
+from raftmq.config import ConfigError, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.node.process import (
     DESCRIPTORS_AT_START,
@@ -34,7 +35,7 @@ from raftmq.node.process import (
 from raftmq.protocol import ApiKey
 from raftmq.server.dispatch import Dispatcher
 from raftmq.server.handlers.table import HANDLERS
-from raftmq.server.limits import Limits
+from raftmq.server.limits import Limits, canonical_host, resolve_overrides
 from raftmq.server.listener import (
     ACCEPTS_PER_PASS,
     LOCAL_SEND_BYTES,
@@ -66,6 +67,7 @@ LIMITS = {
     "request_elements_max": "server/test_limits.py::test_elements_are_counted",
     "produce_elements_max": "server/test_limits.py::test_elements_are_counted",
     "connections_per_ip_max": "server/test_limits.py::test_one_address_has_so_many_connections",
+    "connections_per_ip_overrides": "server/test_limits.py::test_single_addresses_have_their_own",
     "connection_creation_rate_max": "server/test_limits.py::test_connections_are_taken_at_a_pace",
     "auto_create_topics_max": "server/test_limits.py::test_topics_come_by_name_at_a_pace",
     "group_bytes_max": "groups/test_group_bytes.py::test_a_group_keeps_so_many_bytes",
@@ -241,26 +243,88 @@ print(open("/proc/self/status").read().partition("FDSize:")[2].split()[0])
     assert int(done.stdout) == places
 
 
+async def call_from(host: str, port: int) -> trio.SocketStream:
+    stream = trio.socket.socket()
+    await stream.bind((host, 0))
+    await stream.connect(("127.0.0.1", port))
+    return trio.SocketStream(stream)
+
+
+async def until_counted(metrics: ServerMetrics, accepted: int, refused: int) -> None:
+    with trio.fail_after(5):
+        while (metrics.connections_accepted, metrics.connections_refused) != (accepted, refused):
+            await trio.lowlevel.checkpoint()
+
+
+async def test_single_addresses_have_their_own() -> None:
+    overrides = resolve_overrides("127.0.0.1:3, ::ffff:127.0.0.2:0,127.0.0.3:1, localhost:2")
+    assert overrides["127.0.0.1"] == 2, "what is said last, by any name of it"
+    limits = Limits(connections_per_ip_max=1, connections_per_ip_overrides=overrides)
+    port = ClientPort(lambda *_: None, limits, ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        streams = []
+        for host, accepted, refused in (
+            ("127.0.0.1", 1, 0),
+            ("127.0.0.1", 2, 0),
+            ("127.0.0.1", 2, 1),  # two, though others have one
+            ("127.0.0.2", 2, 2),  # none at all
+            ("127.0.0.3", 3, 2),
+            ("127.0.0.4", 4, 2),  # the number of all others
+            ("127.0.0.4", 4, 3),
+        ):
+            streams.append(await call_from(host, number))
+            await until_counted(port.metrics, accepted, refused)
+        refusals = {"connections_per_ip_overrides": 2, "connections_per_ip_max": 1}
+        assert port.metrics.refusals == refusals
+        for stream in streams:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_override_needs_no_number_for_all() -> None:
+    overrides = resolve_overrides("127.0.0.2:0")
+    limits = Limits(connections_per_ip_overrides=overrides)
+    port = ClientPort(lambda *_: None, limits, ServerMetrics())
+    sock = open_listen_socket("127.0.0.1", 0)
+    number = sock.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(port.serve, sock)
+        streams = [await call_from(host, number) for host in ("127.0.0.2", "127.0.0.1")]
+        await until_counted(port.metrics, 1, 1)
+        for stream in streams:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("host", "canonical"),
+    [
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("local", "local"),
+    ],
+)
+def test_an_address_has_one_form(host: str, canonical: str) -> None:
+    assert canonical_host(host) == canonical
+
+
+def test_a_name_without_an_address_is_said() -> None:
+    for name in ("nobody.invalid", "x" * 70 + ".invalid"):
+        with pytest.raises(ConfigError, match="has no address"):
+            resolve_overrides(f"{name}:3")
+    assert resolve_overrides("[::1]:7, 10.0.0.7:0,") == {"::1": 7, "10.0.0.7": 0}
+
+
 async def test_one_address_has_so_many_connections() -> None:
     port = ClientPort(lambda *_: None, Limits(connections_per_ip_max=2), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
-
-    async def call(host: str) -> trio.SocketStream:
-        stream = trio.socket.socket()
-        await stream.bind((host, 0))
-        await stream.connect(("127.0.0.1", number))
-        return trio.SocketStream(stream)
-
-    async def wait(accepted: int, refused: int) -> None:
-        metrics = port.metrics
-        with trio.fail_after(5):
-            while (metrics.connections_accepted, metrics.connections_refused) != (
-                accepted,
-                refused,
-            ):
-                await trio.lowlevel.checkpoint()
-
+    call = partial(call_from, port=number)
+    wait = partial(until_counted, port.metrics)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)
         first, second, third = [await call("127.0.0.1") for _ in range(3)]

@@ -6,15 +6,19 @@ the group has not committed: now less that record's timestamp, 0 when there is n
 read from the log in a worker thread and remembered until the group commits further.
 
 Rows are bounded by `metrics_groups_max`; above it lags in records are summed under "(other)".
+Names of groups may be long and hold anything, so a label shows at most `LABEL_BYTES_MAX` of one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
 from raftmq.types import Offset, RaftGroupId
+from raftmq.visible import visible
 
 if TYPE_CHECKING:
     from raftmq.cluster.partition import Partition
@@ -39,6 +43,21 @@ LEFT_OUT: Final = Metric(
     f'Group lags without rows of their own (metrics_groups_max): summed as "{OTHER}"',
 )
 SLICE: Final = 16
+LABEL_BYTES_MAX: Final = 128
+_DIGEST_LENGTH: Final = 32
+_SHORTENED: Final = re.compile(r".*~[0-9a-f]{32}", re.DOTALL)
+
+
+def group_label(name: str) -> str:
+    """The label of a group: its name, or where that is long or does not print its beginning, `~`
+    and a digest of all of it. No two groups share one: a name that looks shortened is shortened."""
+    shown = visible(name)
+    is_short = len(name.encode()) <= LABEL_BYTES_MAX
+    if is_short and shown == name and _SHORTENED.fullmatch(name) is None:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    head = shown.encode()[: LABEL_BYTES_MAX - 1 - _DIGEST_LENGTH].decode(errors="ignore")
+    return f"{head}~{digest}"
 
 
 def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int] | None]:
@@ -48,6 +67,7 @@ def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Off
     elsewhere = 0
     for name in groups.names():
         offsets = groups.groups[name].offsets
+        label = group_label(name)
         for at in sorted(offsets):
             partition = node.partitions.registry.by_name(at.topic, at.partition)
             if partition is None or not partition.is_leader:
@@ -58,7 +78,7 @@ def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Off
             replica = partition.replica
             position = Offset(max(offsets[at].offset, replica.log_start_offset))
             lag = max(0, partition.readable_end - position)
-            yield (name, at.topic, str(at.partition)), partition, position, lag
+            yield (label, at.topic, str(at.partition)), partition, position, lag
 
 
 def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:

@@ -14,6 +14,7 @@ from raftmq.cluster.broker_messages import (
     ConfigResource,
     Outcome,
 )
+from raftmq.cluster.metadata_image import MetadataImage
 from raftmq.cluster.topic_configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
@@ -25,6 +26,8 @@ Answer: TypeAlias = dict[str, Any]
 
 PER_TURN: Final = 16
 """A resource has some forty configs."""
+DESCRIBED_BYTES_MAX: Final = 32 << 20
+"""Of one answer; all configs of 20,000 topics, without synonyms and documentation."""
 TOPIC: Final = 2
 BROKER: Final = 4
 SET: Final = 0
@@ -42,45 +45,94 @@ def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) ->
         wanted[key] = resource
         if count % TURN_PARTITIONS == 0:
             yield None
-    rows = yield from in_turns(
-        wanted.values(), lambda resource: _described(broker, request, resource), PER_TURN
-    )
+    described = _Described(broker, request)
+    rows = yield from in_turns(wanted.values(), described.row, PER_TURN)
     return {"throttle_time": 0, "results": rows}
 
 
-def _described(broker: Broker, request: Struct, resource: Struct) -> Answer:
-    code, message, entries = ErrorCode.NONE, None, []
-    try:
-        entries = _entries(broker, resource)
-    except KafkaError as error:
-        code, message = error.code, error.message
-    return {
-        "error_code": code,
-        "error_message": message,
-        "resource_type": resource.resource_type,
-        "resource_name": resource.resource_name,
-        "configs": [
-            _config_row(
-                entry,
-                with_synonyms=request.include_synonyms,
-                with_documentation=request.include_documentation,
+class _Described:
+    """The rows of one answer: what topics have in common is made once, and bytes are bounded."""
+
+    def __init__(self, broker: Broker, request: Struct) -> None:
+        self._broker = broker
+        self._request = request
+        self._image = broker.image
+        self._rows: dict[ConfigEntry, tuple[dict[str, Any], int]] = {}
+        self._lists: dict[tuple[Any, Any], tuple[list[dict[str, Any]], int]] = {}
+        self._bytes_left = DESCRIBED_BYTES_MAX
+
+    def row(self, resource: Struct) -> Answer:
+        code, message = ErrorCode.NONE, None
+        configs: list[dict[str, Any]] = []
+        try:
+            self._check_room()
+            found, size = self._found(resource)
+            self._bytes_left -= size
+            self._check_room()
+            configs = found
+        except KafkaError as error:
+            code, message = error.code, error.message
+        return {
+            "error_code": code,
+            "error_message": message,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+            "configs": configs,
+        }
+
+    def _check_room(self) -> None:
+        if self._bytes_left < 0:
+            raise KafkaError(
+                f"the answer would be above {DESCRIBED_BYTES_MAX} bytes: ask for fewer at once",
+                code=ErrorCode.INVALID_REQUEST,
             )
-            for entry in entries
-        ],
-    }
+
+    def _found(self, resource: Struct) -> tuple[list[dict[str, Any]], int]:
+        """What a resource has, and its size."""
+        key = None
+        topic = self._image.topics.get(resource.resource_name)
+        if resource.resource_type == TOPIC and topic is not None:
+            names = resource.configuration_keys
+            key = topic.configs, tuple(names) if names else None
+            if (known := self._lists.get(key)) is not None:
+                return known
+        rows = [self._row(e) for e in _entries(self._broker, self._image, resource)]
+        found = [row for row, _ in rows], sum(size for _, size in rows)
+        if key is not None:
+            self._lists[key] = found
+        return found
+
+    def _row(self, entry: ConfigEntry) -> tuple[dict[str, Any], int]:
+        found = self._rows.get(entry)
+        if found is None:
+            config = _config_row(
+                entry,
+                with_synonyms=self._request.include_synonyms,
+                with_documentation=self._request.include_documentation,
+            )
+            found = self._rows[entry] = config, _size_of(config)
+        return found
 
 
-def _entries(broker: Broker, resource: Struct) -> list[ConfigEntry]:
+def _size_of(config: dict[str, Any]) -> int:
+    """Of a row on the wire, about; not less."""
+    texts = [config["name"], config["value"], config["documentation"]]
+    for synonym in config["synonyms"]:
+        texts += [synonym["name"], synonym["value"]]
+    return 8 + sum(3 + len((text or "").encode()) for text in texts)
+
+
+def _entries(broker: Broker, image: MetadataImage, resource: Struct) -> list[ConfigEntry]:
     keys = resource.configuration_keys or None
     name = resource.resource_name
     static = broker.config.kafka_settings
     if resource.resource_type == TOPIC:
         if broker.check_topic_name(name) is not None:
             raise KafkaError(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
-        return describe_topic(broker.image, name, broker.node_id, static, keys)
+        return describe_topic(image, name, broker.node_id, static, keys)
     if resource.resource_type == BROKER:
         if not name:
-            return describe_broker(broker.image, None, static, keys)
+            return describe_broker(image, None, static, keys)
         if name != str(broker.node_id):
             # Each broker knows its own file alone; clients ask the broker that they mean.
             raise KafkaError(
@@ -88,7 +140,7 @@ def _entries(broker: Broker, resource: Struct) -> list[ConfigEntry]:
                 f"but received {name}",
                 code=ErrorCode.INVALID_REQUEST,
             )
-        return describe_broker(broker.image, broker.node_id, static, keys)
+        return describe_broker(image, broker.node_id, static, keys)
     raise KafkaError(
         f"resource type {resource.resource_type} has no configs here",
         code=ErrorCode.INVALID_REQUEST,
