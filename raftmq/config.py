@@ -221,7 +221,8 @@ class NodeConfig:
     )
     replicas_max: int = _key(
         "Most partition replicas on a node: each keeps two files open, beside open_files_max. "
-        "Topics and partitions that would make it more are refused, by the controller's own value. "
+        "Nodes tell the controller; topics, partitions and moves that would make it more go to "
+        "others or are refused. "
         "0: as many as the limit of descriptors (ulimit -Hn) has room for, at most 20,000.",
         default=0,
     )

@@ -45,7 +45,8 @@ LearnAddress = Callable[[NodeId, str], None]
 
 @frozen(slots=True)
 class BrokerInfo:
-    """What this node registers as; `recoveries`: how often it gave up a lost majority."""
+    """What this node registers as; `recoveries`: how often it gave up a lost majority;
+    `replicas_max`: how many partition replicas it has room for, 0: it does not say."""
 
     replica_id: ReplicaId
     cluster_id: str
@@ -53,6 +54,7 @@ class BrokerInfo:
     endpoints: tuple[Endpoint, ...]
     features: tuple[str, ...] = ()
     recoveries: int = 0
+    replicas_max: int = 0
 
 
 class BrokerLifecycle:
@@ -312,6 +314,7 @@ class BrokerLifecycle:
             image.version,
             self.is_draining,
             self.disk_fails_producers,
+            self._info.replicas_max,
         )
         self._forwarder.send(controller, encode(beat), is_beat=True).when_done(
             lambda promise: self._heartbeat_done(beat_round, promise)

@@ -54,7 +54,8 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """I am alive, and this is the newest structure I have applied.
 
     `is_unfit`: records cannot become durable here, so let others lead. A node that does not say so
-    yet counts as fit.
+    yet counts as fit. `replicas_max`: so many partition replicas it has descriptors for; from one
+    that does not say, 0, the controller goes by its own.
     """
 
     node_id: _NodeNumber
@@ -62,6 +63,7 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     applied_version: _Version
     is_draining: bool = False
     is_unfit: bool = False
+    replicas_max: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)] = 0
 
 
 class AdminCall(msgspec.Struct, frozen=True, array_like=True, tag=5):

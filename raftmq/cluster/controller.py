@@ -81,7 +81,7 @@ class ControllerConfig:
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group.
         moves_max: partitions that change their replicas at a time.
-        replicas_max: partition replicas of one broker.
+        replicas_max: partition replicas of one broker that does not say its own.
     """
 
     session_ms: float = 2_000
@@ -138,10 +138,14 @@ class Controller:
         self._clock = clock
         self._random = random
         self.config = config or ControllerConfig()
-        self._settings = Settings(
-            node_id, self.config.static, self.config.voters_count, self.config.replicas_max
-        )
         self._liveness = Liveness(self.config.session_ms, self.config.lost_session_ms)
+        self._settings = Settings(
+            node_id,
+            self.config.static,
+            self.config.voters_count,
+            self.config.replicas_max,
+            self._liveness.replicas_max,
+        )
         self._epoch = -1  # of the office held, -1: none
         self._calls: deque[_Call] = deque()
         self._is_planning = False
@@ -149,7 +153,7 @@ class Controller:
         self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
         self._reports: dict[tuple[TopicId, int], VotersReport] = {}
         self._is_reporting = False
-        self._replacing = Replacing(engine, leaders, self.config.moves_max)
+        self._replacing = Replacing(engine, leaders, self.config.moves_max, self._settings.limit_of)
         leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -193,6 +197,7 @@ class Controller:
             beat.applied_version,
             now_ms,
             is_unfit=beat.is_unfit,
+            replicas_max=beat.replicas_max,
         )
         if beat.is_draining:
             if not broker.is_fenced:
@@ -242,7 +247,9 @@ class Controller:
             return False
         self._liveness.take_office(self._live_epochs(), now_ms)
         self._balance = LeaderBalance()
-        self._replacing = Replacing(self._engine, self._leaders, self.config.moves_max)
+        self._replacing = Replacing(
+            self._engine, self._leaders, self.config.moves_max, self._settings.limit_of
+        )
         for row in self._leaders.rows():
             self._leader_changed(row, False)
         return True
@@ -434,7 +441,7 @@ class Controller:
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters
-            command, outcomes = plan_replacement(image, *known, request)
+            command, outcomes = plan_replacement(image, *known, request, self._settings.limit_of)
             return command, lambda _result: outcomes
         return self._plan_configs(image, request)
 

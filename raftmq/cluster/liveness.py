@@ -1,7 +1,7 @@
 """Which brokers the controller hears, on its own monotonic clock.
 
 Owns last-heard times and what each broker said of itself: what it has applied, whether it is unfit
-to lead. Never decides by wall clocks. A new
+to lead, for how many replicas it has room. Never decides by wall clocks. A new
 controller knows nobody's past, so it gives every live broker a full session before it fences one.
 A broker whose connection ended is given less time: a process that died closes its sockets at once,
 and one that lives is heard again as soon as it is reached anew.
@@ -36,6 +36,8 @@ class Liveness:
         self._session_ms = session_ms
         self._lost_session_ms = session_ms if lost_session_ms is None else lost_session_ms
         self._heard: dict[NodeId, Heard] = {}
+        self.replicas_max: dict[NodeId, int] = {}
+        """What brokers last said, also in an earlier office: it changes with their files alone."""
 
     def take_office(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
         """Begin with (node, broker epoch) of all live brokers, as if each had just been heard."""
@@ -49,8 +51,11 @@ class Liveness:
         now_ms: float,
         *,
         is_unfit: bool = False,
+        replicas_max: int = 0,
     ) -> None:
         """A heartbeat came."""
+        if replicas_max:
+            self.replicas_max[node_id] = replicas_max
         known = self._heard.get(node_id)
         if known is None or known.broker_epoch != broker_epoch:
             known = self._heard[node_id] = Heard(broker_epoch, now_ms)

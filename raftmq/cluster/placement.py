@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.types import NodeId
@@ -50,12 +50,14 @@ class Load:
 class Candidate:
     """A broker that may take replicas. A broker without a rack is a rack of its own.
 
-    A fenced one is no preferred leader while another replica could be.
+    A fenced one is no preferred leader while another replica could be. `room`: so many replicas it
+    may take; None: any number.
     """
 
     node_id: NodeId
     rack: str | None = None
     is_fenced: bool = False
+    room: int | None = None
 
 
 def place(
@@ -75,6 +77,8 @@ def place(
         of_topic: partitions that the topic already has.
         elsewhere: partitions of all other topics.
 
+    Where there is not enough room for all it is left out of account: whoever asked must look.
+
     Raises:
         KafkaError: INVALID_REPLICATION_FACTOR, there are too few brokers.
     """
@@ -89,6 +93,10 @@ def place(
     here = Load(of_topic)
     there = elsewhere if isinstance(elsewhere, Load) else Load(elsewhere)
     quotas = _quotas(brokers, partitions, replication_factor, here, there)
+    if quotas is None:
+        boundless = [evolve(broker, room=None) for broker in brokers]
+        quotas = _quotas(boundless, partitions, replication_factor, here, there)
+        assert quotas is not None, "each broker takes one replica of each partition"
     members = _deal(brokers, quotas, partitions)
     leaders = _leaders(brokers, members, here, there)
     return tuple(
@@ -107,19 +115,26 @@ def _quotas(
     replication_factor: int,
     of_topic: Load,
     elsewhere: Load,
-) -> dict[NodeId, int]:
-    """How many replicas each broker gets: the least loaded takes the next, if its rack may."""
+) -> dict[NodeId, int] | None:
+    """How many replicas each broker gets: the least loaded takes the next, if its rack may. None
+    when there is no room for all."""
     here, there = of_topic.replicas, elsewhere.replicas
     racks = {_rack(broker): 0 for broker in brokers}
     rack_max = partitions if len(racks) >= replication_factor else partitions * len(brokers)
     quotas = {broker.node_id: 0 for broker in brokers}
+    quota_max = {
+        broker.node_id: partitions if broker.room is None else min(partitions, broker.room)
+        for broker in brokers
+    }
     heap = [(here.get(b.node_id, 0), there.get(b.node_id, 0), b.node_id, _rack(b)) for b in brokers]
     heapq.heapify(heap)
     for _ in range(partitions * replication_factor):
-        while True:
+        while heap:
             count, other, node_id, rack = heapq.heappop(heap)
-            if quotas[node_id] < partitions and racks[rack] < rack_max:
+            if quotas[node_id] < quota_max[node_id] and racks[rack] < rack_max:
                 break  # a broker or rack once full stays full, so it need not come back
+        else:
+            return None
         quotas[node_id] += 1
         racks[rack] += 1
         heapq.heappush(heap, (count + 1, other, node_id, rack))

@@ -8,13 +8,14 @@ own leader makes that so (`partition_wish`) and reports the fact. Nothing else i
 whoever is controller reads from image and configuration alone how far things are, so a crash at any
 point costs nothing but time.
 
-Invariants: a partition never gets a broker twice; a move begins only where somebody leads; a
-replacement ends only when its node holds nothing and is gone.
+Invariants: a partition never gets a broker twice, nor a broker more replicas than it has room for;
+a move begins only where somebody leads; a replacement ends only when its node holds nothing and is
+gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -110,50 +111,70 @@ def _partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionIma
             yield topic, partition
 
 
+class Room:
+    """How many replicas brokers hold, beside what they may hold."""
+
+    def __init__(self, image: MetadataImage, limit_of: Callable[[NodeId], int]) -> None:
+        self._limit_of = limit_of
+        self._counts: dict[NodeId, int] = {}
+        for _, partition in _partitions(image):
+            for node_id in partition.replicas:
+                self.take(node_id)
+
+    def count(self, node_id: NodeId) -> int:
+        """The replicas of a broker."""
+        return self._counts.get(node_id, 0)
+
+    def is_left(self, node_id: NodeId) -> bool:
+        """True when it may hold another one."""
+        return self.count(node_id) < self._limit_of(node_id)
+
+    def take(self, node_id: NodeId) -> None:
+        """It holds one more."""
+        self._counts[node_id] = self.count(node_id) + 1
+
+
 def moved_replicas(
-    image: MetadataImage, partition: PartitionImage, leaving: Mapping[NodeId, NodeId]
+    image: MetadataImage, partition: PartitionImage, leaving: Mapping[NodeId, NodeId], room: Room
 ) -> tuple[NodeId, ...] | None:
     """The replicas of a partition without the nodes that leave, in the same order; None when
     nobody can take the place of one.
 
-    A successor that holds the partition already cannot hold it twice: then the live broker with
-    the fewest replicas takes it.
+    A successor that holds the partition already cannot hold it twice, and one without room cannot
+    hold it at all: then the live broker with the fewest replicas takes it.
     """
     replicas = list(partition.replicas)
     for at, node_id in enumerate(replicas):
         if node_id not in leaving:
             continue
         heir = _heir(leaving, node_id)
-        if heir in replicas:
+        if heir in replicas or not room.is_left(heir):
             others = [
                 broker.node_id
                 for broker in image.live_brokers()
-                if broker.node_id not in replicas and broker.node_id not in leaving
+                if broker.node_id not in replicas
+                and broker.node_id not in leaving
+                and room.is_left(broker.node_id)
             ]
             if not others:
                 return None
-            counts = _replica_counts(image)
-            heir = min(others, key=lambda n: (counts.get(n, 0), n))
+            heir = min(others, key=lambda n: (room.count(n), n))
         replicas[at] = heir
     return tuple(replicas)
 
 
-def _replica_counts(image: MetadataImage) -> dict[NodeId, int]:
-    counts: dict[NodeId, int] = {}
-    for _, partition in _partitions(image):
-        for node_id in partition.replicas:
-            counts[node_id] = counts.get(node_id, 0) + 1
-    return counts
-
-
 def next_move(
-    image: MetadataImage, leaders: LeaderTable, moves_max: int
+    image: MetadataImage,
+    leaders: LeaderTable,
+    moves_max: int,
+    limit_of: Callable[[NodeId], int],
 ) -> ReassignPartition | None:
     """The next partition to be wished elsewhere, while fewer than `moves_max` are on their way."""
     leaving = image.leaving()
     if not leaving:
         return None
     due: ReassignPartition | None = None
+    room = Room(image, limit_of)
     moving = 0
     for topic, partition in _partitions(image):
         row = leaders.get(topic.topic_id, partition.index)
@@ -161,7 +182,7 @@ def next_move(
             continue  # nobody could carry it out
         moving += _is_moving(image, partition)
         if due is None and any(node_id in leaving for node_id in partition.replicas):
-            replicas = moved_replicas(image, partition, leaving)
+            replicas = moved_replicas(image, partition, leaving, room)
             if replicas is not None:
                 due = ReassignPartition(
                     topic_id=topic.topic_id, partition=partition.index, replicas=replicas
@@ -270,6 +291,7 @@ def plan_replacement(
     configuration: Configuration | None,
     first_voters: Sequence[NodeId],
     call: ReplaceNodeCall,
+    limit_of: Callable[[NodeId], int],
 ) -> tuple[ReplaceNode | None, Outcomes]:
     """Judge a call: the command that begins it, None when there is none to give, and what is told:
     one row with the verdict, then one for each step."""
@@ -284,7 +306,7 @@ def plan_replacement(
             return None, (Outcome(name="verdict", message=message),)
         _check_nodes(image, configuration, call)
         steps = [*_voter_steps(image, configuration, first_voters, call)]
-        steps += _partition_steps(image, call)
+        steps += _partition_steps(image, call, Room(image, limit_of))
     except KafkaError as error:
         return None, (Outcome(name="verdict", code=error.code, message=error.message),)
     rows = (
@@ -392,7 +414,7 @@ def _ids(members: Sequence[ReplicaId]) -> str:
     return ",".join(str(member.node_id) for member in members) or "none"
 
 
-def _partition_steps(image: MetadataImage, call: ReplaceNodeCall) -> list[str]:
+def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) -> list[str]:
     """How many replicas move, and which cannot.
 
     Raises:
@@ -405,15 +427,17 @@ def _partition_steps(image: MetadataImage, call: ReplaceNodeCall) -> list[str]:
     for topic, partition in _partitions(image):
         if old_id not in partition.replicas:
             continue
-        replicas = moved_replicas(image, partition, leaving)
+        replicas = moved_replicas(image, partition, leaving, room)
         name = f"{topic.name}-{partition.index}"
         if replicas is None:
+            is_on_both = _heir(leaving, old_id) in partition.replicas
+            why = "has replicas on both nodes" if is_on_both else "finds no room on the new node"
             raise KafkaError(
-                f"{name} has replicas on both nodes, and no other live broker could take one: "
-                "start another node",
+                f"{name} {why}, and no other live broker could take one: start another node",
                 code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             )
         heir = replicas[partition.replicas.index(old_id)]
+        room.take(heir)
         targets[heir] = targets.get(heir, 0) + 1
         voters = partition.voters
         alive = sum(1 for node_id in voters if image.live_epoch(node_id) is not None)

@@ -7,12 +7,14 @@ so that one which comes too late is rejected and computed anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from raftmq.cluster.leader_table import LeaderTable
 from raftmq.cluster.metadata_engine import MetadataEngine
 from raftmq.cluster.replacement import next_end, next_move
 from raftmq.promise import Promise
+from raftmq.types import NodeId
 
 LOOK_AGAIN_MS: Final = 500.0
 
@@ -20,10 +22,17 @@ LOOK_AGAIN_MS: Final = 500.0
 class Replacing:
     """The memory of one controller's term of office."""
 
-    def __init__(self, engine: MetadataEngine, leaders: LeaderTable, moves_max: int) -> None:
+    def __init__(
+        self,
+        engine: MetadataEngine,
+        leaders: LeaderTable,
+        moves_max: int,
+        limit_of: Callable[[NodeId], int],
+    ) -> None:
         self._engine = engine
         self._leaders = leaders
         self._moves_max = moves_max
+        self._limit_of = limit_of
         self._is_proposing = False
         self._seen = (-1, -1)
         self._look_at_ms = 0.0
@@ -37,7 +46,8 @@ class Replacing:
         if seen == self._seen and now_ms < self._look_at_ms:
             return
         self._seen, self._look_at_ms = seen, now_ms + LOOK_AGAIN_MS
-        command = next_move(image, self._leaders, self._moves_max) or next_end(image, configuration)
+        move = next_move(image, self._leaders, self._moves_max, self._limit_of)
+        command = move or next_end(image, configuration)
         if command is None:
             return
         self._is_proposing = True

@@ -43,13 +43,19 @@ class Settings:
         node_id: the controller's node.
         static: Kafka settings of this node's file.
         voters_count: voters of the metadata group; so many nodes there will be at least.
-        replicas_max: of one broker.
+        replicas_max: of one broker that does not say its own.
+        reported_max: what brokers said.
     """
 
     node_id: NodeId
     static: Mapping[str, str]
     voters_count: int = 1
     replicas_max: int = 20_000
+    reported_max: Mapping[NodeId, int] = {}
+
+    def limit_of(self, node_id: NodeId) -> int:
+        """How many partition replicas a broker may hold."""
+        return self.reported_max.get(node_id, self.replicas_max)
 
 
 def check_topic_name(name: str) -> None:
@@ -116,7 +122,7 @@ def plan_topic(
     else:
         replicas = _automatic_assignment(image, load, wish, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
-    _check_room(load, replicas, settings.replicas_max)
+    _check_room(load, replicas, settings)
     return TopicCreation(name=wish.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
 
@@ -151,18 +157,26 @@ def plan_partitions(
     if wish.assignments is None:
         of_topic = [partition.replicas for partition in topic.partitions]
         elsewhere = load.without(of_topic)
-        replicas = _place(image, added, topic.replication_factor, of_topic, elsewhere)
+        candidates = _candidates(image, topic.replication_factor, load, settings)
+        replicas = place(
+            candidates,
+            partitions=added,
+            replication_factor=topic.replication_factor,
+            of_topic=of_topic,
+            elsewhere=elsewhere,
+        )
     else:
         replicas = _added_assignment(image, topic, wish.assignments, added)
-    _check_room(load, replicas, settings.replicas_max)
+    _check_room(load, replicas, settings)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
 
 
-def _check_room(load: Load, added: Sequence[Replicas], replicas_max: int) -> None:
+def _check_room(load: Load, added: Sequence[Replicas], settings: Settings) -> None:
     """Refuse replicas for which a broker would lack descriptors."""
     more = Load(added).replicas
     for node_id in sorted(more):
         count = load.replicas.get(node_id, 0) + more[node_id]
+        replicas_max = settings.limit_of(node_id)
         if count > replicas_max:
             raise KafkaError(
                 f"Broker {node_id} would hold {count} partition replicas; replicas_max "
@@ -272,7 +286,8 @@ def _automatic_assignment(
     if factor == -1:
         nodes = max(len(image.brokers), settings.voters_count)
         factor = min(_broker_number(image, settings, "default.replication.factor"), nodes)
-    return _place(image, partitions, factor, (), load)
+    candidates = _candidates(image, factor, load, settings)
+    return place(candidates, partitions=partitions, replication_factor=factor, elsewhere=load)
 
 
 def _broker_number(image: MetadataImage, settings: Settings, name: str) -> int:
@@ -281,15 +296,11 @@ def _broker_number(image: MetadataImage, settings: Settings, name: str) -> int:
     return int(value)
 
 
-def _place(
-    image: MetadataImage,
-    partitions: int,
-    factor: int,
-    of_topic: Sequence[Replicas],
-    elsewhere: Load,
-) -> tuple[Replicas, ...]:
-    """Place on live brokers; where they are too few but a majority of the replicas would live, on
-    registered ones too, so that a topic can be created while a node is down."""
+def _candidates(
+    image: MetadataImage, factor: int, load: Load, settings: Settings
+) -> list[Candidate]:
+    """Live brokers; where they are too few but a majority of the replicas would live, registered
+    ones too, so that a topic can be created while a node is down."""
     leaving = image.leaving()
     brokers = [image.brokers[n] for n in sorted(image.brokers) if n not in leaving]
     live = [broker for broker in brokers if not broker.is_fenced]
@@ -297,13 +308,15 @@ def _place(
         chosen = brokers
     else:
         chosen = live
-    return place(
-        [Candidate(broker.node_id, broker.rack, broker.is_fenced) for broker in chosen],
-        partitions=partitions,
-        replication_factor=factor,
-        of_topic=of_topic,
-        elsewhere=elsewhere,
-    )
+    return [
+        Candidate(
+            broker.node_id,
+            broker.rack,
+            broker.is_fenced,
+            settings.limit_of(broker.node_id) - load.replicas.get(broker.node_id, 0),
+        )
+        for broker in chosen
+    ]
 
 
 def load_of(image: MetadataImage) -> Load:

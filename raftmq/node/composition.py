@@ -307,6 +307,7 @@ class NodeCore:
             cluster_id=config.cluster_id,
             rack=config.rack,
             recoveries=len(folder.load_formation().recoveries),
+            replicas_max=config.replicas_max,
             endpoints=tuple(
                 Endpoint(name, address.host, address.port) for name, address in addresses.items()
             ),

@@ -215,6 +215,7 @@ class Node:
                     Endpoint("client", "127.0.0.1", 9000 + node_id),
                     Endpoint("peer", "127.0.0.1", 9100 + node_id),
                 ),
+                replicas_max=cluster.reported_max.get(node_id, 0),
             ),
             self.engine,
             cluster.forwarder(self.node_id),
@@ -253,10 +254,12 @@ class MetadataCluster:
         engine_config: EngineConfig | None = None,
         static: dict[str, str] | None = None,
         replicas_max: int = 20_000,
+        reported_max: dict[int, int] | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.voters = tuple(NodeId(n) for n in range(1, voters + 1))
         self.racks = racks or {}
+        self.reported_max = reported_max or {}
         self.engine_config = engine_config or EngineConfig()
         self.controller_config = ControllerConfig(
             static=static or {}, voters_count=voters, replicas_max=replicas_max

@@ -148,9 +148,12 @@ def test_nobody_speaks_for_another_node() -> None:
 def test_a_heartbeat_of_a_node_that_knows_fewer_fields_is_of_a_fit_broker() -> None:
     beat = BrokerHeartbeat(NodeId(2), 1, 1, is_unfit=True)
     tagged = msgspec.msgpack.decode(encode(beat))
-    assert tagged[-1] is True
-    assert decode_request(msgspec.msgpack.encode(tagged[:-1])) == BrokerHeartbeat(NodeId(2), 1, 1)
+    assert tagged[-2:] == [True, 0]
+    assert decode_request(msgspec.msgpack.encode(tagged[:-1])) == beat, "and says nothing of room"
+    assert decode_request(msgspec.msgpack.encode(tagged[:-2])) == BrokerHeartbeat(NodeId(2), 1, 1)
     assert decode_request(msgspec.msgpack.encode([*tagged, 7])) == beat
+    with pytest.raises(RemoteProtocolError):
+        decode_request(msgspec.msgpack.encode([*tagged[:-1], -1]))
 
 
 def test_a_broker_whose_registration_was_replaced_registers_anew() -> None:

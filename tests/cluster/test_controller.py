@@ -23,6 +23,7 @@ from raftmq.cluster.broker_messages import (
 )
 from raftmq.cluster.commands import AnyCommand, CreateTopics
 from raftmq.cluster.metadata_snapshot import encode_image
+from raftmq.cluster.topic_validation import load_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId
@@ -86,6 +87,28 @@ def test_no_broker_holds_more_replicas_than_it_may() -> None:
     assert _call(cluster, more)[0].code is ErrorCode.POLICY_VIOLATION
     more = CreatePartitionsCall(topics=(NewPartitions(name="a", count=4),))
     assert _call(cluster, more)[0].code is ErrorCode.NONE
+
+
+def test_each_broker_has_room_of_its_own() -> None:
+    """One says that it has little, one nothing of it: there the controller goes by its own."""
+    cluster = _formed(replicas_max=8, reported_max={2: 2, 3: 100})
+    for number in range(8):
+        topic = NewTopic(name=f"t{number}", partitions=2, replication_factor=1)
+        [outcome] = _create(cluster, topic)
+        assert outcome.code is ErrorCode.NONE, outcome.message
+    load = load_of(cluster.nodes[1].engine.image).replicas
+    assert load[NodeId(2)] == 2
+    assert load[NodeId(1)] <= 8
+    [outcome] = _create(cluster, NewTopic(name="a", partitions=1, replication_factor=3))
+    assert outcome.code is ErrorCode.POLICY_VIOLATION
+    assert outcome.message == "Broker 2 would hold 3 partition replicas; replicas_max is 2."
+    manual = NewTopic(name="b", assignments=((2,),))
+    assert _create(cluster, manual)[0].code is ErrorCode.POLICY_VIOLATION
+    cluster.elect(3)
+    cluster.run(100)
+    [outcome] = _create(cluster, NewTopic(name="c", partitions=4, replication_factor=1))
+    assert outcome.code is ErrorCode.NONE
+    assert load_of(cluster.nodes[1].engine.image).replicas[NodeId(2)] == 2
 
 
 def test_partitions_added_in_one_call_count_together() -> None:

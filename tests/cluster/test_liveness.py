@@ -54,6 +54,17 @@ def test_who_is_unfit_is_what_the_last_heartbeat_of_this_registration_said() -> 
     assert made.unfit() == set(), "it started again"
 
 
+def test_room_is_what_a_broker_last_said_in_any_office() -> None:
+    made = liveness()
+    made.heard(ONE, 10, 5, 100, replicas_max=50)
+    made.heard(TWO, 20, 5, 100)
+    made.take_office(LIVE, 200)
+    made.heard(ONE, 11, 5, 300)
+    assert made.replicas_max == {ONE: 50}
+    made.heard(ONE, 11, 5, 300, replicas_max=60)
+    assert made.replicas_max == {ONE: 60}
+
+
 def test_a_loss_before_a_registration_says_nothing_of_it() -> None:
     made = liveness()
     made.lost(ONE, 100)

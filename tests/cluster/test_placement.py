@@ -46,6 +46,36 @@ def _check(
 
 @settings(max_examples=150, deadline=None)
 @given(
+    brokers=st.lists(
+        st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(-2, 40)),
+        min_size=1,
+        max_size=7,
+    ),
+    partitions=st.integers(1, 30),
+    factor=st.integers(1, 7),
+)
+def test_no_broker_takes_more_than_it_has_room_for(
+    brokers: list[tuple[str | None, int]], partitions: int, factor: int
+) -> None:
+    candidates = [Candidate(NodeId(i), rack, room=room) for i, (rack, room) in enumerate(brokers)]
+    factor = min(factor, len(candidates))
+    placed = place(candidates, partitions=partitions, replication_factor=factor)
+    boundless = _candidates([rack for rack, _ in brokers])
+    counts = [sum(c.node_id in replicas for replicas in placed) for c in candidates]
+    assert all(len(replicas) == factor == len(set(replicas)) for replicas in placed)
+    racks = {c.rack if c.rack is not None else f"#{c.node_id}" for c in candidates}
+    if len(racks) < factor or len(racks) == len(candidates):  # spreading over racks takes no room
+        rooms = sum(min(partitions, max(0, room)) for _, room in brokers)
+        has_room = rooms >= partitions * factor
+        is_kept = all(n <= max(0, room) for n, (_, room) in zip(counts, brokers, strict=True))
+        assert is_kept == has_room
+    if all(room >= partitions for _, room in brokers):
+        again = place(boundless, partitions=partitions, replication_factor=factor)
+        assert again == tuple(tuple(NodeId(n + 1) for n in replicas) for replicas in placed)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
     racks=st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=7),
     partitions=st.integers(1, 200),
     factor=st.integers(1, 7),

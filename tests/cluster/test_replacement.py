@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,6 +90,10 @@ def _led(image: MetadataImage, leader: int = 2) -> LeaderTable:
                 voters=partition.voters,
             )
     return table
+
+
+def _any(_node_id: NodeId) -> int:
+    return 20_000
 
 
 # ---- apply ----
@@ -242,21 +247,21 @@ def test_a_partition_wishes_live_brokers_only(machine: Machine) -> None:
 
 def test_moves_are_few_at_a_time_and_end(machine: Machine) -> None:
     _fence(machine, 1)
-    assert next_move(machine.image, _led(machine.image), 2) is None
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    assert next_move(machine.image, LeaderTable(), 2) is None, "nobody leads"
+    assert next_move(machine.image, LeaderTable(), 2, _any) is None, "nobody leads"
     for index in range(2):
-        move = next_move(machine.image, _led(machine.image), 2)
+        move = next_move(machine.image, _led(machine.image), 2, _any)
         assert move is not None
         assert (move.partition, move.replicas) == (index, (4, 2, 3))
         machine.apply(move)
-    assert next_move(machine.image, _led(machine.image), 2) is None, "two are on their way"
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None, "two are on their way"
     report = VotersReport(topic_id(1), 0, 5, (node(1), node(2), node(3), node(4)))
     machine.apply(ReportVoters(reports=(report,)))
-    assert next_move(machine.image, _led(machine.image), 2) is None, "one is not gone yet"
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None, "one is not gone yet"
     report = VotersReport(topic_id(1), 0, 5, (node(2), node(3), node(4)))
     machine.apply(ReportVoters(reports=(report,)))
-    move = next_move(machine.image, _led(machine.image), 2)
+    move = next_move(machine.image, _led(machine.image), 2, _any)
     assert move is not None
     assert move.partition == 2
 
@@ -264,12 +269,50 @@ def test_moves_are_few_at_a_time_and_end(machine: Machine) -> None:
 def test_a_successor_that_holds_the_partition_gives_it_to_another(machine: Machine) -> None:
     _fence(machine, 1)
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(2)))
-    move = next_move(machine.image, _led(machine.image), 9)
+    move = next_move(machine.image, _led(machine.image), 9, _any)
     assert move is not None
     assert move.replicas == (4, 2, 3)
     _fence(machine, 4)
     _fence(machine, 5)
-    assert next_move(machine.image, _led(machine.image), 9) is None
+    assert next_move(machine.image, _led(machine.image), 9, _any) is None
+
+
+def test_a_successor_without_room_is_spared(machine: Machine) -> None:
+    """Its descriptors would run out; another node takes what it cannot."""
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+
+    def limit_of(node_id: NodeId) -> int:
+        return 2 if node_id == 4 else 100
+
+    for _ in range(6):
+        move = next_move(machine.image, _led(machine.image), 9, limit_of)
+        assert move is not None
+        machine.apply(move)
+    held = load_of(machine.image).replicas
+    assert (held[node(4)], held[node(5)]) == (2, 4)
+    assert next_move(machine.image, _led(machine.image), 9, limit_of) is None
+
+
+def test_a_move_waits_where_nobody_has_room(machine: Machine) -> None:
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    assert next_move(machine.image, _led(machine.image), 9, lambda _node: 0) is None
+
+
+def test_the_plan_asks_for_room(machine: Machine) -> None:
+    _fence(machine, 1)
+    limits = {node(4): 4, node(5): 1}
+    command, [verdict] = _plan(machine, 1, 4, limit_of=lambda n: limits.get(n, 100))
+    assert command is None
+    assert "finds no room on the new node" in (verdict.message or "")
+    limits[node(5)] = 2
+    command, rows = _plan(machine, 1, 4, limit_of=lambda n: limits.get(n, 100))
+    assert command is not None
+    assert [row.message for row in rows if "replicas go" in (row.message or "")] == [
+        "4 partition replicas go from node 1 to node 4",
+        "2 partition replicas go from node 1 to node 5",
+    ]
 
 
 def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
@@ -285,11 +328,16 @@ def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
 
 
 def _plan(
-    machine: Machine, old: int, new: int, configuration: Configuration | None = None, **more: Any
+    machine: Machine,
+    old: int,
+    new: int,
+    configuration: Configuration | None = None,
+    limit_of: Callable[[NodeId], int] | None = None,
+    **more: Any,
 ) -> tuple[ReplaceNode | None, list[Outcome]]:
     call = ReplaceNodeCall(old_id=old, new_id=new, **more)
     group = _group("123", "45") if configuration is None else configuration
-    command, outcomes = plan_replacement(machine.image, group, FIRST, call)
+    command, outcomes = plan_replacement(machine.image, group, FIRST, call, limit_of or _any)
     return command, list(outcomes)
 
 
@@ -358,7 +406,7 @@ def test_partitions_without_a_majority_are_named(machine: Machine) -> None:
 
 def test_the_reference_engine_replaces_nobody(machine: Machine) -> None:
     call = ReplaceNodeCall(old_id=1, new_id=4)
-    command, [verdict] = plan_replacement(machine.image, None, (), call)
+    command, [verdict] = plan_replacement(machine.image, None, (), call, _any)
     assert command is None
     assert verdict.code is ErrorCode.UNSUPPORTED_VERSION
 
