@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, TextIO
 
-FOLDERS: Final = ("raft", "log", "cluster", "groups")
+FOLDERS: Final = ("raft", "log", "replication", "partition", "metadata", "controller", "groups")
 FLOOR: Final = 85.0
 
 

@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from jepsen_like.invariants import GENESIS, DurableView, Invariants, InvariantViolation, chain
-from raftmq.cluster.replica import Replica
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.raft.ready import Role, SoftState
+from raftmq.replication.replica import Replica
 from raftmq.types import Offset, RaftGroupId, RaftIndex, ReplicaId
 
 

@@ -17,12 +17,6 @@ from attrs import frozen
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.machine import SimMachine
 from jepsen_like.virtual_time import EPOCH_MS
-from raftmq.cluster.mail import Stream
-from raftmq.cluster.multiraft import MultiRaft
-from raftmq.cluster.peer_codec import decode
-from raftmq.cluster.peer_messages import NodeBeat
-from raftmq.cluster.recovery import Opening, open_replica
-from raftmq.cluster.replica import Replica, ReplicaConfig
 from raftmq.errors import KafkaError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
@@ -32,6 +26,12 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import VoteReply
 from raftmq.records import HEADER_SIZE, parse_header
+from raftmq.replication.mail import Stream
+from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.peer_codec import decode
+from raftmq.replication.peer_messages import NodeBeat
+from raftmq.replication.recovery import Opening, open_replica
+from raftmq.replication.replica import Replica, ReplicaConfig
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId, ReplicaId, StorageId
 
 if TYPE_CHECKING:

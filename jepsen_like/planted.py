@@ -18,9 +18,6 @@ from jepsen_like.bug import Bug, Plant, nothing, patching
 from jepsen_like.inode import SECTOR
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.sim import Verdict, run_seed
-from raftmq.cluster import recovery as cluster_recovery
-from raftmq.cluster.journal_place import JournalPlace
-from raftmq.cluster.outbox import Outbox
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStartFile
@@ -30,6 +27,9 @@ from raftmq.raft.core import RaftCore
 from raftmq.raft.leader import Leadership
 from raftmq.raft.messages import Message
 from raftmq.records import BatchHeader
+from raftmq.replication import recovery as cluster_recovery
+from raftmq.replication.journal_place import JournalPlace
+from raftmq.replication.outbox import Outbox
 from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
 
 

@@ -19,9 +19,9 @@ from jepsen_like.nemesis import Nemesis
 from jepsen_like.options import SimOptions, draw_options
 from jepsen_like.workload import Client
 from jepsen_like.world import Summary, World
-from raftmq.cluster.replica import Replica
 from raftmq.raft.messages import EntryKind
 from raftmq.records import read_records
+from raftmq.replication.replica import Replica
 from raftmq.types import RaftGroupId
 
 

@@ -230,6 +230,14 @@ class RemoteProtocolError(RaftmqError):
     """The other side sent bytes that the protocol forbids; costs its connection, nothing else."""
 
 
+class NodeMustStopError(RaftmqError):
+    """The node cannot go on; the message says what an operator can do."""
+
+
+class StateError(RaftmqError):
+    """Encoded state that must not be used: damaged, or of a newer format."""
+
+
 class ContainedError(RaftmqError):
     """An invariant of ours broke, and what it belonged to has stopped; the rest goes on."""
 

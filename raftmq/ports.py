@@ -1,6 +1,6 @@
 """What the deciding code needs of the outside world: clock, randomness, disk.
 
-`adapters/` implements these for a real machine, `jepsen_like/` for the simulation; both pass the
+`runtime/` implements these for a real machine, `jepsen_like/` for the simulation; both pass the
 same contract tests. A leaf module: no trio, no os.
 
 Disk rules: a write reaches the page cache at once and is durable only after `fdatasync` of that

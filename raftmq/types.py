@@ -28,7 +28,7 @@ Term = NewType("Term", int)
 """A Raft term. The same integer is called leader epoch outside `raft/`."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""A Raft term as Kafka clients see it. Converted in `cluster/replica.py` alone."""
+"""A Raft term as Kafka clients see it. Converted in `replication/replica.py` alone."""
 
 TopicId = NewType("TopicId", UUID)
 """Random, never zero, never reused."""

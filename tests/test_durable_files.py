@@ -20,10 +20,10 @@ PRODUCT = sorted(
 
 GIVES_NAMES = {
     "raftmq/durable_file.py:replacing": "the one way",
-    "raftmq/adapters/disk.py:rename": "the operation itself",
+    "raftmq/runtime/disk.py:rename": "the operation itself",
     "raftmq/log/flush.py:run": "the journal's new file; syncs it before and the folder after",
     "raftmq/log/replicated_log.py:repaired": "built and synced by a worker; syncs the folder",
-    "raftmq/cluster/recovery.py:attempt": "moves a folder aside; syncs the one above",
+    "raftmq/replication/recovery.py:attempt": "moves a folder aside; syncs the one above",
     "raftmq/node/partitions.py:_quarantine": "moves a folder aside; syncs both",
     "spark/raftmq_spark/export/store.py:create": "streams; syncs before and after",
     "spark/raftmq_spark/export/store.py:put_if_absent": "never replaces; syncs before and after",
@@ -67,7 +67,7 @@ def test_only_known_functions_give_names() -> None:
     assert found == set(GIVES_NAMES), "use raftmq.durable_file, or say here why not"
 
 
-@pytest.mark.parametrize("name", sorted(set(GIVES_NAMES) - {"raftmq/adapters/disk.py:rename"}))
+@pytest.mark.parametrize("name", sorted(set(GIVES_NAMES) - {"raftmq/runtime/disk.py:rename"}))
 def test_whoever_gives_a_name_syncs_the_folder(name: str) -> None:
     """HDFS and object stores have no folders to sync."""
     bodies = [ast.dump(f) for n, f in functions(ROOT / name.split(":")[0]) if n == name]

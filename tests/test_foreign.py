@@ -6,13 +6,13 @@ import struct
 
 import pytest
 
-from raftmq.cluster.broker_messages import decode_admin, decode_outcomes, decode_reply
-from raftmq.cluster.broker_messages import decode_request as decode_control
-from raftmq.cluster.leader_table import decode_rows
-from raftmq.cluster.peer_codec import decode
-from raftmq.cluster.quorum_state import decode_quorum
+from raftmq.controller.leader_table import decode_rows
+from raftmq.controller.quorum_state import decode_quorum
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import check_bounds, decode_foreign
+from raftmq.metadata.broker_messages import decode_admin, decode_outcomes, decode_reply
+from raftmq.metadata.broker_messages import decode_request as decode_control
+from raftmq.replication.peer_codec import decode
 
 NESTED = b"\x91" * 5_000
 ERRORS = [

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jepsen_like.cluster.consumers import LATEST, Fetcher, Where, name_of
 from jepsen_like.cluster.kafka import Kafka, Lost, NotSent
 from jepsen_like.cluster.tasks import until
-from raftmq.cluster.broker_messages import ReplaceNodeCall
 from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import ReplaceNodeCall
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.types import NodeId

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from jepsen_like.invariants import Invariants
-from raftmq.cluster.commands import Envelope, Rejection, Result
-from raftmq.cluster.group_commands import (
+from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import Envelope, Rejection, Result
+from raftmq.metadata.group_commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
@@ -26,10 +27,9 @@ from raftmq.cluster.group_commands import (
     GroupDone,
     ReplaceMember,
 )
-from raftmq.cluster.group_image import GroupsImage
-from raftmq.cluster.metadata_image import MetadataImage
-from raftmq.cluster.metadata_machine import MetadataMachine
-from raftmq.errors import ErrorCode
+from raftmq.metadata.group_image import GroupsImage
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.raft.ready import SoftState
 from raftmq.types import Offset, RaftIndex
 

@@ -22,7 +22,7 @@ from raftmq.protocol.fetch import (
     encode_fetch_request,
 )
 from raftmq.records import check_batch, read_records, split_batches
-from raftmq.server.handlers.fetch import LONG_WAIT_MS
+from raftmq.server.kafka.handlers.fetch import LONG_WAIT_MS
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,

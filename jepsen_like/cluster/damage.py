@@ -19,7 +19,6 @@ from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import HEADER_SIZE as HEADER_SIZE_OF_JOURNAL
 from raftmq.log.hard_state import RECORD_SIZE, decode_header
-from raftmq.log.inspect import base_offset_of
 from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
@@ -31,6 +30,7 @@ from raftmq.protocol.produce import (
     encode_produce_request,
 )
 from raftmq.records import HEADER_SIZE, NewRecord, build_batch, parse_header
+from raftmq.tools.inspect import base_offset_of
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 if TYPE_CHECKING:

@@ -22,23 +22,23 @@ from jepsen_like.cluster.tasks import SimTasks
 from jepsen_like.cluster.wires import SimLinks
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.virtual_time import EPOCH_MS
-from raftmq.adapters.data_folder import DataFolder, DataFolderError
-from raftmq.adapters.peer_links import PeerIdentity
-from raftmq.cluster.batch_opening import InlineBudget
-from raftmq.cluster.catch_up import CatchUpRate
-from raftmq.cluster.metadata_engine import DrivenEngine, EngineConfig
-from raftmq.cluster.raft_engine import RaftMetadataEngine
 from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
 from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
+from raftmq.metadata.metadata_engine import DrivenEngine, EngineConfig
+from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.node.composition import NodeCore
 from raftmq.node.shutdown import Shutdown
 from raftmq.node.surroundings import Ears, Links, Surroundings
+from raftmq.partition.batch_opening import InlineBudget
 from raftmq.ports import DiskError, DiskFullError, Runnable
 from raftmq.promise import Promise
+from raftmq.replication.catch_up import CatchUpRate
+from raftmq.runtime.data_folder import DataFolder, DataFolderError
+from raftmq.runtime.peer_links import PeerIdentity
 from raftmq.types import NodeId, StorageId
 
 if TYPE_CHECKING:

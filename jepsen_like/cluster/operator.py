@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.invariants import InvariantViolation
-from raftmq.cluster.giving_up import (
+from raftmq.log.sparse_index import DamagedIndexError
+from raftmq.tools import inspect
+from raftmq.tools.giving_up import (
     Account,
     Place,
     RecoveryRefusedError,
@@ -24,8 +26,6 @@ from raftmq.cluster.giving_up import (
     account_for_loss,
     give_up_lost,
 )
-from raftmq.log import inspect
-from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.types import METADATA_TOPIC, ReplicaId
 
 if TYPE_CHECKING:

@@ -16,23 +16,23 @@ from immutables import Map
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from jepsen_like.cluster.options import ClusterOptions
-from raftmq.cluster import apply as metadata_apply
-from raftmq.cluster import group_image, metadata_machine
-from raftmq.cluster.commands import AllocateProducerIds, DeleteTopics, ProducerIds
-from raftmq.cluster.group_commands import Claimed, ClaimGroup, CommitMany
-from raftmq.cluster.log_start_moves import LogStartMoves
-from raftmq.cluster.metadata_snapshot import SnapshotEncoder
-from raftmq.cluster.parked_produces import AppendResult
-from raftmq.cluster.partition import Partition
-from raftmq.cluster.partition_producers import PartitionProducers
-from raftmq.cluster.partition_results import DeleteResult
-from raftmq.cluster.producer_state import ACCEPT, ProducerStateTable
-from raftmq.cluster.raft_engine import RaftMetadataEngine
-from raftmq.cluster.retention import Retention
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
+from raftmq.metadata import apply as metadata_apply
+from raftmq.metadata import group_image, metadata_machine
+from raftmq.metadata.commands import AllocateProducerIds, DeleteTopics, ProducerIds
+from raftmq.metadata.group_commands import Claimed, ClaimGroup, CommitMany
+from raftmq.metadata.metadata_snapshot import SnapshotEncoder
+from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.partition import Partition
+from raftmq.partition.partition_producers import PartitionProducers
+from raftmq.partition.partition_results import DeleteResult
+from raftmq.partition.producer_state import ACCEPT, ProducerStateTable
 from raftmq.promise import Promise
-from raftmq.server.handlers.fetch import ParkedFetch
+from raftmq.replication.log_start_moves import LogStartMoves
+from raftmq.replication.retention import Retention
+from raftmq.server.kafka.handlers.fetch import ParkedFetch
 from raftmq.types import Offset, RaftIndex
 
 

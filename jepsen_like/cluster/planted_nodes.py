@@ -15,13 +15,8 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from jepsen_like.cluster.options import ClusterOptions
 from raftmq import records
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.cluster import produce_checks, readmission, recovery
-from raftmq.cluster.broker_lifecycle import BrokerLifecycle
-from raftmq.cluster.isolation import Isolation
-from raftmq.cluster.readmission import Readmission
-from raftmq.cluster.repair import Repairer
-from raftmq.cluster.replica import Replica
+from raftmq.controller.broker_lifecycle import BrokerLifecycle
+from raftmq.controller.isolation import Isolation
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
 from raftmq.log import batch_reader
 from raftmq.log.bare_entries import BareEntries
@@ -29,11 +24,17 @@ from raftmq.log.hard_state import GroupState
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
+from raftmq.partition import produce_checks
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft import leader, quorum
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
-from raftmq.server.dispatch import Dispatcher
+from raftmq.replication import readmission, recovery
+from raftmq.replication.readmission import Readmission
+from raftmq.replication.repair import Repairer
+from raftmq.replication.replica import Replica
+from raftmq.runtime.data_folder import DataFolder
+from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.types import NodeId, RaftIndex, ReplicaId
 
 _unlocked = DataFolder.unlocked.__func__  # type: ignore[attr-defined]  # a classmethod's function

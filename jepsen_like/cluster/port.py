@@ -1,9 +1,9 @@
 """The client port of a simulated node: connections in memory in place of sockets.
 
-Stands where `server/connection.py` and `server/replies.py` stand in a process: requests begin as
-they arrive, those that arrive together as one piece of work; answers leave in the order of their
-requests; a span of the log is read when its answer leaves, some time after it was promised. The
-dispatcher and the handlers behind it are the product's.
+Stands where `server/kafka/connection.py` and `server/kafka/replies.py` stand in a process: requests
+begin as they arrive, those that arrive together as one piece of work; answers leave in the order of
+their requests; a span of the log is read when its answer leaves, some time after it was promised.
+The dispatcher and the handlers behind it are the product's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
-from raftmq.server.elections import Hold
-from raftmq.server.idle_poll import hear_later
-from raftmq.server.limits import FRAME_HEAD, Limits, check_frame
+from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.idle_poll import hear_later
+from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.kafka import ClientEnd

@@ -29,7 +29,7 @@ from raftmq.types import Offset, RaftGroupId
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode
     from jepsen_like.cluster.world import ClusterWorld
-    from raftmq.cluster.partition import Partition
+    from raftmq.partition.partition import Partition
 
 EVERY_MS: Final = (300.0, 1_500.0)
 _LINE: Final = re.compile(r'raftmq_\w+(\{(\w+="[^"\\]*",?)+\})? [-+.\deInf]+')

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from jepsen_like.invariants import InvariantViolation
-from raftmq.cluster.metadata_snapshot import encode_image
-from raftmq.cluster.partition import Partition
+from raftmq.metadata.metadata_snapshot import encode_image
+from raftmq.partition.partition import Partition
 from raftmq.types import RaftGroupId
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from raftmq.cluster.replica_view import DISK_FULL
 from raftmq.node.composition import NodeCore
 from raftmq.node.troubles import not_running
+from raftmq.replication.replica_view import DISK_FULL
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode

@@ -17,14 +17,14 @@ from attrs import frozen
 from jepsen_like.cluster.commands_watch import CommandsWatch
 from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
-from raftmq.cluster.log_start_moves import decode_wish
-from raftmq.cluster.replica import Replica
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.ports import DiskError, Runnable
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
+from raftmq.replication.log_start_moves import decode_wish
+from raftmq.replication.replica import Replica
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
 
 if TYPE_CHECKING:

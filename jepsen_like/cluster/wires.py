@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from raftmq.adapters.peer_links import (
+from raftmq.config import Address
+from raftmq.ports import DiskError
+from raftmq.raft.messages import StoredChunk
+from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,
     KIND_FORMATION,
 )
-from raftmq.adapters.peer_reader import KIND_STORED
-from raftmq.config import Address
-from raftmq.ports import DiskError
-from raftmq.raft.messages import StoredChunk
+from raftmq.runtime.peer_reader import KIND_STORED
 from raftmq.types import Buffer, NodeId
 
 if TYPE_CHECKING:

@@ -21,12 +21,11 @@ from attrs import frozen
 from crc32c import crc32c
 
 from jepsen_like.fuzz.spoil import Frame, Spot, spoiled
-from raftmq.adapters.peer_links import PEER_FORMATS, STREAMS, Hello
-from raftmq.adapters.peer_reader import FRAME_HEADER, PART_HEADER, STORED_HEADER
-from raftmq.cluster import broker_messages as broker
-from raftmq.cluster import commands, group_commands
-from raftmq.cluster.peer_codec import encode, encode_beats, encode_node_beat, encode_several
-from raftmq.cluster.peer_messages import (
+from raftmq.metadata import broker_messages as broker
+from raftmq.metadata import commands, group_commands
+from raftmq.raft import messages as raft
+from raftmq.replication.peer_codec import encode, encode_beats, encode_node_beat, encode_several
+from raftmq.replication.peer_messages import (
     REST_BUCKETS,
     NodeBeat,
     PeerMessage,
@@ -38,7 +37,8 @@ from raftmq.cluster.peer_messages import (
     Wake,
     WrongReplica,
 )
-from raftmq.raft import messages as raft
+from raftmq.runtime.peer_links import PEER_FORMATS, STREAMS, Hello
+from raftmq.runtime.peer_reader import FRAME_HEADER, PART_HEADER, STORED_HEADER
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
 KINDS: Final = tuple(range(1, 9))

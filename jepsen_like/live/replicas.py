@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from jepsen_like.live.cluster import Cluster, wait_until
-from raftmq.adapters.disk import RealDisk
-from raftmq.log.inspect import verify_folder
+from raftmq.runtime.disk import RealDisk
+from raftmq.tools.inspect import verify_folder
 
 CAUGHT_UP_S: Final = 30.0
 

@@ -62,9 +62,9 @@ def keys(as_json: AsJson = False) -> None:
 
 
 def _load(file: Path, text: str, environment: dict[str, str]) -> NodeConfig:
-    from raftmq.cluster.topic_configs import check_static_configs
     from raftmq.config import ConfigError
     from raftmq.errors import KafkaError
+    from raftmq.metadata.topic_configs import check_static_configs
 
     try:
         config = load_config(text, environment=environment)

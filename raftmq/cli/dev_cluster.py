@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from attrs import define, field, frozen
 
-from raftmq.adapters.disk import RealDisk
 from raftmq.cli.console import note
 from raftmq.config import ConfigError, NodeConfig, load_config
 from raftmq.durable_file import replace_file
 from raftmq.errors import RaftmqError
 from raftmq.ports import DiskError
+from raftmq.runtime.disk import RealDisk
 
 if TYPE_CHECKING:
     from raftmq.node import Listeners

@@ -1,6 +1,6 @@
 """`raftmq log ...`: look into a node's files by hand. Reads only; the node may run or not.
 
-All reading is `raftmq.log.inspect`'s; this module picks by file name and prints.
+All reading is `raftmq.tools.inspect`'s; this module picks by file name and prints.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _verify_nodes(addresses: list[str], as_json: bool) -> None:
 
 
 def _verify_folder(folder: Path, as_json: bool) -> None:
-    from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import verify_folder
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import verify_folder
 
     folders = sorted({path.parent for path in folder.rglob("log-start")})
     if not folders:
@@ -165,8 +165,8 @@ def _verify_folder(folder: Path, as_json: bool) -> None:
 
 
 def _dump_segment(path: Path, records: bool, as_json: bool) -> None:
-    from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import ZEROS, base_offset_of, read_segment
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import ZEROS, base_offset_of, read_segment
 
     try:
         base = base_offset_of(str(path))
@@ -207,9 +207,9 @@ def _print_batch(position: int, header: BatchHeader, batch: bytes, as_json: bool
 
 
 def _dump_index(path: Path, as_json: bool) -> None:
-    from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import read_index
     from raftmq.log.sparse_index import DamagedIndexError
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import read_index
 
     try:
         _summary, pairs = read_index(RealDisk(is_read_only=True), str(path))
@@ -220,8 +220,8 @@ def _dump_index(path: Path, as_json: bool) -> None:
 
 
 def _dump_bare(path: Path, as_json: bool) -> None:
-    from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import read_bare_entries
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import read_bare_entries
 
     rows = [
         (
@@ -239,8 +239,8 @@ def _dump_bare(path: Path, as_json: bool) -> None:
 
 
 def _dump_start(path: Path, as_json: bool) -> None:
-    from raftmq.adapters.disk import RealDisk
-    from raftmq.log.inspect import read_log_start
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import read_log_start
 
     local = read_log_start(RealDisk(is_read_only=True), str(path))
     if local is None:

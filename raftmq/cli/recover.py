@@ -1,7 +1,7 @@
 """`raftmq recover`: give up what is lost, on a stopped node's data folder, at an operator's word.
 
 Offline: it takes the folder's lock, so it is refused while the node runs. Says first what would be
-done and what may be lost, and does nothing without a yes. `cluster/giving_up.py` does the work.
+done and what may be lost, and does nothing without a yes. `tools/giving_up.py` does the work.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from raftmq.cli.main import EXIT_USAGE
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
-    from raftmq.adapters.data_folder import DataFolder
-    from raftmq.cluster.giving_up import Account, Findings, Loss, Place
-    from raftmq.cluster.metadata_image import MetadataImage
-    from raftmq.cluster.skipping import Stuck
-    from raftmq.cluster.term_reset import HeldTerm
+    from raftmq.metadata.metadata_image import MetadataImage
     from raftmq.raft.membership import Configuration
+    from raftmq.runtime.data_folder import DataFolder
+    from raftmq.tools.giving_up import Account, Findings, Loss, Place
+    from raftmq.tools.skipping import Stuck
+    from raftmq.tools.term_reset import HeldTerm
 
 PROBE_S: Final = 1.0
 NAMES_MAX: Final = 20
@@ -149,11 +149,11 @@ class _Opened:
     """A stopped node's folder, locked, with its journal."""
 
     def __init__(self, data: Path) -> None:
-        from raftmq.adapters.clock import RealClock
-        from raftmq.adapters.data_folder import DataFolder
-        from raftmq.adapters.disk import RealDisk
-        from raftmq.cluster.giving_up import Place
         from raftmq.log.hard_state import HardStateJournal
+        from raftmq.runtime.clock import RealClock
+        from raftmq.runtime.data_folder import DataFolder
+        from raftmq.runtime.disk import RealDisk
+        from raftmq.tools.giving_up import Place
         from raftmq.types import ReplicaId
 
         disk = RealDisk()
@@ -197,7 +197,7 @@ def _recover_majority(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from raftmq.cluster.giving_up import account_for, check_is_lost, give_up_lost
+    from raftmq.tools.giving_up import account_for, check_is_lost, give_up_lost
 
     formation = opened.folder.load_formation()
     ids = ",".join(str(node_id) for node_id in survivors)
@@ -243,13 +243,13 @@ def _recover_majority(
 
 
 def _loses_metadata(findings: Findings) -> bool:
-    from raftmq.cluster.giving_up import Verdict
+    from raftmq.tools.giving_up import Verdict
 
     return findings.metadata.verdict is Verdict.RECOVERED
 
 
 def _lost_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]:
-    from raftmq.cluster.giving_up import Verdict
+    from raftmq.tools.giving_up import Verdict
 
     members = {
         member.node_id: True
@@ -293,7 +293,7 @@ def _check_silence(image: MetadataImage | None, nodes: Sequence[NodeId], says: s
 
 
 def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[NodeId]) -> list[str]:
-    from raftmq.cluster.giving_up import Verdict
+    from raftmq.tools.giving_up import Verdict
 
     recovered = findings.of(Verdict.RECOVERED)
     lost = ", ".join(str(n) for n in _lost_nodes(findings, survivors))
@@ -431,7 +431,7 @@ def _json_of(findings: Findings, survivors: Sequence[NodeId]) -> dict[str, Any]:
 def _recover_damage(
     opened: _Opened, topic: str, partition: int, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
-    from raftmq.cluster.giving_up import accept_loss, account_for_loss
+    from raftmq.tools.giving_up import accept_loss, account_for_loss
 
     loss = account_for_loss(opened.place, topic, partition)
     if as_json:
@@ -490,7 +490,7 @@ def _loss_text(loss: Loss) -> list[str]:
 def _recover_command(
     opened: _Opened, offset: int, agree: str, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
-    from raftmq.cluster.skipping import account_for_skip, check_agreed
+    from raftmq.tools.skipping import account_for_skip, check_agreed
 
     formation = opened.folder.load_formation()
     if formation.recovering:
@@ -527,7 +527,7 @@ def _stuck_json(stuck: Stuck) -> dict[str, Any]:
 
 
 def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
-    from raftmq.cluster.skips import shown
+    from raftmq.metadata.skips import shown
 
     skip = stuck.skip
     voters = ",".join(str(node_id) for node_id in stuck.voters)
@@ -551,7 +551,7 @@ def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
 
 def _held_term(opened: _Opened, topic: str, partition: int, as_json: bool) -> HeldTerm:
     """Look, and tell what this node's disk says."""
-    from raftmq.cluster.term_reset import account_for_term
+    from raftmq.tools.term_reset import account_for_term
 
     held = account_for_term(opened.place, topic, partition)
     token = held.token
@@ -593,8 +593,8 @@ def _recover_term(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from raftmq.cluster.giving_up import read_image
-    from raftmq.cluster.term_reset import TermToken, agreed_term, record_of, reset_term
+    from raftmq.tools.giving_up import read_image
+    from raftmq.tools.term_reset import TermToken, agreed_term, record_of, reset_term
 
     formation = opened.folder.load_formation()
     if formation.recovering:

@@ -18,14 +18,14 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field
 
-from raftmq.cluster.group_commands import (
+from raftmq.errors import ErrorCode
+from raftmq.metadata.group_commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
     CommittedOffset,
     GroupCommand,
 )
-from raftmq.errors import ErrorCode
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 

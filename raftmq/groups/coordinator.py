@@ -17,16 +17,6 @@ from typing import Final, TypeVar
 import msgspec
 from immutables import Map
 
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.group_commands import (
-    CommitOffsets,
-    CommittedOffset,
-    DeleteGroup,
-    DeleteOffsets,
-    ExpireOffsets,
-    GroupCommand,
-)
-from raftmq.cluster.group_image import OffsetMap
 from raftmq.errors import ErrorCode
 from raftmq.groups.descriptions import (
     FetchedOffsets,
@@ -48,6 +38,16 @@ from raftmq.groups.owned_groups import (
     OwnedGroups,
     candidate,
 )
+from raftmq.metadata.group_commands import (
+    CommitOffsets,
+    CommittedOffset,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    GroupCommand,
+)
+from raftmq.metadata.group_image import OffsetMap
+from raftmq.partition.deadlines import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition

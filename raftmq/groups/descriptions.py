@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from raftmq.cluster.group_image import GroupState, OffsetMap
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import Phase
+from raftmq.metadata.group_image import GroupState, OffsetMap
 
 
 @frozen(slots=True)

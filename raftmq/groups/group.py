@@ -16,8 +16,6 @@ from typing import Any
 
 from attrs import define, field
 
-from raftmq.cluster.group_commands import Generation, GroupMember, ReplaceMember
-from raftmq.cluster.group_image import GroupState
 from raftmq.errors import ErrorCode
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import (
@@ -32,6 +30,8 @@ from raftmq.groups.membership import (
     common_protocols,
 )
 from raftmq.groups.offsets import is_same_subscription
+from raftmq.metadata.group_commands import Generation, GroupMember, ReplaceMember
+from raftmq.metadata.group_image import GroupState
 from raftmq.promise import Promise
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from raftmq.cluster.group_commands import GroupCommand
 from raftmq.errors import ErrorCode
+from raftmq.metadata.group_commands import GroupCommand
 from raftmq.promise import Promise
 
 

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from raftmq.cluster.group_commands import UNDATED, ExpiredOffset
-from raftmq.cluster.group_image import GroupState
+from raftmq.metadata.group_commands import UNDATED, ExpiredOffset
+from raftmq.metadata.group_image import GroupState
 
 CONSUMER_PROTOCOL: Final = "consumer"
 

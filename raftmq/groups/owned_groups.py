@@ -19,8 +19,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from raftmq.cluster.deadlines import Deadline, Deadlines
-from raftmq.cluster.group_commands import (
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.groups.commit_queue import CommitQueue
+from raftmq.groups.group import Group
+from raftmq.groups.group_config import GroupConfig
+from raftmq.groups.membership import Phase
+from raftmq.metadata.group_commands import (
     UNDATED,
     ClaimGroup,
     Generation,
@@ -28,12 +32,8 @@ from raftmq.cluster.group_commands import (
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.cluster.group_image import GroupsImage, holder
-from raftmq.errors import ErrorCode, KafkaError
-from raftmq.groups.commit_queue import CommitQueue
-from raftmq.groups.group import Group
-from raftmq.groups.group_config import GroupConfig
-from raftmq.groups.membership import Phase
+from raftmq.metadata.group_image import GroupsImage, holder
+from raftmq.partition.deadlines import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId

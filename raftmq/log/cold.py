@@ -16,9 +16,9 @@ from typing import Final
 from attrs import define
 
 from raftmq.log.index_job import IndexJob
+from raftmq.log.page_cache import is_warm, warm
 from raftmq.log.segment import Segment
 from raftmq.log.sparse_index import DamagedIndexError
-from raftmq.page_cache import is_warm, warm
 from raftmq.ports import File
 
 BEYOND_BYTES: Final = 16 << 10

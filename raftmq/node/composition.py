@@ -13,44 +13,44 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from raftmq.adapters.broker_calls import BrokerCalls
-from raftmq.adapters.peer_links import KIND_FORMATION
-from raftmq.cluster.agreed_time import AgreedTime
-from raftmq.cluster.broker_lifecycle import BrokerInfo
-from raftmq.cluster.commands import Endpoint
-from raftmq.cluster.control_plane import ControlPlane
-from raftmq.cluster.controller import ControllerConfig
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.formation import Formation
-from raftmq.cluster.metadata_engine import DrivenEngine
-from raftmq.cluster.metadata_machine import MetadataMachine
-from raftmq.cluster.partition import Partition
-from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.raft_engine import RaftMetadataEngine
-from raftmq.cluster.recovery import Opening, open_replica
-from raftmq.cluster.replica import Replica
-from raftmq.cluster.skips import UnappliableCommandError
-from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.controller.broker_lifecycle import BrokerInfo
+from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
+from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.formation import Formation
+from raftmq.metadata.metadata_engine import DrivenEngine
+from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.skips import UnappliableCommandError
+from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.events import Events
 from raftmq.node.partitions import Partitions, tell_of_term
 from raftmq.node.surroundings import Surroundings
 from raftmq.node.upkeep import run_upkeep
+from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.partition import Partition
+from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.server.broker import Broker
-from raftmq.server.dispatch import Dispatcher
-from raftmq.server.handlers.fetch import WAIT_GRID_MS
-from raftmq.server.handlers.table import HANDLERS
-from raftmq.server.request_memory import RequestMemory
+from raftmq.replication.agreed_time import AgreedTime
+from raftmq.replication.recovery import Opening, open_replica
+from raftmq.replication.replica import Replica
+from raftmq.runtime.broker_calls import BrokerCalls
+from raftmq.runtime.peer_links import KIND_FORMATION
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.dispatch import Dispatcher
+from raftmq.server.kafka.handlers.fetch import WAIT_GRID_MS
+from raftmq.server.kafka.handlers.table import HANDLERS
+from raftmq.server.kafka.request_memory import RequestMemory
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,

@@ -10,20 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from raftmq.adapters.peer_links import (
-    KIND_BROKER,
-    KIND_BROKER_BEAT,
-    KIND_FORMATION,
-    KIND_HEARTBEATS,
-    KIND_METADATA,
-    KIND_RAFT,
-    PeerIdentity,
-)
-from raftmq.adapters.peer_reader import KIND_STORED
-from raftmq.cluster.catch_up import CatchUpRate
-from raftmq.cluster.mail import Stream
-from raftmq.cluster.multiraft import MultiRaft
-from raftmq.cluster.replica import ReplicaConfig
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.flush import FlushJob
@@ -34,12 +20,26 @@ from raftmq.node.loop_watch import LoopWatch
 from raftmq.node.surroundings import Surroundings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
+from raftmq.replication.catch_up import CatchUpRate
+from raftmq.replication.mail import Stream
+from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.replica import ReplicaConfig
+from raftmq.runtime.peer_links import (
+    KIND_BROKER,
+    KIND_BROKER_BEAT,
+    KIND_FORMATION,
+    KIND_HEARTBEATS,
+    KIND_METADATA,
+    KIND_RAFT,
+    PeerIdentity,
+)
+from raftmq.runtime.peer_reader import KIND_STORED
 from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")
 
 REST_AFTER_MS: Final = 1_000
-"""A group idle for so long rests: no heartbeats of its own (`cluster/resting.py`)."""
+"""A group idle for so long rests: no heartbeats of its own (`replication/resting.py`)."""
 _KINDS: Final = {
     Stream.BULK: KIND_RAFT,
     Stream.CONTROL: KIND_METADATA,

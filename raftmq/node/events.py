@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from raftmq.adapters.disk import DISK_FULL
-from raftmq.cluster.commands import Envelope, Result
-from raftmq.cluster.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
-from raftmq.cluster.leader_table import Key, LeaderRow
-from raftmq.cluster.metadata_image import MetadataImage
-from raftmq.cluster.skips import Skip
+from raftmq.controller.leader_table import Key, LeaderRow
 from raftmq.logs import structlog
+from raftmq.metadata.commands import Envelope, Result
+from raftmq.metadata.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.skips import Skip
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
-from raftmq.server.log_rate import RateLimitedLog, flush_all
+from raftmq.runtime.disk import DISK_FULL
+from raftmq.server.kafka.log_rate import RateLimitedLog, flush_all
 from raftmq.types import METADATA_TOPIC, NodeId, Offset, RaftIndex, ReplicaId, TopicPartition
 
 if TYPE_CHECKING:

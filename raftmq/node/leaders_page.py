@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from raftmq.cluster.commands import ReassignPartition
-from raftmq.cluster.metadata_image import PartitionImage, TopicImage
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.commands import ReassignPartition
+from raftmq.metadata.metadata_image import PartitionImage, TopicImage
 from raftmq.promise import Promise
-from raftmq.server.admin_leaders import TransferWish
+from raftmq.server.admin.admin_leaders import TransferWish
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:

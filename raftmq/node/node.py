@@ -19,33 +19,33 @@ from typing import Final
 
 import trio
 
-from raftmq.adapters.batch_opening import NodeBatchOpening
-from raftmq.adapters.catch_up import NodeCatchUp
-from raftmq.adapters.clock import RealClock
-from raftmq.adapters.core_wait import CoreWait
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.adapters.disk import RealDisk
-from raftmq.adapters.faults import FaultSwitch, is_armed
-from raftmq.adapters.flusher import Flusher
-from raftmq.adapters.peer_links import PeerLinks
-from raftmq.adapters.tasks import TrioTasks
-from raftmq.cluster.metadata_engine import DrivenEngine
-from raftmq.cluster.skips import UnappliableCommandError
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import structlog
+from raftmq.metadata.metadata_engine import DrivenEngine
+from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.node.composition import NodeCore
 from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
 from raftmq.node.surroundings import Ears, Surroundings
-from raftmq.server.deadline_task import run_deadlines
-from raftmq.server.idle_poll import hear_later
-from raftmq.server.limits import Limits, resolve_overrides
-from raftmq.server.listener import ClientPort
-from raftmq.server.log_rate import RateLimitedLog
-from raftmq.server.warm_up import warm_up
-from raftmq.server.workers import Workers
-from raftmq.turns import Turns
+from raftmq.runtime.batch_opening import NodeBatchOpening
+from raftmq.runtime.catch_up import NodeCatchUp
+from raftmq.runtime.clock import RealClock
+from raftmq.runtime.core_wait import CoreWait
+from raftmq.runtime.data_folder import DataFolder
+from raftmq.runtime.deadline_task import run_deadlines
+from raftmq.runtime.disk import RealDisk
+from raftmq.runtime.faults import FaultSwitch, is_armed
+from raftmq.runtime.flusher import Flusher
+from raftmq.runtime.peer_links import PeerLinks
+from raftmq.runtime.tasks import TrioTasks
+from raftmq.runtime.turns import Turns
+from raftmq.runtime.workers import Workers
+from raftmq.server.kafka.idle_poll import hear_later
+from raftmq.server.kafka.limits import Limits, resolve_overrides
+from raftmq.server.kafka.listener import ClientPort
+from raftmq.server.kafka.log_rate import RateLimitedLog
+from raftmq.server.kafka.warm_up import warm_up
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -265,7 +265,7 @@ class Node(NodeCore):
         # somebody asks already.
         with trio.move_on_after(ADMIN_WAIT_S):
             await trio.lowlevel.wait_readable(self._admin_sock)
-        admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin_http")
+        admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.admin_http")
         exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
         nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
         leaders_page = await trio.to_thread.run_sync(import_module, "raftmq.node.leaders_page")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import trio
 from attrs import asdict
 
-from raftmq.cluster.broker_messages import Outcomes, ReplaceNodeCall
-from raftmq.cluster.replacement import progress
+from raftmq.controller.replacement import progress
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import Outcomes, ReplaceNodeCall
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.server.admin_nodes import ReplaceWish
+from raftmq.server.admin.admin_nodes import ReplaceWish
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:

@@ -16,17 +16,9 @@ from uuid import UUID
 
 from attrs import frozen
 
-from raftmq.cluster.config_keys import CATCH_UP_RATE
-from raftmq.cluster.control_plane import ControlPlane
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.isolation import Isolation
-from raftmq.cluster.journal_place import JournalFailedError
-from raftmq.cluster.metadata_image import MetadataImage
-from raftmq.cluster.partition import Partition
-from raftmq.cluster.partition_registry import PartitionRegistry
-from raftmq.cluster.partition_settings import PartitionSettings
-from raftmq.cluster.producer_checkpoints import ProducerCheckpoints
-from raftmq.cluster.reconciler import (
+from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.isolation import Isolation
+from raftmq.controller.reconciler import (
     Action,
     Quarantine,
     StartReplica,
@@ -36,19 +28,27 @@ from raftmq.cluster.reconciler import (
     at_start,
     reconcile,
 )
-from raftmq.cluster.recovery import Opening, ReplicaOpener
-from raftmq.cluster.replacement import partition_wish
-from raftmq.cluster.replica import Replica
-from raftmq.cluster.topic_configs import broker_value, effective_topic_configs
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
+from raftmq.metadata.config_keys import CATCH_UP_RATE
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.target_members import partition_wish
+from raftmq.metadata.topic_configs import broker_value, effective_topic_configs
 from raftmq.node.data_plane import DataPlane
+from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.partition import Partition
+from raftmq.partition.partition_registry import PartitionRegistry
+from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.producer_checkpoints import ProducerCheckpoints
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import Role, SoftState
+from raftmq.replication.journal_place import JournalFailedError
+from raftmq.replication.recovery import Opening, ReplicaOpener
+from raftmq.replication.replica import Replica
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
 
 logger = structlog.get_logger("raftmq.partitions")

@@ -20,16 +20,16 @@ import attrs
 import trio
 from attrs import frozen
 
-from raftmq.adapters.data_folder import DataFolderError
-from raftmq.cluster.skips import AHEAD
-from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
+from raftmq.metadata.skips import AHEAD
+from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.collections_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError
-from raftmq.server.listener import open_listen_socket
+from raftmq.runtime.data_folder import DataFolderError
+from raftmq.server.kafka.listener import open_listen_socket
 
 OK, FAILED, UNUSABLE, BEHIND = 0, 1, 2, 4
 DESCRIPTORS_AT_START: Final = 4096

@@ -11,15 +11,15 @@ from typing import Final
 
 import trio
 
-from raftmq.adapters.reference_engine import (
+from raftmq.config import ConfigError, NodeConfig
+from raftmq.logs import structlog
+from raftmq.ports import Clock
+from raftmq.runtime.reference_engine import (
     WARNING,
     ReferenceMetadataEngine,
     ReferenceOptions,
     check_addresses,
 )
-from raftmq.config import ConfigError, NodeConfig
-from raftmq.logs import structlog
-from raftmq.ports import Clock
 from raftmq.types import NodeId
 
 logger = structlog.get_logger("raftmq.node")

@@ -17,9 +17,9 @@ from raftmq.node.metrics.families import TURN_S
 from raftmq.node.troubles import not_running, troubles, unheld
 
 if TYPE_CHECKING:
-    from raftmq.cluster.partition import Partition
-    from raftmq.cluster.replica import Replica
     from raftmq.node.node import Node
+    from raftmq.partition.partition import Partition
+    from raftmq.replication.replica import Replica
     from raftmq.types import ReplicaId
 
 ROWS_PER_LOOK: Final = 8

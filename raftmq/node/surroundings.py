@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeVar
 
 from attrs import frozen
 
-from raftmq.adapters.core_wait import CoreTimes
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.adapters.peer_links import PeerIdentity
-from raftmq.adapters.peer_stream import StreamCounts
-from raftmq.cluster.batch_opening import OpeningWorkers
-from raftmq.cluster.catch_up import CatchUp, CatchUpRate
 from raftmq.config import Address
 from raftmq.counts import Histogram
+from raftmq.partition.batch_opening import OpeningWorkers
 from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import StoredChunk
-from raftmq.server.workers import WorkerPool
+from raftmq.replication.catch_up import CatchUp, CatchUpRate
+from raftmq.runtime.core_wait import CoreTimes
+from raftmq.runtime.data_folder import DataFolder
+from raftmq.runtime.peer_links import PeerIdentity
+from raftmq.runtime.peer_stream import StreamCounts
+from raftmq.runtime.workers import WorkerPool
 from raftmq.types import Buffer, NodeId
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Ears(Protocol):
 
 
 class Links(Protocol):
-    """The ways to and from all peers, as `adapters/peer_links.py` describes them."""
+    """The ways to and from all peers, as `runtime/peer_links.py` describes them."""
 
     block_to: frozenset[NodeId]
     block_from: frozenset[NodeId]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
-    from raftmq.cluster.metadata_image import MetadataImage, TopicImage
-    from raftmq.cluster.partition import Partition
-    from raftmq.cluster.replica import Replica
+    from raftmq.metadata.metadata_image import MetadataImage, TopicImage
     from raftmq.node.composition import NodeCore
     from raftmq.node.node import Node
+    from raftmq.partition.partition import Partition
+    from raftmq.replication.replica import Replica
 
 
 def troubles(node: Node, partition: Partition, replica: Replica) -> list[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from raftmq.cluster.replica import Replica
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import structlog
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
+from raftmq.replication.replica import Replica
 
 logger = structlog.get_logger("raftmq.upkeep")
 

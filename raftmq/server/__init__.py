@@ -1,5 +1,1 @@
-"""The trio edge towards Kafka clients: sockets, frames, ordered replies, limits, handlers.
-
-Nothing here decides what is stored or who leads; it turns bytes into calls of the layers below and
-their answers, some of them later, into bytes.
-"""
+"""The two ports of a node that people and programs use: Kafka clients' and the administrators'."""

@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from jepsen_like.live.cluster import free_ports
-from raftmq.cluster.topic_configs import check_static_configs
 from raftmq.config import NodeConfig, load_config
+from raftmq.metadata.topic_configs import check_static_configs
 from tests.live.harness import wait_until
 
 ROOT = Path(__file__).parents[2]

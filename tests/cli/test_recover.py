@@ -14,16 +14,16 @@ from click.testing import Result
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from raftmq.adapters.data_folder import DataFolder, DataFolderError
-from raftmq.adapters.disk import RealDisk
 from raftmq.cli.app import app
-from raftmq.cluster.formation import FormationState, formation_id_of
-from raftmq.cluster.giving_up import TERM_STEP
-from raftmq.cluster.skips import Skip
-from raftmq.cluster.term_reset import TermToken
 from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.metadata.formation import FormationState, formation_id_of
+from raftmq.metadata.skips import Skip
+from raftmq.runtime.data_folder import DataFolder, DataFolderError
+from raftmq.runtime.disk import RealDisk
+from raftmq.tools.giving_up import TERM_STEP
+from raftmq.tools.term_reset import TermToken
 from raftmq.types import NodeId, RaftGroupId, StorageId
-from tests.cluster.given_up_node import ME, fill_node, folder_of, partition_group, replica
+from tests.tools.given_up_node import ME, fill_node, folder_of, partition_group, replica
 
 CHOSEN = ((1, 101), (2, 102), (3, 103))
 

@@ -9,8 +9,9 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.group_commands import (
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.groups.commit_queue import CommitQueue
+from raftmq.metadata.group_commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
@@ -18,8 +19,7 @@ from raftmq.cluster.group_commands import (
     GroupCommand,
     GroupDone,
 )
-from raftmq.errors import ErrorCode, KafkaError
-from raftmq.groups.commit_queue import CommitQueue
+from raftmq.partition.deadlines import Deadlines
 from raftmq.promise import Promise
 from tests.groups.world import FakeClock
 

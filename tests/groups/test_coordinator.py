@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from raftmq.cluster.group_commands import UNDATED, CommittedOffset, ExpiredOffset
-from raftmq.cluster.group_image import GroupState
 from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator, candidate
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import ALARM_MS_MIN
+from raftmq.metadata.group_commands import UNDATED, CommittedOffset, ExpiredOffset
+from raftmq.metadata.group_image import GroupState
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from raftmq.cluster import group_image
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import SyncResult
+from raftmq.metadata import group_image
 from tests.groups.consumers import World
 
 SEEDS = [int(os.environ["RAFTMQ_SEED"])] if "RAFTMQ_SEED" in os.environ else list(range(20))

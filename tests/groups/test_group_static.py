@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from raftmq.cluster.group_commands import GroupMember, ReplaceMember
-from raftmq.cluster.group_image import GroupState
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import JoinRequest, Phase
+from raftmq.metadata.group_commands import GroupMember, ReplaceMember
+from raftmq.metadata.group_image import GroupState
 from tests.groups.driver import CONFIG, RANGE, Driver
 
 NONE, UNKNOWN = ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID

@@ -11,13 +11,13 @@ from typing import Any
 
 from attrs import define, field
 
-from raftmq.cluster.commands import Rejection
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.group_commands import GroupCommand
-from raftmq.cluster.group_image import GroupsImage, apply_group
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
+from raftmq.metadata.commands import Rejection
+from raftmq.metadata.group_commands import GroupCommand
+from raftmq.metadata.group_image import GroupsImage, apply_group
+from raftmq.partition.deadlines import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import NodeId
 

@@ -35,7 +35,7 @@ MODULES = {
         "raftmq.node.leaders_page",
         "raftmq.node.metrics.exposition",
         "raftmq.node.nodes_page",
-        "raftmq.server.admin_http",
+        "raftmq.server.admin.admin_http",
     ),
     "commands": ("raftmq.cli.app",),
 }

@@ -17,8 +17,15 @@ import msgspec
 from attrs import frozen
 from crc32c import crc32c
 
-from raftmq.adapters.broker_calls import _HEAD
-from raftmq.adapters.peer_links import (
+from raftmq.controller.leader_table import LeaderRow, encode_rows
+from raftmq.metadata.broker_messages import ForwardCommands, LeaderUpdate
+from raftmq.metadata.broker_messages import encode as encode_control
+from raftmq.metadata.commands import Envelope, RegisterBroker, encode_envelope
+from raftmq.protocol import ApiKey, encode_request, encode_request_header
+from raftmq.raft.messages import Heartbeat, VoteRequest
+from raftmq.replication.peer_codec import encode
+from raftmq.runtime.broker_calls import _HEAD
+from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
     KIND_HEARTBEATS,
@@ -27,14 +34,7 @@ from raftmq.adapters.peer_links import (
     STREAMS_PER_KIND_MAX,
     Hello,
 )
-from raftmq.adapters.peer_reader import FRAME_HEADER
-from raftmq.cluster.broker_messages import ForwardCommands, LeaderUpdate
-from raftmq.cluster.broker_messages import encode as encode_control
-from raftmq.cluster.commands import Envelope, RegisterBroker, encode_envelope
-from raftmq.cluster.leader_table import LeaderRow, encode_rows
-from raftmq.cluster.peer_codec import encode
-from raftmq.protocol import ApiKey, encode_request, encode_request_header
-from raftmq.raft.messages import Heartbeat, VoteRequest
+from raftmq.runtime.peer_reader import FRAME_HEADER
 from raftmq.types import (
     METADATA_GROUP,
     LeaderEpoch,
@@ -47,7 +47,7 @@ from raftmq.types import (
 )
 from tests.live.harness import Node
 from tests.poison.kinds import KINDS
-from tests.server.largest_requests import BODIES
+from tests.server.kafka.largest_requests import BODIES
 
 NESTED: Final = b"\x91" * 5_000
 LIAR: Final = 77

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.adapters.disk import RealDisk
-from raftmq.cluster.giving_up import TERM_STEP
 from raftmq.foreign import TERM_MAX
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.runtime.data_folder import DataFolder
+from raftmq.runtime.disk import RealDisk
+from raftmq.tools.giving_up import TERM_STEP
 from raftmq.types import METADATA_GROUP, RaftGroupId
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic

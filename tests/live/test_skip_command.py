@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from raftmq.adapters.clock import RealClock
-from raftmq.adapters.data_folder import DataFolder
-from raftmq.adapters.disk import RealDisk
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.records import NewRecord, build_batch
+from raftmq.runtime.clock import RealClock
+from raftmq.runtime.data_folder import DataFolder
+from raftmq.runtime.disk import RealDisk
 from raftmq.types import METADATA_GROUP, RaftIndex
 from tests.live.harness import Cluster, Node
 from tests.live.load import Load, create_topic

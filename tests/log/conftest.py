@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from raftmq.adapters.disk import RealDisk
 from raftmq.ports import Disk
+from raftmq.runtime.disk import RealDisk
 from tests.log.helpers import sim_disk
 
 

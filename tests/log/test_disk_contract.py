@@ -14,9 +14,9 @@ import pytest
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
 from jepsen_like.inode import SECTOR
-from raftmq.adapters.disk import RealDisk
 from raftmq.log.file_cache import FileCache
 from raftmq.ports import DiskError, DiskFullError, TooManyFilesError
+from raftmq.runtime.disk import RealDisk
 from tests.log.conftest import Place
 from tests.log.helpers import sim_disk
 from tests.tree import ROOT
@@ -213,7 +213,7 @@ def test_a_file_system_that_cannot_tell(tmp_path: Path, monkeypatch: pytest.Monk
     code = errno.EIO
     with pytest.raises(DiskError):
         file.is_cached(0, 10)
-    monkeypatch.setattr("raftmq.adapters.disk._NOWAIT", 0)
+    monkeypatch.setattr("raftmq.runtime.disk._NOWAIT", 0)
     assert file.is_cached(0, 10)
 
 

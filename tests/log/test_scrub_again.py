@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from jepsen_like.disk import SimDisk
-from raftmq.adapters.clock import RealClock
-from raftmq.adapters.disk import RealDisk
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.records import NewRecord, build_batch, stamp
+from raftmq.runtime.clock import RealClock
+from raftmq.runtime.disk import RealDisk
 from raftmq.types import LeaderEpoch, RaftIndex
 
 

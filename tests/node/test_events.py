@@ -16,13 +16,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from raftmq.adapters import disk
-from raftmq.cluster.commands import Envelope
-from raftmq.cluster.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
-from raftmq.cluster.leader_table import LeaderTable
-from raftmq.cluster.metadata_image import MetadataImage
+from raftmq.controller.leader_table import LeaderTable
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import configure_logs
+from raftmq.metadata.commands import Envelope
+from raftmq.metadata.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
+from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.node.events import (
     FOLLOWERS_MS,
     FULL_QUIET_MS,
@@ -35,10 +34,11 @@ from raftmq.node.events import (
 )
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
-from raftmq.server import log_rate
-from raftmq.server.log_rate import PERIOD_S, RateLimitedLog
+from raftmq.runtime import disk
+from raftmq.server.kafka import log_rate
+from raftmq.server.kafka.log_rate import PERIOD_S, RateLimitedLog
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId, TopicPartition
-from tests.server.world import broker_image
+from tests.server.kafka.world import broker_image
 
 TOPIC = TopicId(UUID(int=7))
 NAME = TopicPartition("t", 0)

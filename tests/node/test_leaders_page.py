@@ -11,13 +11,13 @@ import pytest
 from attrs import evolve
 from immutables import Map
 
-from raftmq.cluster.commands import Done, ReassignPartition
-from raftmq.cluster.leader_table import LeaderTable
-from raftmq.cluster.metadata_image import EMPTY_IMAGE, PartitionImage, TopicImage
+from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.commands import Done, ReassignPartition
+from raftmq.metadata.metadata_image import EMPTY_IMAGE, PartitionImage, TopicImage
 from raftmq.node.leaders_page import LeadersPage
 from raftmq.promise import Promise
-from raftmq.server.admin_leaders import TransferWish
+from raftmq.server.admin.admin_leaders import TransferWish
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId
 
 TOPIC = TopicId(UUID(int=7))

@@ -36,7 +36,7 @@ from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.server import SERVER
 from raftmq.node.metrics.text import write
-from raftmq.server.metrics import ServerMetrics
+from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic

@@ -17,32 +17,32 @@ import pytest
 import trio
 from immutables import Map
 
-from raftmq.adapters.clock import RealClock
-from raftmq.adapters.disk import RealDisk
-from raftmq.adapters.tasks import TrioTasks
-from raftmq.cluster.catch_up import CatchUpRate, InlineCatchUp
-from raftmq.cluster.deadlines import Deadlines
-from raftmq.cluster.metadata_image import (
+from raftmq.config import NodeConfig
+from raftmq.controller.reconciler import Action, StartReplica
+from raftmq.errors import ErrorCode
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.shared import Shared
+from raftmq.metadata.metadata_image import (
     EMPTY_IMAGE,
     PartitionImage,
     RemovalImage,
     TopicImage,
 )
-from raftmq.cluster.multiraft import MultiRaft
-from raftmq.cluster.parked_produces import AppendResult
-from raftmq.cluster.reconciler import Action, StartReplica
-from raftmq.cluster.recovery import ReplicaOpener
-from raftmq.cluster.replica import Replica
-from raftmq.cluster.replica_ports import ReplicaConfig
-from raftmq.config import NodeConfig
-from raftmq.errors import ErrorCode
-from raftmq.log.flush import FlushJob
-from raftmq.log.hard_state import HardStateJournal
-from raftmq.log.shared import Shared
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
+from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked_produces import AppendResult
 from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch
+from raftmq.replication.catch_up import CatchUpRate, InlineCatchUp
+from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.recovery import ReplicaOpener
+from raftmq.replication.replica import Replica
+from raftmq.replication.replica_ports import ReplicaConfig
+from raftmq.runtime.clock import RealClock
+from raftmq.runtime.disk import RealDisk
+from raftmq.runtime.tasks import TrioTasks
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 PARTITIONS = 40

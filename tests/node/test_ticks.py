@@ -11,15 +11,15 @@ import pytest
 from attrs import define, field
 
 from jepsen_like.disk import SimDisk
-from raftmq.adapters.core_wait import CoreTimes
-from raftmq.cluster.multiraft import MultiRaft
 from raftmq.config import NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.node.data_plane import DataPlane
 from raftmq.ports import never
 from raftmq.promise import Promise
+from raftmq.replication.multiraft import MultiRaft
+from raftmq.runtime.core_wait import CoreTimes
 from raftmq.types import StorageId
-from tests.cluster.fake_replica import FakeClock
+from tests.partition.fake_replica import FakeClock
 
 TICK_MS, HEARTBEAT_TICKS = 25, 2
 

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 from immutables import Map
 
-from raftmq.cluster.group_commands import CommittedOffset
-from raftmq.cluster.group_image import GroupsImage, GroupState
 from raftmq.config import NodeConfig
+from raftmq.metadata.group_commands import CommittedOffset
+from raftmq.metadata.group_image import GroupsImage, GroupState
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.groups import (

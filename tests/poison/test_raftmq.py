@@ -7,11 +7,11 @@ from typing import Final
 
 import pytest
 
-from raftmq.cluster.parked_produces import AppendResult
-from raftmq.cluster.partition_settings import PartitionSettings
 from raftmq.errors import ErrorCode
+from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.records import check_batch, read_records
-from tests.cluster.fake_replica import Bench
+from tests.partition.fake_replica import Bench
 from tests.poison.kinds import DIFFERENT, KINDS, TOPICS
 from tests.poison.test_kafka import RECORDED
 

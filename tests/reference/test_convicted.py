@@ -19,13 +19,13 @@ import pytest
 from jepsen_like.checkers import Options, Report, check_events
 from jepsen_like.checkers.verdict import Validity
 from jepsen_like.history_events import Event, Recorder
-from raftmq.adapters.reference_engine import ReferenceMetadataEngine, ReferenceOptions
-from raftmq.cluster.commands import CreateTopics
-from raftmq.cluster.metadata_engine import CommandNotAppliedError
+from raftmq.metadata.commands import CreateTopics
+from raftmq.metadata.metadata_engine import CommandNotAppliedError
 from raftmq.promise import Promise
+from raftmq.runtime.reference_engine import ReferenceMetadataEngine, ReferenceOptions
 from raftmq.types import NodeId
-from tests.cluster.metadata_cluster import FakeClock
-from tests.cluster.metadata_commands import creation, register
+from tests.controller.metadata_cluster import FakeClock
+from tests.metadata.metadata_commands import creation, register
 from tests.reference.memory_network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.filterwarnings(

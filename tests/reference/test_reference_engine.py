@@ -10,12 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raftmq.adapters.reference_engine import (
-    ReferenceMetadataEngine,
-    ReferenceOptions,
-    check_addresses,
-)
-from raftmq.cluster.commands import (
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.commands import (
     AllocateProducerIds,
     Envelope,
     NoOperation,
@@ -23,12 +19,16 @@ from raftmq.cluster.commands import (
     Registered,
     encode_envelope,
 )
-from raftmq.cluster.metadata_snapshot import encode_image
-from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.metadata_snapshot import encode_image
 from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.runtime.reference_engine import (
+    ReferenceMetadataEngine,
+    ReferenceOptions,
+    check_addresses,
+)
 from raftmq.types import NodeId
-from tests.cluster.metadata_cluster import FakeClock, MetadataCluster
-from tests.cluster.metadata_commands import ENVELOPES, Machine, node, register
+from tests.controller.metadata_cluster import FakeClock, MetadataCluster
+from tests.metadata.metadata_commands import ENVELOPES, Machine, node, register
 from tests.reference.memory_network import MemoryNetwork, MemoryTransport
 
 pytestmark = pytest.mark.filterwarnings(

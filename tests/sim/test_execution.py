@@ -26,15 +26,13 @@ RARE = (
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
 in time, or that makes a look-up wait; nodes that end in order."""
 SEEDS_MAX = 16
-EDGES = ("adapters", "cli", "testing")
+EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
-    "cluster/config_keys.py": "a table, made when it is imported",
-    "cluster/skipping.py": "an operator's offline work on a command that no node can apply",
-    "cluster/skips.py": "names such a command; none is ever written here",
+    "metadata/config_keys.py": "a table, made when it is imported",
+    "tools/skipping.py": "an operator's offline work on a command that no node can apply",
+    "metadata/skips.py": "names such a command; none is ever written here",
     "logs.py": "how log lines are written",
-    "low_water.py": "a socket option",
-    "nap.py": "a sleep of trio",
     "node/collections_watch.py": "times full garbage collections",
     "node/leaders_page.py": "a page of the admin port",
     "node/metrics/exposition.py": "text of the admin port; the simulation reads the values",
@@ -44,23 +42,20 @@ LEFT_OUT = {
     "node/reference.py": "composes the reference engine, which has tests of its own",
     "node/status.py": "a page of the admin port",
     "node/troubles.py": "words for that page",
-    "ports.py": "what adapters promise",
+    "ports.py": "what the runtime promises",
     "protocol/framer.py": "for clients with sockets",
     "raft/messages.py": "values",
-    "server/admin_http.py": "the admin port",
-    "server/admin_leaders.py": "the admin port",
-    "server/admin_nodes.py": "the admin port",
-    "server/admin_pages.py": "the admin port",
-    "server/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
-    "server/cork.py": "sockets: answers of one receive leave together",
-    "server/deadline_task.py": "a task of trio",
-    "server/listener.py": "sockets",
-    "server/readiness.py": "sockets",
-    "server/replies.py": "sockets",
-    "server/warm_up.py": "compiles codecs before a process serves",
-    "server/workers.py": "threads",
+    "server/admin/admin_http.py": "the admin port",
+    "server/admin/admin_leaders.py": "the admin port",
+    "server/admin/admin_nodes.py": "the admin port",
+    "server/admin/admin_pages.py": "the admin port",
+    "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
+    "server/kafka/cork.py": "sockets: answers of one receive leave together",
+    "server/kafka/listener.py": "sockets",
+    "server/kafka/readiness.py": "sockets",
+    "server/kafka/replies.py": "sockets",
+    "server/kafka/warm_up.py": "compiles codecs before a process serves",
     "visible.py": "how names are shown in log lines and on terminals",
-    "turns.py": "how much connections may begin in one pass of trio's loop",
 }
 """Modules of the product that a run does not execute, and why they decide nothing."""
 
@@ -108,7 +103,7 @@ def seen() -> dict[str, list[str]]:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("execution")
 def test_all_that_decides_is_executed(seen: dict[str, list[str]]) -> None:
-    """What is left out are adapters, the listener, the admin port and the command line."""
+    """What is left out are the runtime, the listener, the admin port and the command line."""
     called = {*seen["called"]}
     assert {name for name, file in deciding().items() if file not in called} == {*LEFT_OUT}
 
@@ -120,7 +115,7 @@ def test_nothing_reads_the_clocks_of_the_machine(seen: dict[str, list[str]]) -> 
     """Time is an argument. How often a log line is written decides nothing else."""
     readers = [Path(file) for file in seen["readers"]]
     inside = {str(file.relative_to(ROOT)) for file in readers if file.is_relative_to(ROOT)}
-    assert inside == {"raftmq/server/log_rate.py"}
+    assert inside == {"raftmq/server/kafka/log_rate.py"}
 
 
 def main() -> None:

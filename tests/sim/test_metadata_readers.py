@@ -7,7 +7,7 @@ from attrs import define, field
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.world import ClusterWorld
-from raftmq.cluster.partition import Partition
+from raftmq.partition.partition import Partition
 from raftmq.types import METADATA_TOPIC
 
 

@@ -13,10 +13,9 @@ from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
-from raftmq.cluster import giving_up
-from raftmq.cluster.giving_up import Account, Verdict
-from raftmq.log import inspect
 from raftmq.ports import Disk
+from raftmq.tools import giving_up, inspect
+from raftmq.tools.giving_up import Account, Verdict
 from raftmq.types import METADATA_GROUP, NodeId, Offset, ReplicaId, StorageId
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)

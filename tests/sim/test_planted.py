@@ -16,10 +16,10 @@ from jepsen_like.cluster.planted import CLUSTER_BUGS, hunt_in_cluster
 from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolation
 from jepsen_like.planted import BUGS, hunt, hunt_with
 from jepsen_like.sim import Verdict, run_seed
-from raftmq.cluster.apply import STALE_SEQUENCE
-from raftmq.cluster.commands import Envelope, NoOperation
-from raftmq.cluster.group_commands import GroupDone, GroupMember
-from raftmq.cluster.group_image import GroupsImage, GroupState
+from raftmq.metadata.apply import STALE_SEQUENCE
+from raftmq.metadata.commands import Envelope, NoOperation
+from raftmq.metadata.group_commands import GroupDone, GroupMember
+from raftmq.metadata.group_image import GroupsImage, GroupState
 from raftmq.types import NodeId, Offset
 
 

@@ -14,7 +14,7 @@ from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
 
 if TYPE_CHECKING:
-    from raftmq.cluster.partition import Partition
+    from raftmq.partition.partition import Partition
 
 
 class Ages:

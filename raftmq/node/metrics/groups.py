@@ -21,8 +21,8 @@ from raftmq.types import Offset, RaftGroupId
 from raftmq.visible import visible
 
 if TYPE_CHECKING:
-    from raftmq.cluster.partition import Partition
     from raftmq.node.composition import NodeCore
+    from raftmq.partition.partition import Partition
 
 LABELS: Final = ("group", "topic", "partition")
 LAG: Final = Metric(

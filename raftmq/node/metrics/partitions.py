@@ -14,9 +14,9 @@ from attrs import define
 from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
 
 if TYPE_CHECKING:
-    from raftmq.cluster.partition import Partition
-    from raftmq.cluster.replica import Replica
     from raftmq.node.composition import NodeCore
+    from raftmq.partition.partition import Partition
+    from raftmq.replication.replica import Replica
 
 LABELS: Final = ("topic", "partition")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
-from raftmq.adapters.disk import DISK_FULL
-from raftmq.cluster.replacement import partitions_left
+from raftmq.controller.replacement import partitions_left
 from raftmq.node.collections_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
+from raftmq.runtime.disk import DISK_FULL
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore

@@ -1,0 +1,345 @@
+"""This node as a broker: joins the metadata group, registers, says that it lives, leaves.
+
+Owns the broker epoch and the heartbeats to the controller. Never fences anybody. Registration is a
+command proposed after the start; its being applied is what makes the node ready, since everything
+committed before is then applied too.
+
+Invariants: one heartbeat is under way at a time; a change of structure is reported at once, because
+somebody may wait for it; a broker told that its epoch is stale registers anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import (
+    BrokerHeartbeat,
+    JoinRequest,
+    Reply,
+    encode,
+    read_reply,
+)
+from raftmq.metadata.commands import Endpoint, RegisterBroker
+from raftmq.metadata.metadata_engine import Forwarder, MetadataEngine
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.types import NodeId, ReplicaId
+
+RETRY_MS: Final = 250.0
+LOST_MS: Final = 1_000.0
+LOST_HEARTBEATS: Final = 2
+"""After so many intervals, and a second at most, a heartbeat without an answer is taken for lost,
+and the next one follows: a session has room for few, and who is fenced comes back with the next."""
+UNLED_MS: Final = 2_000.0
+"""A member that hears no leader for so long at its start asks what became of it."""
+ISOLATED_MS: Final = 10_000.0
+
+LearnAddress = Callable[[NodeId, str], None]
+"""Told where a node listens for other nodes, as `host:port`."""
+
+
+@frozen(slots=True)
+class BrokerInfo:
+    """What this node registers as; `recoveries`: how often it gave up a lost majority;
+    `replicas_max`: how many partition replicas it has room for, 0: it does not say."""
+
+    replica_id: ReplicaId
+    cluster_id: str
+    rack: str | None
+    endpoints: tuple[Endpoint, ...]
+    features: tuple[str, ...] = ()
+    recoveries: int = 0
+    replicas_max: int = 0
+
+
+class BrokerLifecycle:
+    """One node's life in the cluster."""
+
+    def __init__(
+        self,
+        info: BrokerInfo,
+        engine: MetadataEngine,
+        forwarder: Forwarder,
+        *,
+        clock: Clock,
+        heartbeat_ms: float,
+        bootstrap: Sequence[NodeId],
+        is_member: Callable[[], bool],
+        learn_address: LearnAddress | None = None,
+    ) -> None:
+        """`bootstrap` are nodes to ask for the controller; `is_member` tells whether this node is
+        in the metadata group's configuration as far as it knows."""
+        self._info = info
+        self._engine = engine
+        self._forwarder = forwarder
+        self._clock = clock
+        self._heartbeat_ms = heartbeat_ms
+        self._bootstrap = tuple(n for n in bootstrap if n != info.replica_id.node_id)
+        self._is_member = is_member
+        self._learn_address = learn_address
+        self.broker_epoch = -1
+        self.refusal: str | None = None
+        """Why the cluster refuses this node, if so: other cluster id, or its number is taken."""
+        self.is_replaced = False
+        """Another node took this one's place: it waits for nothing."""
+        self._unled_since_ms = clock.monotonic_ms()
+        self.is_draining = False
+        self.has_full_disk = False
+        """Records are refused here until space is free; said by the node."""
+        self.has_stuck_disk = False
+        """A flush has not come back for long; said by the node."""
+        self._drained: Promise[None] | None = None
+        self._is_registering = False
+        self._register_at_ms = 0.0
+        self._join_at_ms = 0.0
+        self._join_turn = 0
+        self._beat_at_ms = 0.0
+        self._beat_began_ms = -1.0
+        self._beat_round = 0
+        self._said_version = -1
+        self._contact_ms = clock.monotonic_ms()
+        self._ready_callbacks: list[Callable[[], None]] = []
+        self._was_ready = False
+        engine.on_image(self._image_changed)
+
+    # ---- what it is ----
+
+    @property
+    def is_current(self) -> bool:
+        """True once an entry proposed after this start was applied: the image can be acted on."""
+        return self.broker_epoch >= 0
+
+    @property
+    def is_ready(self) -> bool:
+        """True while this broker is registered under its present epoch and not fenced."""
+        broker = self._engine.image.brokers.get(self._info.replica_id.node_id)
+        return (
+            broker is not None
+            and self.broker_epoch >= 0
+            and broker.epoch == self.broker_epoch
+            and not broker.is_fenced
+        )
+
+    def isolated_ms(self) -> float:
+        """For how long no metadata majority was seen."""
+        if self._engine.is_leader:
+            return 0.0  # a leader without its majority steps down within an election timeout
+        contact_ms = max(self._contact_ms, self._engine.last_contact_ms)
+        return max(0.0, self._clock.monotonic_ms() - contact_ms)
+
+    @property
+    def is_isolated(self) -> bool:
+        """True after ten seconds without a metadata majority."""
+        return self.isolated_ms() > ISOLATED_MS
+
+    @property
+    def should_not_lead(self) -> bool:
+        """True while another node would serve producers better than this one."""
+        return self.is_isolated or self.disk_fails_producers
+
+    @property
+    def disk_fails_producers(self) -> bool:
+        """True while records cannot become durable here, for want of space or of an answer."""
+        return self.has_full_disk or self.has_stuck_disk
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` the first time this broker is ready."""
+        self._ready_callbacks.append(callback)
+
+    def drain(self) -> Promise[None]:
+        """Leave Metadata; kept once this broker is fenced."""
+        self.is_draining = True
+        if self._drained is None:
+            self._drained = Promise()
+            self._check_drained(self._engine.image)
+        self._beat_at_ms = 0.0
+        self.tick()
+        return self._drained
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Join, register or send a heartbeat, whatever is due."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._is_member():
+            self._join(now_ms)
+        elif self.broker_epoch < 0:
+            self._ask_standing(now_ms)
+        if self.broker_epoch < 0:
+            self._register(now_ms)
+            return
+        lost_ms = min(LOST_MS, LOST_HEARTBEATS * self._heartbeat_ms)
+        if 0 <= self._beat_began_ms <= now_ms - lost_ms:
+            self._beat_began_ms = -1.0
+        if self._beat_began_ms < 0 and now_ms >= self._beat_at_ms:
+            self._send_heartbeat(now_ms)
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if before.structure_version == after.structure_version:
+            return
+        self._beat_at_ms = 0.0
+        if self._beat_began_ms < 0 and self.broker_epoch >= 0:
+            self._send_heartbeat(self._clock.monotonic_ms())
+        if not self._was_ready and self.is_ready:
+            self._was_ready = True
+            for callback in self._ready_callbacks:
+                callback()
+        self._check_drained(after)
+
+    def _check_drained(self, image: MetadataImage) -> None:
+        drained = self._drained
+        if drained is None or drained.is_done:
+            return
+        broker = image.brokers.get(self._info.replica_id.node_id)
+        if broker is None or broker.is_fenced or broker.epoch != self.broker_epoch:
+            drained.resolve(None)
+
+    # ---- joining ----
+
+    def _join(self, now_ms: float) -> None:
+        """Ask to follow the metadata log; whoever is asked names the controller."""
+        if now_ms < self._join_at_ms:
+            return
+        self._join_at_ms = now_ms + RETRY_MS
+        controller = self._engine.controller_id
+        if controller is not None and controller != self._info.replica_id.node_id:
+            self._ask_to_join(controller)
+        elif self._bootstrap:
+            self._join_turn += 1
+            self._ask_to_join(self._bootstrap[self._join_turn % len(self._bootstrap)])
+
+    def _ask_to_join(
+        self, node_id: NodeId, *, is_member: bool = False, is_hint: bool = False
+    ) -> None:
+        replica_id = self._info.replica_id
+        request = JoinRequest(replica_id.node_id, replica_id.storage_id, is_member)
+
+        def done(promise: Promise[bytes]) -> None:
+            reply = read_reply(promise)
+            if reply is None:
+                return
+            if reply.code is not ErrorCode.NOT_CONTROLLER:
+                if is_member:
+                    self._told_standing(reply)
+                return
+            if is_hint:
+                return
+            if reply.controller_id >= 0 and reply.controller_id != node_id:
+                if reply.payload and self._learn_address is not None:
+                    # No first voter leads: this node's file says nothing of where the leader is.
+                    self._learn_address(reply.controller_id, reply.payload.decode(errors="replace"))
+                self._ask_to_join(reply.controller_id, is_member=is_member, is_hint=True)
+
+        self._forwarder.send(node_id, encode(request)).when_done(done)
+
+    def _ask_standing(self, now_ms: float) -> None:
+        """This node's log says that it is a member, but nobody leads it: it may have been replaced
+        while it was down, and then nobody ever will."""
+        if self._engine.controller_id is not None:
+            self._unled_since_ms = now_ms
+            return
+        if now_ms < max(self._join_at_ms, self._unled_since_ms + UNLED_MS):
+            return
+        self._join_at_ms = now_ms + RETRY_MS
+        own = self._info.replica_id.node_id
+        others = sorted({*self._bootstrap, *self._engine.image.brokers} - {own})
+        if others:
+            self._join_turn += 1
+            self._ask_to_join(others[self._join_turn % len(others)], is_member=True)
+
+    def _told_standing(self, reply: Reply) -> None:
+        if self.broker_epoch >= 0 or reply.code is ErrorCode.NONE:
+            return
+        if reply.code is ErrorCode.INELIGIBLE_REPLICA:
+            # What made it a member was not committed before its leader was lost: it joins anew.
+            self._ask_to_join(reply.controller_id)
+            return
+        self.is_replaced = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+        self.refusal = reply.message
+
+    def _register(self, now_ms: float) -> None:
+        if self._is_registering or now_ms < self._register_at_ms or self.is_draining:
+            return
+        self._is_registering = True
+        info = self._info
+        command = RegisterBroker(
+            node_id=info.replica_id.node_id,
+            storage_id=f"{info.replica_id.storage_id:016x}",
+            cluster_id=info.cluster_id,
+            rack=info.rack,
+            endpoints=info.endpoints,
+            features=info.features,
+            recoveries=info.recoveries,
+        )
+
+        def done(promise: Promise[Any]) -> None:
+            self._is_registering = False
+            if promise.error is None:
+                self.refusal = None
+                self.broker_epoch = promise.result().broker_epoch
+                self._contact_ms = self._clock.monotonic_ms()
+                self._beat_began_ms = -1.0
+                self._send_heartbeat(self._contact_ms)
+                return
+            self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
+            code = getattr(promise.error, "code", None)
+            if code in (
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            ):
+                self.refusal = str(promise.error)
+
+        self._engine.propose(command).when_done(done)
+
+    # ---- heartbeats ----
+
+    def _send_heartbeat(self, now_ms: float) -> None:
+        controller = self._engine.controller_id
+        if controller is None:
+            return
+        self._beat_began_ms = now_ms
+        self._beat_at_ms = now_ms + self._heartbeat_ms
+        self._beat_round += 1
+        beat_round = self._beat_round
+        image = self._engine.image
+        self._said_version = image.structure_version
+        beat = BrokerHeartbeat(
+            self._info.replica_id.node_id,
+            self.broker_epoch,
+            image.version,
+            self.is_draining,
+            self.disk_fails_producers,
+            self._info.replicas_max,
+        )
+        self._forwarder.send(controller, encode(beat), is_beat=True).when_done(
+            lambda promise: self._heartbeat_done(beat_round, promise)
+        )
+
+    def _heartbeat_done(self, beat_round: int, promise: Promise[bytes]) -> None:
+        reply = read_reply(promise)
+        now_ms = self._clock.monotonic_ms()
+        if beat_round != self._beat_round:
+            if reply is not None and reply.code is ErrorCode.NONE:
+                self._contact_ms = now_ms  # late, but an answer
+            return
+        self._beat_began_ms = -1.0
+        if reply is None or reply.code is ErrorCode.NOT_CONTROLLER:
+            self._beat_at_ms = min(self._beat_at_ms, now_ms + RETRY_MS / 4)
+            return
+        self._contact_ms = now_ms
+        if reply.code is ErrorCode.STALE_BROKER_EPOCH:
+            self._check_registration()
+        elif self._said_version != self._engine.image.structure_version:
+            self._send_heartbeat(now_ms)
+
+    def _check_registration(self) -> None:
+        """The controller knows another registration: it is behind, or this process's is over."""
+        broker = self._engine.image.brokers.get(self._info.replica_id.node_id)
+        if broker is None or broker.epoch != self.broker_epoch:
+            self.broker_epoch = -1
+            self._register_at_ms = 0.0

@@ -1,0 +1,495 @@
+"""All of the control plane of one node, composed: engine, controller, lifecycle, leader table.
+
+Owns the one way in for other nodes' requests (`receive`) and the ways out for this node's handlers
+(`call`, `move_leadership`). Requests to this node itself take no wire. Sans-IO: the node drives
+`tick` and `drain`, and hands over a `Forwarder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from attrs import define
+
+from raftmq.controller.broker_lifecycle import (
+    BrokerInfo,
+    BrokerLifecycle,
+    LearnAddress,
+)
+from raftmq.controller.controller import Controller, ControllerConfig
+from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.controller.quorum_state import AskQuorum, QuorumState, decode_quorum, encode_quorum
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
+from raftmq.metadata.broker_messages import (
+    AdminCall,
+    AdminRequest,
+    BarrierRequest,
+    BrokerHeartbeat,
+    ContactRequest,
+    ForwardCommands,
+    JoinRequest,
+    LeaderUpdate,
+    MoveLeadership,
+    Outcomes,
+    QuorumRequest,
+    Reply,
+    decode_admin,
+    decode_outcomes,
+    decode_request,
+    encode,
+    encode_admin,
+    encode_outcomes,
+    read_reply,
+    reply_error,
+)
+from raftmq.metadata.commands import ConfirmRemoved
+from raftmq.metadata.metadata_engine import DrivenEngine, Forwarder
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
+
+CALL_RETRY_MS: Final = 50.0
+CALL_GRACE_MS: Final = 2_000.0
+CONTACT_FRESH_MS: Final = 2_000.0
+"""Who heard of a metadata majority within this time counts as seeing it."""
+PUSH_RETRY_MS: Final = 500.0
+
+
+MoveLocally = Callable[[TopicId, int, NodeId], bool]
+"""Hand the leadership of a partition led here to a node; False when this node does not lead it."""
+
+
+@define(eq=False)
+class _Outstanding:
+    """An admin call on its way to the controller, whoever that is by then."""
+
+    request: AdminRequest
+    promise: Promise[Outcomes]
+    deadline_ms: float
+    retry_at_ms: float = 0.0
+    is_sent: bool = False
+    is_unknown: bool = False
+
+
+def _no_view() -> None:
+    return None
+
+
+class _Loopback:
+    """The node's forwarder, with itself reached without a wire."""
+
+    def __init__(
+        self, node_id: NodeId, remote: Forwarder, serve: Callable[[NodeId, Buffer], Promise[bytes]]
+    ) -> None:
+        self._node_id = node_id
+        self._remote = remote
+        self._serve = serve
+
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+        """Send one request; never blocks."""
+        if node_id == self._node_id:
+            return self._serve(node_id, payload)
+        return self._remote.send(node_id, payload, is_beat=is_beat)
+
+
+class ControlPlane:
+    """The control plane of one node."""
+
+    def __init__(
+        self,
+        info: BrokerInfo,
+        engine: DrivenEngine,
+        forwarder: Forwarder,
+        *,
+        clock: Clock,
+        random: Random,
+        config: ControllerConfig,
+        heartbeat_ms: float,
+        bootstrap: Iterable[NodeId],
+        move_locally: MoveLocally,
+        learn_address: LearnAddress | None = None,
+    ) -> None:
+        """Compose.
+
+        Args:
+            info: what this node registers as.
+            engine: the same that was given the machine.
+            forwarder: requests to other nodes.
+            clock: time.
+            random: for topic ids.
+            config: of the controller.
+            heartbeat_ms: between two heartbeats to the controller.
+            bootstrap: nodes to ask for the controller before any is known.
+            move_locally: hands over the leadership of a partition that this node leads.
+            learn_address: told where the controller listens for nodes, by whom is asked to join.
+        """
+        self.node_id = info.replica_id.node_id
+        self.self_id = info.replica_id
+        self.engine = engine
+        self.leaders = LeaderTable()
+        self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
+        self._clock = clock
+        self._move_locally = move_locally
+        self._outstanding: list[_Outstanding] = []
+        self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
+        self._behind: dict[NodeId, float] = {}  # a push to them failed; when to tell them all
+        self._removed: list[tuple[TopicId, int]] = []
+        self._is_confirming = False
+        self.controller = Controller(
+            self.node_id,
+            engine,
+            self.leaders,
+            clock=clock,
+            random=random,
+            config=config,
+            move_leadership=self.move_leadership,
+        )
+        self.lifecycle = BrokerLifecycle(
+            info,
+            engine,
+            self._forwarder,
+            clock=clock,
+            heartbeat_ms=heartbeat_ms,
+            bootstrap=tuple(bootstrap),
+            is_member=lambda: engine.is_member,
+            learn_address=learn_address,
+        )
+        self.turned_away: dict[NodeId, str] = {}
+        """Replaced nodes that came back to this controller with their old data, and what they were
+        told."""
+        self.quorum_view: AskQuorum = _no_view
+        """Set by the node where metadata is a Raft group of ours."""
+        self.leaders.on_change(self._leader_changed)
+        engine.on_image(self._image_changed)
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Let time pass; every Raft tick will do."""
+        self.engine.tick()
+        self.controller.tick()
+        self.lifecycle.tick()
+        self._retry_calls()
+        self._confirm_removed()
+        self._flush_pushes()
+        self._tell_those_behind()
+
+    def drain(self) -> None:
+        """Do what replicas' callbacks left to be done outside of them; after every round of
+        their drains."""
+        self.engine.drain()
+        if self._pushes:
+            self._flush_pushes()
+
+    def receive(self, sender: NodeId, payload: Buffer) -> Promise[bytes]:
+        """Serve another node's request.
+
+        Raises:
+            RemoteProtocolError: close the connection that it came from.
+        """
+        request = decode_request(payload)
+        match request:
+            case ForwardCommands():
+                return _encoded(self.engine.receive_commands(request))
+            case BarrierRequest():
+                answer: Promise[bytes] = Promise()
+                self.engine.receive_barrier(request).when_done(
+                    lambda reply: answer.resolve(encode(reply.result()))
+                )
+                return answer
+            case BrokerHeartbeat():
+                if request.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
+                return _encoded(self.controller.heartbeat(request))
+            case JoinRequest():
+                if request.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
+                return _encoded(self._admit(request))
+            case LeaderUpdate():
+                self.leaders.merge(decode_rows(request.rows))
+                return _encoded(Reply(ErrorCode.NONE))
+            case MoveLeadership():
+                is_moving = self._move_locally(request.topic_id, request.partition, request.to)
+                code = ErrorCode.NONE if is_moving else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                return _encoded(Reply(code))
+            case ContactRequest():
+                is_lost = self.lifecycle.isolated_ms() > CONTACT_FRESH_MS
+                cannot = is_lost or self.lifecycle.disk_fails_producers
+                return _encoded(Reply(ErrorCode.NOT_CONTROLLER if cannot else ErrorCode.NONE))
+            case QuorumRequest():
+                return _encoded(self._tell_quorum())
+            case AdminCall():
+                return self._serve_call(decode_admin(request.payload))
+
+    def peer_connected(self, node_id: NodeId) -> None:
+        """A node was reached: tell it who leads what."""
+        rows = self.leaders.rows()
+        if rows and node_id != self.node_id:
+            self._push(node_id, encode(LeaderUpdate(encode_rows(rows))))
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """The connection to a node ended."""
+        self.controller.peer_lost(node_id)
+
+    # ---- for handlers ----
+
+    def call(self, request: AdminRequest) -> Promise[Outcomes]:
+        """Have the controller decide an admin call, wherever it is."""
+        promise: Promise[Outcomes] = Promise()
+        deadline_ms = self._clock.monotonic_ms() + max(1, request.timeout_ms)
+        self._outstanding.append(_Outstanding(request, promise, deadline_ms))
+        self._retry_calls()
+        return promise
+
+    def move_leadership(self, topic_id: TopicId, partition: int, to: NodeId) -> Promise[ErrorCode]:
+        """Ask a partition's leader to hand over; kept with its answer, not with the outcome."""
+        promise: Promise[ErrorCode] = Promise()
+        row = self.leaders.get(topic_id, partition)
+        if row is None:
+            promise.resolve(ErrorCode.LEADER_NOT_AVAILABLE)
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            promise.resolve(ErrorCode.NETWORK_EXCEPTION if reply is None else reply.code)
+
+        request = MoveLeadership(topic_id, partition, to)
+        self._forwarder.send(row.leader_id, encode(request)).when_done(done)
+        return promise
+
+    def ask_contact(self, node_id: NodeId) -> Promise[bool]:
+        """Ask whether another node could lead just now: it sees a majority of the metadata group,
+        and its disk takes records."""
+        promise: Promise[bool] = Promise()
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            promise.resolve(reply is not None and reply.code is ErrorCode.NONE)
+
+        self._forwarder.send(node_id, encode(ContactRequest())).when_done(done)
+        return promise
+
+    def ask_quorum(self) -> Promise[QuorumState | None]:
+        """How far the metadata group's members are, as its leader knows it; None: no answer."""
+        promise: Promise[QuorumState | None] = Promise()
+        controller = self.engine.controller_id
+        if controller is None or controller == self.node_id:
+            promise.resolve(None)
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            if reply is None or reply.code is not ErrorCode.NONE:
+                promise.resolve(None)
+                return
+            try:
+                promise.resolve(decode_quorum(reply.payload))
+            except RemoteProtocolError:
+                promise.resolve(None)
+
+        self._forwarder.send(controller, encode(QuorumRequest())).when_done(done)
+        return promise
+
+    def _tell_quorum(self) -> Reply:
+        state = self.quorum_view()
+        if state is None or state.leader_id != self.node_id:
+            return Reply(ErrorCode.NOT_CONTROLLER, self._controller_hint())
+        return Reply(ErrorCode.NONE, payload=encode_quorum(state))
+
+    # ---- for the node's partitions ----
+
+    def partition_led(
+        self,
+        topic_id: TopicId,
+        partition: int,
+        *,
+        leader_epoch: LeaderEpoch,
+        isr: Iterable[ReplicaId],
+        voters: Iterable[ReplicaId],
+    ) -> None:
+        """This node leads a partition, its election entry is committed; or its ISR or voters
+        changed. Told to all nodes at once (at the next drain).
+
+        A node whose former storage still votes is not told as in sync: that vote is lost, and
+        until it is taken back the group bears one failure less than its ISR would say.
+        """
+        voting = list(voters)
+        isr = [
+            replica
+            for replica in isr
+            if all(voter == replica or voter.node_id != replica.node_id for voter in voting)
+        ]
+        self.leaders.led(
+            topic_id,
+            partition,
+            leader=self.node_id,
+            leader_epoch=leader_epoch,
+            isr=sorted({replica.node_id for replica in isr}),
+            voters=sorted({replica.node_id for replica in voting}),
+        )
+
+    def replica_removed(self, topic_id: TopicId, partition: int) -> None:
+        """The data of a replica is deleted, as a StopReplica ordered."""
+        self._removed.append((topic_id, partition))
+
+    # ---- inside ----
+
+    def _admit(self, request: JoinRequest) -> Reply:
+        if request.is_member and self.engine.is_leader:
+            return self._tell_standing(request.node_id)
+        try:
+            if request.is_member:
+                raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
+            self.engine.admit(ReplicaId(request.node_id, StorageId(request.storage_id)))
+        except KafkaError as error:
+            hint = self._controller_hint()
+            where = self._peer_address(hint)
+            return Reply(error.code, hint, payload=where.encode(), message=error.message)
+        return Reply(ErrorCode.NONE, self.node_id)
+
+    def _tell_standing(self, node_id: NodeId) -> Reply:
+        """What became of a node that takes itself for a member of the metadata group."""
+        configuration, image = self.engine.configuration, self.engine.image
+        members = () if configuration is None else configuration.members
+        if not members or any(member.node_id == node_id for member in members):
+            return Reply(ErrorCode.NONE, self.node_id)
+        row = image.replacements.get(node_id)
+        if row is None or (row.is_done and node_id in image.brokers):
+            text = f"node {node_id} is no member of the metadata group any more"
+            return Reply(ErrorCode.INELIGIBLE_REPLICA, self.node_id, message=text)
+        text = (
+            f"node {node_id} was replaced by node {row.new_id} (`raftmq node replace {node_id} "
+            f"{row.new_id}`) while it was away: the cluster goes on without its data. Do not start "
+            "it again; with an empty data folder it joins anew, as a node that holds nothing"
+        )
+        self.turned_away[node_id] = text
+        return Reply(ErrorCode.BROKER_ID_NOT_REGISTERED, self.node_id, message=text)
+
+    def _peer_address(self, node_id: NodeId) -> str:
+        """Where other nodes reach one, "" when it is not known: a joiner's file may not name it."""
+        broker = self.engine.image.brokers.get(node_id)
+        endpoint = None if broker is None else broker.endpoint("peer")
+        return "" if endpoint is None else f"{endpoint.host}:{endpoint.port}"
+
+    def _controller_hint(self) -> NodeId:
+        controller = self.engine.controller_id
+        return NodeId(-1) if controller is None else controller
+
+    def _serve_call(self, request: AdminRequest) -> Promise[bytes]:
+        answer: Promise[bytes] = Promise()
+
+        def done(outcomes: Promise[Outcomes]) -> None:
+            error = outcomes.error
+            if error is None:
+                payload = encode_outcomes(outcomes.result())
+                reply = Reply(ErrorCode.NONE, self.node_id, payload=payload)
+            elif isinstance(error, KafkaError):
+                reply = Reply(error.code, self._controller_hint(), message=error.message)
+            else:  # a bug of ours: its outcome is as unknown to the asker as it is here
+                text = f"the controller met a bug: {type(error).__name__}"
+                reply = Reply(ErrorCode.UNKNOWN_SERVER_ERROR, self._controller_hint(), message=text)
+            answer.resolve(encode(reply))
+
+        self.controller.call(request).when_done(done)
+        return answer
+
+    def _retry_calls(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        controller = self.engine.controller_id
+        outstanding, self._outstanding = self._outstanding, []
+        for call in outstanding:
+            if call.promise.is_done:
+                continue
+            # The controller answers at the deadline itself; it gets a little longer to say so.
+            grace_ms = CALL_GRACE_MS if call.is_sent else 0.0
+            if call.is_unknown or now_ms >= call.deadline_ms + grace_ms:
+                call.promise.fail(RequestTimedOutError("the controller's answer is not known"))
+                continue
+            self._outstanding.append(call)
+            if not call.is_sent and controller is not None and now_ms >= call.retry_at_ms:
+                call.is_sent = True
+                payload = encode(AdminCall(encode_admin(call.request)))
+                reply = self._forwarder.send(controller, payload)
+                if reply.is_done and reply.error is not None:
+                    call.is_sent = False  # it never left
+                    call.retry_at_ms = now_ms + CALL_RETRY_MS
+                else:
+                    reply.when_done(self._call_done(call))
+
+    def _call_done(self, call: _Outstanding) -> Callable[[Promise[bytes]], None]:
+        def done(promise: Promise[bytes]) -> None:
+            if call.promise.is_done:
+                return
+            reply = read_reply(promise)
+            if reply is None:
+                call.is_unknown = True  # it may have been done
+            elif reply.code is ErrorCode.NOT_CONTROLLER:
+                call.is_sent = False  # nothing was done: ask the next one
+                call.retry_at_ms = self._clock.monotonic_ms() + CALL_RETRY_MS
+            elif (error := reply_error(reply)) is not None:
+                call.promise.fail(error)
+            else:
+                try:
+                    outcomes = decode_outcomes(reply.payload)
+                except RemoteProtocolError:
+                    call.is_unknown = True
+                    return
+                call.promise.resolve(outcomes)
+
+        return done
+
+    def _leader_changed(self, row: LeaderRow, is_own: bool) -> None:
+        if is_own:
+            self._pushes[row.key] = row
+
+    def _flush_pushes(self) -> None:
+        if not self._pushes:
+            return
+        rows, self._pushes = list(self._pushes.values()), {}
+        payload = encode(LeaderUpdate(encode_rows(rows)))
+        for node_id in sorted(self.engine.image.brokers):
+            if node_id != self.node_id:
+                self._push(node_id, payload)
+
+    def _push(self, node_id: NodeId, payload: bytes) -> None:
+        def done(promise: Promise[bytes]) -> None:
+            if promise.error is not None:
+                self._behind[node_id] = self._clock.monotonic_ms() + PUSH_RETRY_MS
+
+        self._behind.pop(node_id, None)
+        self._forwarder.send(node_id, payload).when_done(done)
+
+    def _tell_those_behind(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        brokers = self.engine.image.brokers
+        for node_id in [n for n, due_ms in self._behind.items() if due_ms <= now_ms]:
+            if node_id in brokers:
+                self.peer_connected(node_id)
+            else:
+                del self._behind[node_id]
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if before.topic_names is not after.topic_names:
+            for topic_id in before.topic_names:
+                if topic_id not in after.topic_names:
+                    self.leaders.forget(topic_id)
+
+    def _confirm_removed(self) -> None:
+        if not self._removed or self._is_confirming or not self.lifecycle.is_current:
+            return
+        removed, self._removed = self._removed, []
+        self._is_confirming = True
+
+        def done(promise: Promise[object]) -> None:
+            self._is_confirming = False
+            if promise.error is not None:
+                self._removed = removed + self._removed
+
+        command = ConfirmRemoved(node_id=self.node_id, replicas=tuple(removed))
+        self.engine.propose(command, broker_epoch=self.lifecycle.broker_epoch).when_done(done)
+
+
+def _encoded(reply: Reply) -> Promise[bytes]:
+    return Promise.resolved(encode(reply))

@@ -1,0 +1,575 @@
+"""The controller: what the leader of the metadata group does besides leading it.
+
+Validates admin calls and turns them into commands, fences brokers it no longer hears and lets them
+back, records which voters leaders report. Acts only while `engine.is_leader`, and only by commands
+that name the state they were computed from or the broker epoch they are about: one that comes too
+late is rejected at apply and computed anew. Admin calls are planned one at a time, in order.
+
+An admin call is answered when every live broker has applied the change (they say so in their
+heartbeats), or at its timeout.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from attrs import define, field, frozen
+
+from raftmq.controller.leader_balance import LeaderBalance
+from raftmq.controller.leader_table import LeaderRow, LeaderTable
+from raftmq.controller.liveness import Liveness
+from raftmq.controller.outcomes import merged, refused, refused_resource, settled, unnamed
+from raftmq.controller.replacement import plan_replacement
+from raftmq.controller.replacing import Replacing
+from raftmq.controller.topic_validation import (
+    NO_ID,
+    Settings,
+    load_of,
+    plan_configs,
+    plan_partitions,
+    plan_topic,
+)
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import (
+    AdminRequest,
+    AlterConfigsCall,
+    BrokerHeartbeat,
+    CreatePartitionsCall,
+    CreateTopicsCall,
+    DeleteTopicsCall,
+    Outcome,
+    Outcomes,
+    ReplaceNodeCall,
+    Reply,
+)
+from raftmq.metadata.commands import (
+    AlterConfigs,
+    AnyCommand,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    FenceBroker,
+    ReportVoters,
+    UnfenceBroker,
+    VotersReport,
+)
+from raftmq.metadata.metadata_engine import MetadataEngine
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.topic_configs import broker_value
+from raftmq.ports import Clock, Random
+from raftmq.promise import Promise
+from raftmq.types import NodeId, TopicId
+
+CALLS_MAX: Final = 1_000
+TOPICS_PER_CALL_MAX: Final = 1_000
+PARTITIONS_PER_CALL_MAX: Final = 10_000
+_NOTHING_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.INVALID_UPDATE_VERSION)
+
+
+@frozen(slots=True)
+class ControllerConfig:
+    """Times of the controller.
+
+    Attributes:
+        session_ms: a broker silent for so long is fenced.
+        lost_session_ms: the same for one whose connection has ended meanwhile.
+        balance_ms: how often preferred leaders are given their partitions back.
+        create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
+        static: Kafka settings of this node's file.
+        voters_count: voters of the metadata group.
+        moves_max: partitions that change their replicas at a time.
+        replicas_max: partition replicas of one broker that does not say its own.
+    """
+
+    session_ms: float = 2_000
+    lost_session_ms: float = 2_000
+    create_wait_ms: float = 1_000
+    balance_ms: float = 1_000
+    static: Mapping[str, str] = field(factory=dict)
+    voters_count: int = 1
+    moves_max: int = 4
+    replicas_max: int = 20_000
+
+
+@define(eq=False)
+class _Call:
+    request: AdminRequest
+    promise: Promise[Outcomes]
+    deadline_ms: float
+
+
+@define(eq=False)
+class _Wait:
+    """An answer held back until live brokers know `version` and the topics have leaders."""
+
+    version: int
+    topic_ids: tuple[TopicId, ...]
+    deadline_ms: float
+    leaders_deadline_ms: float
+    done: Callable[[bool, bool], None]  # (known everywhere, all led)
+
+
+Plan = tuple[AnyCommand | None, Callable[[Any], Outcomes]]
+
+
+class Controller:
+    """Runs on every node, acts on one."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: MetadataEngine,
+        leaders: LeaderTable,
+        *,
+        clock: Clock,
+        random: Random,
+        config: ControllerConfig | None = None,
+        move_leadership: Callable[[TopicId, int, NodeId], object] = lambda *_move: None,
+    ) -> None:
+        self._move_leadership = move_leadership
+        self._balance = LeaderBalance()
+        self._balance_due_ms = 0.0
+        self._node_id = node_id
+        self._engine = engine
+        self._leaders = leaders
+        self._clock = clock
+        self._random = random
+        self.config = config or ControllerConfig()
+        self._liveness = Liveness(self.config.session_ms, self.config.lost_session_ms)
+        self._settings = Settings(
+            node_id,
+            self.config.static,
+            self.config.voters_count,
+            self.config.replicas_max,
+            self._liveness.replicas_max,
+        )
+        self._epoch = -1  # of the office held, -1: none
+        self._calls: deque[_Call] = deque()
+        self._is_planning = False
+        self._waits: list[_Wait] = []
+        self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
+        self._reports: dict[tuple[TopicId, int], VotersReport] = {}
+        self._is_reporting = False
+        self._replacing = Replacing(engine, leaders, self.config.moves_max, self._settings.limit_of)
+        leaders.on_change(self._leader_changed)
+        engine.on_image(self._image_changed)
+
+    @property
+    def is_active(self) -> bool:
+        """True while this node is the controller."""
+        return self._engine.is_leader
+
+    # ---- driven by the node ----
+
+    def tick(self) -> None:
+        """Take or leave office, fence the silent, time out the waiting."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            return
+        live = self._live_epochs()
+        for node_id in self._liveness.expired(live, now_ms):
+            self._set_fenced(node_id, is_fenced=True)
+        self._check_waits()
+        self._report_voters()
+        self._plan_next()
+        self._replacing.tick(now_ms)
+        self._balance_leaders(now_ms)
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """The connection to a node ended: unless it is heard again soon, it is gone."""
+        self._liveness.lost(node_id, self._clock.monotonic_ms())
+
+    def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
+        """A broker is alive."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            return self._not_controller()
+        image = self._engine.image
+        broker = image.brokers.get(beat.node_id)
+        if broker is None or broker.epoch != beat.broker_epoch:
+            return Reply(ErrorCode.STALE_BROKER_EPOCH, self._node_id)
+        self._liveness.heard(
+            beat.node_id,
+            beat.broker_epoch,
+            beat.applied_version,
+            now_ms,
+            is_unfit=beat.is_unfit,
+            replicas_max=beat.replicas_max,
+        )
+        if beat.is_draining:
+            if not broker.is_fenced:
+                self._set_fenced(beat.node_id, is_fenced=True)
+        elif broker.is_fenced and beat.applied_version >= broker.epoch:
+            self._set_fenced(beat.node_id, is_fenced=False)
+        self._check_waits()
+        return Reply(ErrorCode.NONE, self._node_id, is_fenced=broker.is_fenced)
+
+    def call(self, request: AdminRequest) -> Promise[Outcomes]:
+        """Decide an admin call. The promise fails with NOT_CONTROLLER when nothing was done here,
+        with REQUEST_TIMED_OUT when nobody knows."""
+        promise: Promise[Outcomes] = Promise()
+        now_ms = self._clock.monotonic_ms()
+        if not self._check_office(now_ms):
+            promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+            return promise
+        if len(self._calls) >= CALLS_MAX:
+            promise.fail(KafkaError(code=ErrorCode.THROTTLING_QUOTA_EXCEEDED))
+            return promise
+        deadline_ms = now_ms + max(1, request.timeout_ms)
+        self._calls.append(_Call(request, promise, deadline_ms))
+        self._plan_next()
+        return promise
+
+    # ---- office ----
+
+    def _check_office(self, now_ms: float) -> bool:
+        epoch = self._engine.controller_epoch if self._engine.is_leader else -1
+        if epoch == self._epoch:
+            return epoch >= 0
+        self._epoch = epoch
+        self._changing.clear()
+        self._reports.clear()
+        self._is_reporting = False
+        calls, self._calls = self._calls, deque()
+        if self._is_planning:
+            calls.popleft()  # its command is under way and settles it
+        self._is_planning = False
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait.done(True, True)  # it is done; waiting for the others was a courtesy
+        for call in calls:
+            if not call.promise.is_done:
+                call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
+        if epoch < 0:
+            return False
+        self._liveness.take_office(self._live_epochs(), now_ms)
+        self._balance = LeaderBalance()
+        self._replacing = Replacing(
+            self._engine, self._leaders, self.config.moves_max, self._settings.limit_of
+        )
+        for row in self._leaders.rows():
+            self._leader_changed(row, False)
+        return True
+
+    def _live_epochs(self) -> list[tuple[NodeId, int]]:
+        return [(b.node_id, b.epoch) for b in self._engine.image.live_brokers()]
+
+    def _not_controller(self) -> Reply:
+        controller = self._engine.controller_id
+        return Reply(ErrorCode.NOT_CONTROLLER, NodeId(-1) if controller is None else controller)
+
+    # ---- brokers ----
+
+    def _set_fenced(self, node_id: NodeId, *, is_fenced: bool) -> None:
+        if self._changing.get(node_id) is not None:
+            return
+        self._changing[node_id] = is_fenced
+        epoch = self._engine.image.brokers[node_id].epoch
+        command = (FenceBroker if is_fenced else UnfenceBroker)(node_id=node_id, broker_epoch=epoch)
+        office = self._epoch
+
+        def done(_promise: Promise[Any]) -> None:
+            # Whatever came of it: the next tick or heartbeat looks at the state again.
+            if office == self._epoch:
+                self._changing.pop(node_id, None)
+
+        self._engine.propose(command, may_resend=False).when_done(done)
+
+    def _leader_changed(self, row: LeaderRow, _is_own: bool) -> None:
+        if self._epoch >= 0:
+            partition = self._known_voters(row)
+            if partition is not None:
+                self._reports[row.key] = partition
+        if self._waits:
+            self._check_waits()
+
+    def _known_voters(self, row: LeaderRow) -> VotersReport | None:
+        topic = self._engine.image.topic_by_id(row.topic_id)
+        if topic is None or row.partition >= len(topic.partitions):
+            return None
+        voters = tuple(sorted(row.voters))
+        if topic.partitions[row.partition].voters == voters:
+            return None
+        return VotersReport(row.topic_id, row.partition, row.leader_epoch, voters)
+
+    def _report_voters(self) -> None:
+        if self._is_reporting or not self._reports:
+            return
+        reports, self._reports = tuple(self._reports.values()), {}
+        self._is_reporting = True
+        office = self._epoch
+
+        def done(promise: Promise[Any]) -> None:
+            if office != self._epoch:
+                return
+            self._is_reporting = False
+            if promise.error is not None:
+                self._reports = {(r.topic_id, r.partition): r for r in reports} | self._reports
+
+        self._engine.propose(ReportVoters(reports=reports), may_resend=False).when_done(done)
+
+    def _balance_leaders(self, now_ms: float) -> None:
+        if now_ms < self._balance_due_ms:
+            return
+        self._balance_due_ms = now_ms + self.config.balance_ms
+        image = self._engine.image
+        enabled = broker_value(
+            image, self._node_id, self.config.static, "auto.leader.rebalance.enable"
+        )
+        if enabled is not None and enabled.lower() == "true":
+            unfit = self._liveness.unfit()
+            for move in self._balance.due(image, self._leaders, now_ms, unfit=unfit):
+                self._move_leadership(move.topic_id, move.partition, move.to)
+
+    # ---- waiting ----
+
+    def _wait(
+        self,
+        version: int,
+        topic_ids: tuple[TopicId, ...],
+        deadline_ms: float,
+        done: Callable[[bool, bool], None],
+    ) -> None:
+        leaders_ms = min(deadline_ms, self._clock.monotonic_ms() + self.config.create_wait_ms)
+        self._waits.append(_Wait(version, topic_ids, deadline_ms, leaders_ms, done))
+        self._check_waits()
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if self._waits and before.structure_version != after.structure_version:
+            self._check_waits()
+
+    def _check_waits(self) -> None:
+        if not self._waits:
+            return
+        now_ms = self._clock.monotonic_ms()
+        known_version = min(
+            (self._liveness.applied_version(*row) for row in self._live_epochs()), default=-1
+        )
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            is_known = known_version >= wait.version
+            is_led = all(self._is_led(topic_id) for topic_id in wait.topic_ids)
+            if is_known and (is_led or now_ms >= wait.leaders_deadline_ms):
+                wait.done(True, is_led)
+            elif now_ms >= wait.deadline_ms:
+                wait.done(is_known, is_led)
+            else:
+                self._waits.append(wait)
+
+    def _is_led(self, topic_id: TopicId) -> bool:
+        topic = self._engine.image.topic_by_id(topic_id)
+        if topic is None:
+            return True  # deleted meanwhile: nothing to wait for
+        return all(
+            self._leaders.get(topic_id, partition.index) is not None
+            for partition in topic.partitions
+        )
+
+    # ---- admin calls ----
+
+    def _plan_next(self) -> None:
+        while self._calls and not self._is_planning:
+            call = self._calls[0]
+            image = self._engine.image
+            command, outcomes_of = self._plan(image, call.request)
+            if command is None:
+                self._calls.popleft()
+                call.promise.resolve(outcomes_of(None))
+            else:
+                self._submit(call, image.version, command, outcomes_of)
+
+    def _submit(
+        self,
+        call: _Call,
+        version: int,
+        command: AnyCommand,
+        outcomes_of: Callable[[Any], Outcomes],
+    ) -> None:
+        self._is_planning = True
+        office = self._epoch
+        left_ms = max(1.0, call.deadline_ms - self._clock.monotonic_ms())
+
+        def done(promise: Promise[Any]) -> None:
+            error = promise.error
+            if office != self._epoch:
+                _settle_out_of_office(call, error, lambda: outcomes_of(promise.result()))
+                return
+            self._is_planning = False
+            if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_UPDATE_VERSION:
+                # Many reports may stand between plan and apply, as after a restart: the state
+                # moved on, judge by the newer one for as long as the client waits.
+                if self._clock.monotonic_ms() < call.deadline_ms:
+                    self._plan_next()
+                    return
+                error = KafkaError("the state kept changing", code=ErrorCode.REQUEST_TIMED_OUT)
+            self._calls.popleft()
+            if error is not None:
+                call.promise.fail(error)
+            else:
+                self._answer(call, outcomes_of(promise.result()))
+            self._plan_next()
+
+        self._engine.propose(
+            command, expected_version=version, timeout_ms=left_ms, may_resend=False
+        ).when_done(done)
+
+    def _answer(self, call: _Call, outcomes: Outcomes) -> None:
+        created: tuple[TopicId, ...] = ()
+        if isinstance(call.request, CreateTopicsCall | CreatePartitionsCall):
+            created = tuple(
+                o.topic_id for o in outcomes if o.code is ErrorCode.NONE and o.topic_id is not None
+            )
+
+        def done(is_known: bool, is_led: bool) -> None:
+            if not call.promise.is_done:
+                call.promise.resolve(
+                    tuple(settled(outcome, is_known, is_led) for outcome in outcomes)
+                )
+
+        self._wait(self._engine.image.structure_version, created, call.deadline_ms, done)
+
+    def _plan(self, image: MetadataImage, request: AdminRequest) -> Plan:
+        if isinstance(request, CreateTopicsCall):
+            return self._plan_topics(image, request)
+        if isinstance(request, DeleteTopicsCall):
+            return self._plan_deletion(image, request)
+        if isinstance(request, CreatePartitionsCall):
+            return self._plan_partitions(image, request)
+        if isinstance(request, ReplaceNodeCall):
+            engine = self._engine
+            known = engine.configuration, engine.first_voters
+            command, outcomes = plan_replacement(image, *known, request, self._settings.limit_of)
+            return command, lambda _result: outcomes
+        return self._plan_configs(image, request)
+
+    def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
+        taken = {name.replace(".", "_"): name for name in sorted(image.topics)}
+        load = load_of(image)
+        count = 0
+        creations = []
+        rows: list[Outcome] = []
+        for wish in request.topics[:TOPICS_PER_CALL_MAX]:
+            existing = image.topics.get(wish.name)
+            if request.is_auto and existing is not None:
+                rows.append(Outcome(name=wish.name, topic_id=existing.topic_id))
+                continue
+            try:
+                # Before it is placed, which costs as much as it has partitions.
+                wide = max(1, wish.partitions)
+                if count + wide > PARTITIONS_PER_CALL_MAX >= wide:
+                    raise KafkaError(
+                        "Excessively large number of partitions per request.",
+                        code=ErrorCode.POLICY_VIOLATION,
+                    )
+                creation = plan_topic(
+                    image, taken, load, wish, self._topic_id(image), self._settings
+                )
+                if count + len(creation.replicas) > PARTITIONS_PER_CALL_MAX:
+                    raise KafkaError(
+                        "Excessively large number of partitions per request.",
+                        code=ErrorCode.POLICY_VIOLATION,
+                    )
+            except KafkaError as error:
+                rows.append(refused(wish.name, error))
+                continue
+            taken[wish.name.replace(".", "_")] = wish.name
+            load.add(creation.replicas)
+            count += len(creation.replicas)
+            creations.append(creation)
+            rows.append(
+                Outcome(
+                    name=wish.name,
+                    topic_id=creation.topic_id,
+                    partitions=len(creation.replicas),
+                    replication_factor=len(creation.replicas[0]),
+                )
+            )
+        rows += [
+            Outcome(name=wish.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
+            for wish in request.topics[TOPICS_PER_CALL_MAX:]
+        ]
+        if request.validate_only or not creations:
+            kept = rows
+            if request.validate_only:
+                kept = [unnamed(row) for row in rows]
+            return None, lambda _result: tuple(kept)
+        return CreateTopics(topics=tuple(creations)), lambda result: merged(rows, result)
+
+    def _plan_deletion(self, image: MetadataImage, request: DeleteTopicsCall) -> Plan:
+        enabled = broker_value(image, self._node_id, self.config.static, "delete.topic.enable")
+        is_enabled = str(enabled).lower() == "true"
+        rows = []
+        topic_ids = []
+        wished = [(name, NO_ID, image.topics.get(name)) for name in request.names]
+        wished += [("", TopicId(i), image.topic_by_id(TopicId(i))) for i in request.topic_ids]
+        for name, topic_id, topic in wished:
+            if topic is not None:
+                code = ErrorCode.NONE if is_enabled else ErrorCode.TOPIC_DELETION_DISABLED
+                rows.append(Outcome(name=topic.name, code=code, topic_id=topic.topic_id))
+                if is_enabled:
+                    topic_ids.append(topic.topic_id)
+            elif name:
+                rows.append(Outcome(name=name, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            else:
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
+                rows.append(Outcome(name="", code=unknown, topic_id=topic_id))
+        if not topic_ids:
+            return None, lambda _result: tuple(rows)
+        command = DeleteTopics(topic_ids=tuple(dict.fromkeys(topic_ids)))
+        return command, lambda result: merged(rows, result)
+
+    def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
+        additions = []
+        rows = []
+        load = load_of(image)
+        for wish in request.topics:
+            try:
+                addition = plan_partitions(image, load, wish, self._settings)
+            except KafkaError as error:
+                rows.append(refused(wish.name, error))
+                continue
+            load.add(addition.replicas)
+            additions.append(addition)
+            rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
+        if request.validate_only or not additions:
+            return None, lambda _result: tuple(rows)
+        command = CreatePartitions(additions=tuple(additions))
+        return command, lambda result: merged(rows, result)
+
+    def _plan_configs(self, image: MetadataImage, request: AlterConfigsCall) -> Plan:
+        changes = []
+        rows = []
+        for resource in request.resources:
+            try:
+                change = plan_configs(image, resource, self._settings)
+            except KafkaError as error:
+                rows.append(refused_resource(resource, error))
+                continue
+            rows.append(Outcome(name=resource.resource_name, resource_type=resource.resource_type))
+            if change.set or change.delete:
+                changes.append(change)
+        if request.validate_only or not changes:
+            return None, lambda _result: tuple(rows)
+        return AlterConfigs(changes=tuple(changes)), lambda _result: tuple(rows)
+
+    def _topic_id(self, image: MetadataImage) -> TopicId:
+        """A random id, in RFC 4122's form of version 4 as Kafka's are; neither zero nor in use."""
+        while True:
+            topic_id = TopicId(UUID(int=self._random.getrandbits(128), version=4))
+            if topic_id not in image.topic_names:
+                return topic_id
+
+
+def _settle_out_of_office(
+    call: _Call, error: Exception | None, outcomes: Callable[[], Outcomes]
+) -> None:
+    """Answer a call whose command was under way when the office was lost."""
+    if error is None:
+        call.promise.resolve(outcomes())
+    elif isinstance(error, KafkaError) and error.code in _NOTHING_DONE:
+        call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))  # the next one may try
+    else:
+        call.promise.fail(error)

@@ -1,0 +1,161 @@
+"""What a node must do so that its replicas become what the metadata image says. Pure.
+
+Two images in, ordered actions out; the node performs them. Stops come before starts.
+
+Invariants: data is deleted only where the image holds an order that names this node and the
+partition's Raft group (`removals`, made by an applied delete or unassign command), never because
+something is absent; a folder that nothing accounts for is quarantined and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from attrs import frozen
+from immutables import Map
+
+from raftmq.metadata.metadata_image import (
+    EMPTY_IMAGE,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
+
+
+@frozen(slots=True)
+class StartReplica:
+    """Run a replica. `voters` are the members its group began with, the same on every node."""
+
+    group: RaftGroupId
+    name: TopicPartition
+    voters: tuple[ReplicaId, ...]
+    preferred_leader: NodeId
+    configs: Map[str, str]
+
+
+@frozen(slots=True)
+class StopReplica:
+    """Stop a replica and delete its data, by order; then confirm with ConfirmRemoved."""
+
+    group: RaftGroupId
+    name: TopicPartition
+
+
+@frozen(slots=True)
+class UpdateConfigs:
+    """A topic's own configs changed."""
+
+    name: TopicPartition
+    group: RaftGroupId
+    configs: Map[str, str]
+
+
+@frozen(slots=True)
+class UpdateWish:
+    """Other brokers should hold the partition: its leader makes it so, one member at a time."""
+
+    name: TopicPartition
+    group: RaftGroupId
+    replicas: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
+
+
+@frozen(slots=True)
+class Quarantine:
+    """Move a folder aside and report it: the image does not account for it."""
+
+    topic_id: TopicId
+    partition: int
+
+
+Action: TypeAlias = StartReplica | StopReplica | UpdateConfigs | UpdateWish | Quarantine
+
+
+def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> list[Action]:
+    """Actions for one node when its image moves from `before` to `after`."""
+    if after.structure_version == before.structure_version:
+        return []
+    actions: list[Action] = list(_stops(before, after, node_id))
+    for topic in _changed_topics(before, after):
+        old = before.topic_by_id(topic.topic_id)
+        for partition in topic.partitions:
+            previous = _partition(old, partition.index)
+            actions += _partition_actions(topic, partition, old, previous, node_id)
+    if before.configs != after.configs:
+        changed = {action.group for action in actions if isinstance(action, UpdateConfigs)}
+        actions += [
+            UpdateConfigs(
+                TopicPartition(topic.name, p.index), topic.group_id(p.index), topic.configs
+            )
+            for topic in after.topics_by_id()
+            for p in topic.partitions
+            if _holds(p, node_id) and topic.group_id(p.index) not in changed
+        ]
+    return actions
+
+
+def at_start(
+    image: MetadataImage, node_id: NodeId, folders: Iterable[tuple[TopicId, int]]
+) -> list[Action]:
+    """Actions for a node that has just become ready: `folders` names what was found on its disk.
+
+    The image must be current (an entry proposed after the start was applied), else a folder of a
+    partition that this node has not yet heard of would look unknown.
+    """
+    wanted = reconcile(EMPTY_IMAGE, image, node_id)
+    known = {
+        (action.group.topic_id, action.group.partition)
+        for action in wanted
+        if isinstance(action, StartReplica | StopReplica)
+    }
+    strangers = [Quarantine(*folder) for folder in sorted(folders) if folder not in known]
+    return [*strangers, *wanted]
+
+
+def _stops(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> Iterator[StopReplica]:
+    for key in sorted(after.removals):
+        removal = after.removals[key]
+        earlier = before.removals.get(key)
+        if node_id not in removal.nodes:
+            continue
+        if earlier is None or node_id not in earlier.nodes or earlier.group != removal.group:
+            yield StopReplica(removal.group, TopicPartition(removal.topic, key[1]))
+
+
+def _changed_topics(before: MetadataImage, after: MetadataImage) -> Iterator[TopicImage]:
+    for topic in after.topics_by_id():
+        if before.topics.get(topic.name) is not topic:
+            yield topic
+
+
+def _partition(topic: TopicImage | None, index: int) -> PartitionImage | None:
+    if topic is None or index >= len(topic.partitions):
+        return None
+    return topic.partitions[index]
+
+
+def _holds(partition: PartitionImage, node_id: NodeId) -> bool:
+    return node_id in partition.replicas or node_id in partition.voters
+
+
+def _partition_actions(
+    topic: TopicImage,
+    partition: PartitionImage,
+    old_topic: TopicImage | None,
+    old: PartitionImage | None,
+    node_id: NodeId,
+) -> Iterator[Action]:
+    if not _holds(partition, node_id):
+        return
+    name = TopicPartition(topic.name, partition.index)
+    group = topic.group_id(partition.index)
+    if old is None or not _holds(old, node_id):
+        yield StartReplica(
+            group, name, partition.first_voters, partition.preferred_leader, topic.configs
+        )
+    elif old_topic is not None and old_topic.configs != topic.configs:
+        yield UpdateConfigs(name, group, topic.configs)
+    if old is not None and (old.replicas, old.voters) != (partition.replicas, partition.voters):
+        yield UpdateWish(name, group, partition.replicas, partition.voters)

@@ -1,0 +1,391 @@
+"""What the controller accepts of clients' wishes, with Kafka's error codes. Pure functions.
+
+Each turns one wish and one image into the part of a command, or raises a KafkaError that says why
+not. Never proposes, never waits. Randomness (topic ids) comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from attrs import frozen
+
+from raftmq.controller.placement import Candidate, Load, Replicas, place
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import ConfigResource, NewPartitions, NewTopic
+from raftmq.metadata.commands import ConfigChange, PartitionAddition, TopicCreation
+from raftmq.metadata.metadata_image import MetadataImage, TopicImage
+from raftmq.metadata.topic_configs import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    apply_operations,
+    broker_value,
+    check_broker_configs,
+    check_topic_configs,
+    effective_topic_configs,
+)
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
+
+NAME_LENGTH_MAX: Final = 249
+PARTITIONS_MAX: Final = 10_000
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+@frozen(slots=True)
+class Settings:
+    """What the controller's node knows beside the image.
+
+    Attributes:
+        node_id: the controller's node.
+        static: Kafka settings of this node's file.
+        voters_count: voters of the metadata group; so many nodes there will be at least.
+        replicas_max: of one broker that does not say its own.
+        reported_max: what brokers said.
+    """
+
+    node_id: NodeId
+    static: Mapping[str, str]
+    voters_count: int = 1
+    replicas_max: int = 20_000
+    reported_max: Mapping[NodeId, int] = {}
+
+    def limit_of(self, node_id: NodeId) -> int:
+        """How many partition replicas a broker may hold."""
+        return self.reported_max.get(node_id, self.replicas_max)
+
+
+def check_topic_name(name: str) -> None:
+    """Kafka's rules for names.
+
+    Raises:
+        KafkaError: INVALID_TOPIC_EXCEPTION.
+    """
+    if not name:
+        raise _bad_name("the empty string is not allowed")
+    if name in (".", ".."):
+        raise _bad_name(f"'{name}' is not allowed")
+    if len(name) > NAME_LENGTH_MAX:
+        raise _bad_name(f"the length of '{name}' is longer than the max allowed length 249")
+    if _NAME.fullmatch(name) is None:
+        raise _bad_name(
+            f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' "
+            "and '-'"
+        )
+
+
+def plan_topic(
+    image: MetadataImage,
+    taken: Mapping[str, str],
+    load: Load,
+    wish: NewTopic,
+    topic_id: TopicId,
+    settings: Settings,
+) -> TopicCreation:
+    """Check a wished topic and place it.
+
+    Args:
+        image: the state to judge by.
+        taken: names with `.` as `_`, of all topics and of those created in the same request.
+        load: of the brokers, by all of these.
+        wish: what the client wants.
+        topic_id: the id it gets.
+        settings: of the controller.
+
+    Raises:
+        KafkaError: with Kafka's code for what is wrong.
+    """
+    check_topic_name(wish.name)
+    if wish.name == METADATA_TOPIC:
+        raise KafkaError(
+            f"Creation of internal topic {wish.name} is prohibited.",
+            code=ErrorCode.INVALID_REQUEST,
+        )
+    if wish.name in INTERNAL_TOPICS:
+        raise _bad_name(f"'{wish.name}' is the name of an internal topic")
+    if wish.name in image.topics:
+        raise KafkaError(
+            f"Topic '{wish.name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS
+        )
+    rival = taken.get(wish.name.replace(".", "_"))
+    if rival is not None and rival != wish.name:
+        raise KafkaError(
+            f"Topic '{wish.name}' collides with existing topic: {rival}",
+            code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+        )
+    configs = _topic_configs(wish)
+    if wish.assignments:
+        replicas = _manual_assignment(image, wish)
+    else:
+        replicas = _automatic_assignment(image, load, wish, settings)
+    check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
+    _check_room(load, replicas, settings)
+    return TopicCreation(name=wish.name, topic_id=topic_id, replicas=replicas, configs=configs)
+
+
+def plan_partitions(
+    image: MetadataImage, load: Load, wish: NewPartitions, settings: Settings
+) -> PartitionAddition:
+    """Check a wished number of partitions and place the new ones; `load` is that of the brokers,
+    with what was placed for the same request before.
+
+    Raises:
+        KafkaError: with Kafka's code for what is wrong.
+    """
+    topic = image.topics.get(wish.name)
+    if topic is None:
+        raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    present = len(topic.partitions)
+    if wish.count == present:
+        raise KafkaError(
+            f"Topic already has {present} partition(s).", code=ErrorCode.INVALID_PARTITIONS
+        )
+    if wish.count < present:
+        raise KafkaError(
+            f"The topic {wish.name} currently has {present} partition(s); {wish.count} would not "
+            "be an increase.",
+            code=ErrorCode.INVALID_PARTITIONS,
+        )
+    if wish.count > PARTITIONS_MAX:
+        raise KafkaError(
+            f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
+        )
+    added = wish.count - present
+    if wish.assignments is None:
+        of_topic = [partition.replicas for partition in topic.partitions]
+        elsewhere = load.without(of_topic)
+        candidates = _candidates(image, topic.replication_factor, load, settings)
+        replicas = place(
+            candidates,
+            partitions=added,
+            replication_factor=topic.replication_factor,
+            of_topic=of_topic,
+            elsewhere=elsewhere,
+        )
+    else:
+        replicas = _added_assignment(image, topic, wish.assignments, added)
+    _check_room(load, replicas, settings)
+    return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
+
+
+def _check_room(load: Load, added: Sequence[Replicas], settings: Settings) -> None:
+    """Refuse replicas for which a broker would lack descriptors."""
+    more = Load(added).replicas
+    for node_id in sorted(more):
+        count = load.replicas.get(node_id, 0) + more[node_id]
+        replicas_max = settings.limit_of(node_id)
+        if count > replicas_max:
+            raise KafkaError(
+                f"Broker {node_id} would hold {count} partition replicas; replicas_max "
+                f"is {replicas_max}.",
+                code=ErrorCode.POLICY_VIOLATION,
+            )
+
+
+def plan_configs(
+    image: MetadataImage, resource: ConfigResource, settings: Settings
+) -> ConfigChange:
+    """Check changes of one resource and turn them into whole values.
+
+    Raises:
+        KafkaError: with Kafka's code for what is wrong.
+    """
+    rows = [(op.name, op.operation, op.value) for op in resource.operations]
+    if resource.resource_type == TOPIC_RESOURCE:
+        check_topic_name(resource.resource_name)
+        topic = image.topics.get(resource.resource_name)
+        if topic is None:
+            raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        effective = effective_topic_configs(image, topic.name, settings.node_id, settings.static)
+        present = {name: topic.configs[name] for name in sorted(topic.configs)}
+        start = {} if resource.replaces_all else present
+        values = apply_operations(TOPIC_KEYS, start, rows, effective)
+        factor = min(len(partition.replicas) for partition in topic.partitions)
+        check_topic_configs(values, replication_factor=factor)
+        return _change("topic", resource.resource_name, present, values)
+    if resource.resource_type != BROKER_RESOURCE:
+        raise KafkaError(
+            f"Unexpected resource type {resource.resource_type}.", code=ErrorCode.INVALID_REQUEST
+        )
+    name = _broker_name(image, resource.resource_name)
+    stored = image.configs.get(("broker", name))
+    present = {} if stored is None else {key: stored[key] for key in sorted(stored)}
+    start = {} if resource.replaces_all else present
+    values = apply_operations(BROKER_KEYS, start, rows, {})
+    check_broker_configs(values)
+    return _change("broker", name, present, values)
+
+
+def _change(
+    kind: str, name: str, present: Mapping[str, str], values: Mapping[str, str]
+) -> ConfigChange:
+    return ConfigChange(
+        resource_type=kind,
+        resource_name=name,
+        set={key: values[key] for key in sorted(values) if present.get(key) != values[key]},
+        delete=tuple(key for key in sorted(present) if key not in values),
+    )
+
+
+def _broker_name(image: MetadataImage, name: str) -> str:
+    if name == "":
+        return name
+    try:
+        node_id = NodeId(int(name))
+    except ValueError as error:
+        raise KafkaError(
+            f"Node id must be an integer, but it is: {name}", code=ErrorCode.INVALID_REQUEST
+        ) from error
+    if node_id not in image.brokers:
+        raise KafkaError(f"No such broker: {name}", code=ErrorCode.INVALID_REQUEST)
+    return str(node_id)
+
+
+def _bad_name(why: str) -> KafkaError:
+    return KafkaError(f"Topic name is invalid: {why}", code=ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+
+def _topic_configs(wish: NewTopic) -> dict[str, str]:
+    configs = {}
+    for name in sorted(wish.configs):
+        value = wish.configs[name]
+        if value is None:
+            raise KafkaError(
+                f"Null value not supported for topic configs: {name}",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        configs[name] = value.strip()
+    check_topic_configs(configs)
+    return configs
+
+
+def _automatic_assignment(
+    image: MetadataImage, load: Load, wish: NewTopic, settings: Settings
+) -> tuple[Replicas, ...]:
+    if wish.replication_factor < -1 or wish.replication_factor == 0:
+        raise KafkaError(
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+            code=ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    if wish.partitions < -1 or wish.partitions == 0:
+        raise KafkaError(
+            "Number of partitions was set to an invalid non-positive value.",
+            code=ErrorCode.INVALID_PARTITIONS,
+        )
+    partitions = wish.partitions
+    if partitions == -1:
+        partitions = _broker_number(image, settings, "num.partitions")
+    if partitions > PARTITIONS_MAX:
+        raise KafkaError(
+            f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
+        )
+    factor = wish.replication_factor
+    if factor == -1:
+        nodes = max(len(image.brokers), settings.voters_count)
+        factor = min(_broker_number(image, settings, "default.replication.factor"), nodes)
+    candidates = _candidates(image, factor, load, settings)
+    return place(candidates, partitions=partitions, replication_factor=factor, elsewhere=load)
+
+
+def _broker_number(image: MetadataImage, settings: Settings, name: str) -> int:
+    value = broker_value(image, settings.node_id, settings.static, name)
+    assert value is not None, "the key has a default"
+    return int(value)
+
+
+def _candidates(
+    image: MetadataImage, factor: int, load: Load, settings: Settings
+) -> list[Candidate]:
+    """Live brokers; where they are too few but a majority of the replicas would live, registered
+    ones too, so that a topic can be created while a node is down."""
+    leaving = image.leaving()
+    brokers = [image.brokers[n] for n in sorted(image.brokers) if n not in leaving]
+    live = [broker for broker in brokers if not broker.is_fenced]
+    if len(live) < factor <= len(brokers) and len(live) > factor // 2:
+        chosen = brokers
+    else:
+        chosen = live
+    return [
+        Candidate(
+            broker.node_id,
+            broker.rack,
+            broker.is_fenced,
+            settings.limit_of(broker.node_id) - load.replicas.get(broker.node_id, 0),
+        )
+        for broker in chosen
+    ]
+
+
+def load_of(image: MetadataImage) -> Load:
+    """How many replicas each broker has, of all topics."""
+    return Load(
+        partition.replicas for topic in image.topics_by_id() for partition in topic.partitions
+    )
+
+
+def _manual_assignment(image: MetadataImage, wish: NewTopic) -> tuple[Replicas, ...]:
+    if wish.partitions != -1:
+        raise KafkaError(
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+            code=ErrorCode.INVALID_REQUEST,
+        )
+    if wish.replication_factor != -1:
+        raise KafkaError(
+            "A manual partition assignment was specified, but replication factor was not set to "
+            "-1.",
+            code=ErrorCode.INVALID_REQUEST,
+        )
+    if sorted(wish.assignments) != list(range(len(wish.assignments))):
+        raise _bad_assignment("partitions should be a consecutive 0-based integer sequence")
+    if len(wish.assignments) > PARTITIONS_MAX:
+        raise KafkaError(
+            f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
+        )
+    replicas = [wish.assignments[i] for i in range(len(wish.assignments))]
+    return _checked(image, replicas, len(replicas[0]))
+
+
+def _added_assignment(
+    image: MetadataImage, topic: TopicImage, wished: Sequence[tuple[int, ...]], added: int
+) -> tuple[Replicas, ...]:
+    if len(wished) != added:
+        raise _bad_assignment(
+            f"Attempted to add {added} additional partition(s), but only {len(wished)} "
+            "assignment(s) were specified."
+        )
+    return _checked(image, wished, topic.replication_factor)
+
+
+def _checked(
+    image: MetadataImage, wished: Sequence[tuple[int, ...]], factor: int
+) -> tuple[Replicas, ...]:
+    checked = []
+    for nodes in wished:
+        if not nodes:
+            raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+        if len(nodes) != factor:
+            raise _bad_assignment(
+                "The manual partition assignment includes a partition with "
+                f"{len(nodes)} replica(s), but this is not consistent with previous partitions, "
+                f"which have {factor} replica(s)."
+            )
+        if sorted(dict.fromkeys(nodes)) != sorted(nodes):
+            raise _bad_assignment("The manual partition assignment includes a broker twice.")
+        for node in nodes:
+            if NodeId(node) not in image.brokers:
+                raise _bad_assignment(
+                    f"The manual partition assignment includes broker {node}, but no such broker "
+                    "is registered."
+                )
+        checked.append(tuple(NodeId(node) for node in nodes))
+    return tuple(checked)
+
+
+def _bad_assignment(why: str) -> KafkaError:
+    return KafkaError(why, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+
+
+NO_ID: Final = TopicId(UUID(int=0))

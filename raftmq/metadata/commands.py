@@ -1,0 +1,408 @@
+"""Commands of the metadata state machine: typed, versioned, readable by people.
+
+Owns the shape of every command and of its result, and their encoding: a record of the metadata log
+is one JSON object, so that an operator can read `__cluster_metadata` with any Kafka client. Never
+decides anything: what a command does is `apply.py`'s matter.
+
+Versions: an envelope says the least version that can express its command: that of its kind, or of
+the newest field it sets (`FIRST_VERSIONS`, `LATER_FIELDS`). Versions are levels of `raftmq.level`
+(`features.py`): one may be written once the cluster's level has reached it, so every node reads it.
+
+Invariants: an envelope names its submitter as (node, incarnation, sequence), which rises with each
+command of a submitter; a command of a kind, version or field that this code does not know is
+refused by name, so that an old node stops instead of drifting away from the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, Union
+from uuid import UUID
+
+import msgspec
+
+from raftmq.errors import AheadError, ErrorCode, RaftmqError
+from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
+from raftmq.metadata.group_commands import GROUP_COMMANDS
+from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
+
+
+class UnknownCommandError(RaftmqError):
+    """A record of the metadata log that this code cannot read; the node must stop."""
+
+
+class NewerCommandError(UnknownCommandError, AheadError):
+    """One that a newer version of this code can read."""
+
+
+class Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """Base of all commands; the JSON field `type` holds the class's name."""
+
+
+NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+PartitionNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=PARTITION_MAX)]
+_Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-POSITION_MAX, le=POSITION_MAX)]
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a broker listens: `name` is client, peer or admin."""
+
+    name: str
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+# ---- brokers ----
+
+
+class RegisterBroker(Command, frozen=True, kw_only=True):
+    """A broker's process has started: it gets a broker epoch and stays fenced until it is current.
+
+    `storage_id` is hexadecimal, since JSON readers round 64-bit numbers. `cluster_id` is what this
+    node calls the cluster; the first registration names it. `recoveries` above what is known: the
+    end of this log was lost, so whatever it had given away must not be given away again.
+    """
+
+    node_id: NodeNumber
+    storage_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{1,16}$")]
+    cluster_id: str
+    rack: str | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    features: tuple[str, ...] = ()
+    recoveries: _Position = 0
+
+    @property
+    def storage(self) -> StorageId:
+        """The storage id as a number."""
+        return StorageId(int(self.storage_id, 16))
+
+
+class FenceBroker(Command, frozen=True, kw_only=True):
+    """The controller no longer hears this broker (or it leaves): it is out of Metadata."""
+
+    node_id: NodeNumber
+    broker_epoch: _Number
+
+
+class UnfenceBroker(Command, frozen=True, kw_only=True):
+    """The broker is live and has applied its own registration."""
+
+    node_id: NodeNumber
+    broker_epoch: _Number
+
+
+class UnregisterBroker(Command, frozen=True, kw_only=True):
+    """An operator removed a broker for good; refused while it holds replicas."""
+
+    node_id: NodeId
+
+
+class ReplaceNode(Command, frozen=True, kw_only=True):
+    """`new_id` takes the place of `old_id` in the metadata group and in every partition, for good.
+
+    What is left to do is seen from the state alone, so whoever is controller goes on with it.
+    """
+
+    old_id: NodeNumber
+    new_id: NodeNumber
+
+
+class EndReplacement(Command, frozen=True, kw_only=True):
+    """Nothing is left of a replaced node: forget its registration."""
+
+    old_id: NodeNumber
+
+
+# ---- topics ----
+
+
+class TopicCreation(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One topic with its placement, decided by the controller: preferred leader first."""
+
+    name: str
+    topic_id: TopicId
+    replicas: tuple[tuple[NodeNumber, ...], ...]
+    configs: dict[str, str] = {}
+
+
+class CreateTopics(Command, frozen=True, kw_only=True):
+    """Create topics; each succeeds or fails by itself."""
+
+    topics: tuple[TopicCreation, ...]
+
+
+class DeleteTopics(Command, frozen=True, kw_only=True):
+    """Delete topics by id; the data of every replica goes, by this order alone."""
+
+    topic_ids: tuple[TopicId, ...]
+
+
+class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New partitions of a topic, numbered from `first_partition`."""
+
+    topic_id: TopicId
+    first_partition: PartitionNumber
+    replicas: tuple[tuple[NodeNumber, ...], ...]
+
+
+class CreatePartitions(Command, frozen=True, kw_only=True):
+    """Add partitions to topics."""
+
+    additions: tuple[PartitionAddition, ...]
+
+
+class ReassignPartition(Command, frozen=True, kw_only=True):
+    """Wish a partition onto these brokers, preferred first; its own Raft group makes it so."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    replicas: tuple[NodeNumber, ...]
+
+
+class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The fact about one partition, as its leader states it."""
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    leader_epoch: Annotated[int, msgspec.Meta(ge=-1, le=TERM_MAX)]
+    voters: tuple[NodeNumber, ...]
+
+
+class ReportVoters(Command, frozen=True, kw_only=True):
+    """Leaders state who votes: metadata holds the wish, the partition's own log the fact."""
+
+    reports: tuple[VotersReport, ...]
+
+
+class ConfirmRemoved(Command, frozen=True, kw_only=True):
+    """A broker has deleted the data of replicas that it was ordered to delete."""
+
+    node_id: NodeNumber
+    replicas: tuple[tuple[TopicId, PartitionNumber], ...]
+
+
+# ---- configs and producers ----
+
+
+class ConfigChange(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """New values for one resource: `resource_type` topic or broker; broker "" is all brokers.
+
+    The controller has already turned append and subtract into whole values.
+    """
+
+    resource_type: str
+    resource_name: str
+    set: dict[str, str] = {}
+    delete: tuple[str, ...] = ()
+
+
+class AlterConfigs(Command, frozen=True, kw_only=True):
+    """Change configs; each resource by itself."""
+
+    changes: tuple[ConfigChange, ...]
+
+
+class AllocateProducerIds(Command, frozen=True, kw_only=True):
+    """Hand a block of producer ids to one broker."""
+
+    node_id: NodeId
+    count: int = 1000
+
+
+class NoOperation(Command, frozen=True, kw_only=True):
+    """Nothing; its being applied proves that a majority took it after it was proposed."""
+
+
+CONTROL_COMMANDS: Final = (
+    RegisterBroker,
+    FenceBroker,
+    UnfenceBroker,
+    UnregisterBroker,
+    ReplaceNode,
+    EndReplacement,
+    CreateTopics,
+    DeleteTopics,
+    CreatePartitions,
+    ReassignPartition,
+    ReportVoters,
+    ConfirmRemoved,
+    AlterConfigs,
+    AllocateProducerIds,
+    NoOperation,
+)
+
+if TYPE_CHECKING:
+    AnyCommand: TypeAlias = msgspec.Struct
+else:
+    AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS]  # noqa: UP007 - made of a tuple
+
+
+class Envelope(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A command and who sent it.
+
+    `version` is what `version_of` says of the command. `broker_epoch` -1: not made by a registered
+    broker. `expected_version` -1: not computed from a state; else it is rejected when brokers,
+    topics or configs changed after that version.
+    """
+
+    version: int = msgspec.field(name="v")
+    node_id: NodeNumber = msgspec.field(name="node")
+    incarnation: _Number
+    sequence: _Number
+    broker_epoch: _Number = -1
+    expected_version: _Number = -1
+    command: AnyCommand
+
+
+# ---- versions ----
+
+FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys((*CONTROL_COMMANDS, *GROUP_COMMANDS), 1)
+"""Since which version there is each kind of command."""
+LATER_FIELDS: Final[dict[type, dict[str, int]]] = {}
+"""Fields of a kind that came after it, by name, with their versions. Each has a default, which is
+not written, and which means what its absence meant before."""
+
+
+def newest_version(kind: type) -> int:
+    """The newest version of one kind of command that this code can read."""
+    return max(FIRST_VERSIONS[kind], *LATER_FIELDS.get(kind, {}).values(), 0)
+
+
+def version_of(command: AnyCommand) -> int:
+    """The least version that can express a command."""
+    kind = type(command)
+    version, later = FIRST_VERSIONS[kind], LATER_FIELDS.get(kind)
+    if later is not None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+        for name, since in later.items():
+            if getattr(command, name) != defaults[name]:
+                version = max(version, since)
+    return version
+
+
+_NEWEST: Final = {kind.__name__: newest_version(kind) for kind in FIRST_VERSIONS}
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final[msgspec.json.Decoder[Envelope]] = msgspec.json.Decoder(Envelope)
+
+
+class _Head(msgspec.Struct):
+    version: int = msgspec.field(name="v")
+    command: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """One record's value."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(data: Buffer) -> Envelope:
+    """Read a record's value: all of it, or nothing.
+
+    Raises:
+        UnknownCommandError: not a command.
+        NewerCommandError: one of a newer version, kind or shape.
+    """
+    try:
+        envelope = _decoder.decode(data)
+    except Exception as error:  # also RecursionError and UnicodeDecodeError: others send these
+        if reason := _newer(data, str(error)):
+            raise NewerCommandError(reason) from error
+        raise UnknownCommandError(f"not a metadata command: {error}") from error
+    kind, version = type(envelope.command), envelope.version
+    if version > _NEWEST[kind.__name__]:
+        raise NewerCommandError(_of_version(kind.__name__, version))
+    if version < version_of(envelope.command):
+        raise UnknownCommandError(f"not a metadata command: {kind.__name__} of version {version}")
+    return envelope
+
+
+def _newer(data: Buffer, error: str) -> str:
+    """Say what of a newer version is in a command that cannot be read; "" when it is no command of
+    any version."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except Exception:  # noqa: BLE001 - whatever it is, it is not ours
+        return ""
+    try:
+        kind = msgspec.json.decode(head.command, type=_Kind).type
+    except Exception:  # noqa: BLE001 - a newer version may have another shape here
+        kind = ""
+    if head.version > _NEWEST.get(kind, max(_NEWEST.values())):
+        return _of_version(kind or "a command", head.version)
+    if kind and kind not in _NEWEST:
+        return f"a command of the kind {kind!r}, which this version does not know"
+    if "unknown field" in error:
+        return f"{kind or 'a command'} with what this version does not know: {error}"
+    return ""
+
+
+def _of_version(kind: str, version: int) -> str:
+    known = _NEWEST.get(kind, max(_NEWEST.values()))
+    return f"{kind} of version {version}, this version knows {known}"
+
+
+# ---- results ----
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """The command changed nothing: a definite failure."""
+
+    code: ErrorCode
+    message: str = ""
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """Result of RegisterBroker."""
+
+    broker_epoch: int
+
+
+class TopicOutcome(msgspec.Struct, frozen=True):
+    """What became of one topic."""
+
+    name: str
+    topic_id: TopicId
+    code: ErrorCode = ErrorCode.NONE
+    message: str = ""
+
+
+class TopicOutcomes(msgspec.Struct, frozen=True):
+    """Result of CreateTopics, DeleteTopics and CreatePartitions."""
+
+    topics: tuple[TopicOutcome, ...]
+
+
+class ProducerIds(msgspec.Struct, frozen=True):
+    """Result of AllocateProducerIds: the half-open range [start, end)."""
+
+    start: int
+    end: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Applied; nothing to tell but where."""
+
+    offset: Offset
+
+
+Result: TypeAlias = Any
+"""What applying a command tells its submitter: a struct of this module, or of the groups'."""
+
+NO_TOPIC_ID: Final = TopicId(UUID(int=0))

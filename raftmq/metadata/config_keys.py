@@ -1,0 +1,440 @@
+"""The configs of topics and brokers that Kafka clients see: names, types, defaults, documentation.
+
+Data only. Names and meanings are Kafka 4.1's; defaults differ where raftmq differs on purpose
+(retention of two weeks, three replicas) and say so. A key that raftmq cannot honour takes only the
+value that it does honour; unknown keys are refused by whoever looks here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftmq.metadata.config_types import (
+    LONG_MAX,
+    ConfigKey,
+    ConfigType,
+    boolean,
+    check_all,
+    double,
+    integer,
+    list_of,
+    long,
+    non_empty,
+    one_of,
+    string,
+    throttled_replicas,
+)
+
+FOREVER: Final = str(LONG_MAX)
+COMPRESSIONS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+
+_B, _S, _I, _L, _D, _LIST = (
+    ConfigType.BOOLEAN,
+    ConfigType.STRING,
+    ConfigType.INT,
+    ConfigType.LONG,
+    ConfigType.DOUBLE,
+    ConfigType.LIST,
+)
+
+TOPIC_KEYS: Final = check_all(
+    [
+        ConfigKey(
+            "cleanup.policy",
+            _LIST,
+            "delete",
+            "What happens to old records: delete drops segments by retention, compact keeps the "
+            "newest record of each key. Of a compacted topic nothing is dropped by age.",
+            list_of("compact", "delete"),
+            "log.cleanup.policy",
+        ),
+        ConfigKey(
+            "compression.gzip.level",
+            _I,
+            "-1",
+            "Level used when compression.type is gzip; -1 is the library's default.",
+            integer(-1, 9),
+            "compression.gzip.level",
+        ),
+        ConfigKey(
+            "compression.lz4.level",
+            _I,
+            "9",
+            "Level used when compression.type is lz4.",
+            integer(1, 17),
+            "compression.lz4.level",
+        ),
+        ConfigKey(
+            "compression.type",
+            _S,
+            "producer",
+            "Codec in which batches are stored; producer keeps what the producer sent.",
+            one_of(*COMPRESSIONS),
+            "compression.type",
+        ),
+        ConfigKey(
+            "compression.zstd.level",
+            _I,
+            "3",
+            "Level used when compression.type is zstd.",
+            integer(-131072, 22),
+            "compression.zstd.level",
+        ),
+        ConfigKey(
+            "delete.retention.ms",
+            _L,
+            "86400000",
+            "How long a delete marker stays in a compacted topic.",
+            long(0),
+            "log.cleaner.delete.retention.ms",
+        ),
+        ConfigKey(
+            "file.delete.delay.ms",
+            _L,
+            "60000",
+            "How long a dropped segment's file stays on disk.",
+            long(0),
+            "log.segment.delete.delay.ms",
+        ),
+        ConfigKey(
+            "flush.messages",
+            _L,
+            FOREVER,
+            "Stored and shown; every batch is fsynced before it is acknowledged all the same.",
+            long(1),
+            "log.flush.interval.messages",
+        ),
+        ConfigKey(
+            "flush.ms",
+            _L,
+            FOREVER,
+            "Stored and shown; every batch is fsynced before it is acknowledged all the same.",
+            long(0),
+            "log.flush.interval.ms",
+        ),
+        ConfigKey(
+            "follower.replication.throttled.replicas",
+            _LIST,
+            "",
+            "Followers whose replication is throttled, as partition:broker pairs; not enforced.",
+            throttled_replicas,
+        ),
+        ConfigKey(
+            "index.interval.bytes",
+            _I,
+            "4096",
+            "One entry of the sparse offset index per so many bytes of log.",
+            integer(0),
+            "log.index.interval.bytes",
+        ),
+        ConfigKey(
+            "leader.replication.throttled.replicas",
+            _LIST,
+            "",
+            "Leaders whose replication is throttled, as partition:broker pairs; not enforced.",
+            throttled_replicas,
+        ),
+        ConfigKey(
+            "max.compaction.lag.ms",
+            _L,
+            FOREVER,
+            "A record is compacted after this time at the latest.",
+            long(1),
+            "log.cleaner.max.compaction.lag.ms",
+        ),
+        ConfigKey(
+            "max.message.bytes",
+            _I,
+            "1048588",
+            "Largest batch, compressed if it is.",
+            integer(0),
+            "message.max.bytes",
+        ),
+        ConfigKey(
+            "message.timestamp.after.max.ms",
+            _L,
+            "3600000",
+            "How far in the future of most brokers' clocks a record's timestamp may lie.",
+            long(0),
+            "log.message.timestamp.after.max.ms",
+        ),
+        ConfigKey(
+            "message.timestamp.before.max.ms",
+            _L,
+            FOREVER,
+            "How far in the past of most brokers' clocks a record's timestamp may lie.",
+            long(0),
+            "log.message.timestamp.before.max.ms",
+        ),
+        ConfigKey(
+            "message.timestamp.type",
+            _S,
+            "CreateTime",
+            "CreateTime keeps the producer's timestamps; LogAppendTime takes the leader's clock, "
+            "or that of most replicas where it is behind.",
+            one_of("CreateTime", "LogAppendTime"),
+            "log.message.timestamp.type",
+        ),
+        ConfigKey(
+            "min.cleanable.dirty.ratio",
+            _D,
+            "0.5",
+            "Share of a log that must be uncompacted before it is compacted.",
+            double(0, 1),
+            "log.cleaner.min.cleanable.ratio",
+        ),
+        ConfigKey(
+            "min.compaction.lag.ms",
+            _L,
+            "0",
+            "A record stays uncompacted for this time at least.",
+            long(0),
+            "log.cleaner.min.compaction.lag.ms",
+        ),
+        ConfigKey(
+            "min.insync.replicas",
+            _I,
+            "1",
+            "So many replicas must have a batch on disk before acks=all is answered. A majority "
+            "must in any case.",
+            integer(1),
+            "min.insync.replicas",
+        ),
+        ConfigKey(
+            "preallocate",
+            _B,
+            "false",
+            "Whether a new segment's file is allocated as a whole.",
+            boolean,
+            "log.preallocate",
+        ),
+        ConfigKey(
+            "raftmq.acks1.fsync",
+            _B,
+            "false",
+            "acks=1 waits for the leader's fsync (Kafka, and the default, answer from the cache).",
+            boolean,
+        ),
+        ConfigKey(
+            "raftmq.produce.check",
+            _S,
+            "records",
+            "What is looked at in a produced batch beside its header and checksum: all fields of "
+            "every record, only their lengths (frame), or nothing (crc).",
+            one_of("records", "frame", "crc"),
+            "raftmq.produce.check",
+        ),
+        ConfigKey(
+            "remote.storage.enable",
+            _B,
+            "false",
+            "Tiered storage; not available.",
+            one_of("false"),
+        ),
+        ConfigKey(
+            "retention.bytes",
+            _L,
+            "-1",
+            "Segments go when a partition is larger than this; -1 never.",
+            long(-1),
+            "log.retention.bytes",
+        ),
+        ConfigKey(
+            "retention.ms",
+            _L,
+            "1209600000",
+            "Segments go when their newest record is older than this; -1 never. (Kafka: 7 days.)",
+            long(-1),
+            "log.retention.ms",
+        ),
+        ConfigKey(
+            "segment.bytes",
+            _I,
+            "1073741824",
+            "A segment is closed before it would grow beyond this.",
+            integer(14),
+            "log.segment.bytes",
+        ),
+        ConfigKey(
+            "segment.index.bytes",
+            _I,
+            "10485760",
+            "Largest index of one segment.",
+            integer(4),
+            "log.index.size.max.bytes",
+        ),
+        ConfigKey(
+            "segment.jitter.ms",
+            _L,
+            "0",
+            "Greatest random shortening of segment.ms.",
+            long(0),
+            "log.roll.jitter.ms",
+        ),
+        ConfigKey(
+            "segment.ms",
+            _L,
+            "604800000",
+            "A segment is closed when it is this old.",
+            long(1),
+            "log.roll.ms",
+        ),
+        ConfigKey(
+            "unclean.leader.election.enable",
+            _B,
+            "false",
+            "Always false: a Raft group never elects a leader that lacks committed records.",
+            one_of("false"),
+            "unclean.leader.election.enable",
+        ),
+    ]
+)
+
+
+def _defaults_of_topics() -> list[ConfigKey]:
+    """A broker key for each topic key that has one: the default of topics that do not set it."""
+    return [
+        ConfigKey(
+            key.broker_name,
+            key.type,
+            key.default,
+            f"Default of {key.name} for topics that do not set it. {key.documentation}",
+            key.check,
+        )
+        for key in TOPIC_KEYS.values()
+        if key.broker_name is not None
+    ]
+
+
+def _fixed(name: str, kind: ConfigType, default: str | None, documentation: str) -> ConfigKey:
+    check = {_B: boolean, _I: integer(), _L: long()}.get(kind, string)
+    return ConfigKey(name, kind, default, documentation, check, is_read_only=True)
+
+
+CATCH_UP_RATE: Final = "replica.catchup.bytes.per.s"
+
+BROKER_KEYS: Final = check_all(
+    [
+        *_defaults_of_topics(),
+        ConfigKey(
+            "auto.create.topics.enable",
+            _B,
+            "true",
+            "Whether Metadata creates a topic that a client names and allows to be created.",
+            boolean,
+        ),
+        ConfigKey(
+            "auto.leader.rebalance.enable",
+            _B,
+            "true",
+            "Whether preferred leaders get their partitions back once they are up for a while.",
+            boolean,
+        ),
+        ConfigKey(
+            "default.replication.factor",
+            _I,
+            "3",
+            "Replicas of a topic that does not say; fewer where brokers are fewer. (Kafka: 1.)",
+            integer(1, 32767),
+        ),
+        ConfigKey(
+            "num.partitions",
+            _I,
+            "1",
+            "Partitions of a topic that does not say.",
+            integer(1),
+        ),
+        ConfigKey(
+            "delete.topic.enable",
+            _B,
+            "true",
+            "Whether topics can be deleted.",
+            boolean,
+        ),
+        ConfigKey(
+            "group.coordinator.append.linger.ms",
+            _I,
+            "5",
+            "Offset commits of a coordinator are written together, this far apart at least.",
+            integer(0),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "group.initial.rebalance.delay.ms",
+            _I,
+            "500",
+            "How long an empty group waits for more members before its first rebalance. "
+            "(Kafka: 3000.)",
+            integer(0),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "group.max.session.timeout.ms",
+            _I,
+            "1800000",
+            "Longest session timeout that a member may ask for.",
+            integer(1),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "group.min.session.timeout.ms",
+            _I,
+            "6000",
+            "Shortest session timeout that a member may ask for.",
+            integer(1),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "group.max.size",
+            _I,
+            "10000",
+            "Most members of a group. (Kafka: no limit.)",
+            integer(1),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "offsets.retention.minutes",
+            _I,
+            "10080",
+            "How long the offsets of a group without members are kept.",
+            integer(1),
+            is_read_only=True,
+        ),
+        ConfigKey(
+            "offset.metadata.max.bytes",
+            _I,
+            "4096",
+            "Longest note beside a committed offset.",
+            integer(0),
+            is_read_only=True,
+        ),
+        _fixed("advertised.listeners", _S, "", "Where clients reach this broker."),
+        _fixed("broker.heartbeat.interval.ms", _I, "250", "How often a broker reports."),
+        _fixed("broker.id", _I, "-1", "This broker's number; the same as node.id."),
+        _fixed("broker.rack", _S, None, "This broker's failure domain."),
+        _fixed("broker.session.timeout.ms", _I, "2000", "Silent for so long, a broker is dead."),
+        _fixed("connections.max.idle.ms", _L, "600000", "Silent for so long, a connection goes."),
+        _fixed("inter.broker.protocol.version", _S, "4.1", "Kafka's version that is spoken."),
+        _fixed("listeners", _S, "", "Where this broker listens for clients."),
+        _fixed("log.dirs", _S, "", "Folder of this broker's data."),
+        _fixed("max.connection.creation.rate", _I, "0", "Most new connections a second; 0: any."),
+        _fixed("max.connections", _I, "10000", "Most client connections."),
+        _fixed("max.connections.per.ip", _I, "0", "Most connections of one address; 0: any."),
+        _fixed("max.connections.per.ip.overrides", _S, "", "Another number for single addresses."),
+        _fixed("max.request.partition.size.limit", _I, "2000", "Most partitions in one answer."),
+        _fixed("node.id", _I, "-1", "This broker's number."),
+        _fixed("process.roles", _LIST, "broker,controller", "What this node does."),
+        _fixed("raftmq.admin.listener", _S, "", "HTTP of this broker: /status, /nodes."),
+        ConfigKey(
+            CATCH_UP_RATE,
+            _L,
+            str(12 << 20),
+            "Most bytes per second from disk to replicas that fell far behind, of all partitions "
+            "that a broker leads; not where the commit waits for one. 0 is no limit.",
+            long(0),
+        ),
+        _fixed("replica.lag.time.max.ms", _L, "10000", "Behind for so long, out of the ISR."),
+        _fixed("socket.request.max.bytes", _I, "104857600", "Largest request."),
+        ConfigKey("cluster.id", _S, "raftmq", "Name of the cluster.", non_empty, is_read_only=True),
+    ]
+)

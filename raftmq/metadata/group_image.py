@@ -1,0 +1,397 @@
+"""Consumer groups as the metadata state machine knows them, and what each group command does.
+
+Owns the immutable `GroupsImage` and the pure `apply_group`. Never raises on any command: a
+rejection is a value that names a Kafka error. Never looks at a clock: times are in the commands.
+
+Invariants: coordinator epochs come from one counter that only rises, so none is ever given twice,
+not even to a group that was deleted in between; a generation never goes back; offsets change only
+under the current coordinator epoch and, for members, the current generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import attrs
+import msgspec
+from attrs import frozen
+from immutables import Map
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import Rejection
+from raftmq.metadata.group_commands import (
+    UNDATED,
+    Claimed,
+    ClaimGroup,
+    CommitMany,
+    CommitOffsets,
+    CommitsDone,
+    CommittedOffset,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    Generation,
+    GroupCommand,
+    GroupDone,
+    GroupMember,
+    ReleaseGroup,
+    ReplaceMember,
+)
+from raftmq.types import Buffer, NodeId, TopicPartition
+
+OffsetMap: TypeAlias = Map[TopicPartition, CommittedOffset]
+LiveEpoch: TypeAlias = Callable[[NodeId], int | None]
+"""The broker epoch of a broker that is registered and not fenced, else None."""
+
+NO_COORDINATOR = NodeId(-1)
+
+
+@frozen(slots=True)
+class GroupState:
+    """One group: who coordinates it, its last complete generation, its offsets."""
+
+    name: str
+    coordinator: NodeId = NO_COORDINATOR
+    coordinator_broker_epoch: int = -1
+    coordinator_epoch: int = 0
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[GroupMember, ...] = ()
+    changed_at_ms: int = 0
+    """When the generation was completed; for an empty group, since when it has been empty.
+    UNDATED where the coordinator could not tell."""
+    offsets: OffsetMap = Map()
+
+    def member(self, member_id: str) -> GroupMember | None:
+        """The member of that id."""
+        for member in self.members:
+            if member.member_id == member_id:
+                return member
+        return None
+
+    def static_member(self, instance_id: str) -> GroupMember | None:
+        """The member of that group.instance.id."""
+        for member in self.members:
+            if member.instance_id == instance_id:
+                return member
+        return None
+
+
+@frozen(slots=True)
+class GroupsImage:
+    """All groups, and the last coordinator epoch that was given."""
+
+    groups: Map[str, GroupState] = Map()
+    last_epoch: int = 0
+
+    def get(self, name: str) -> GroupState | None:
+        """The group of that name."""
+        return self.groups.get(name)
+
+    def names(self) -> list[str]:
+        """All groups, sorted: a Map's own order differs from process to process."""
+        return sorted(self.groups)
+
+    def _with(self, group: GroupState) -> GroupsImage:
+        return attrs.evolve(self, groups=self.groups.set(group.name, group))
+
+
+Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | CommitsDone | Rejection]
+
+
+def holder(group: GroupState | None, live_epoch: LiveEpoch) -> NodeId | None:
+    """Who coordinates the group: the claim's holder while its commands would be accepted."""
+    if group is None or group.coordinator == NO_COORDINATOR:
+        return None
+    if live_epoch(group.coordinator) != group.coordinator_broker_epoch:
+        return None
+    return group.coordinator
+
+
+def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch) -> Applied:
+    """What `command` makes of `image`, and what its submitter is told. Pure; never raises."""
+    if isinstance(command, ClaimGroup):
+        return _claim(image, command, live_epoch)
+    if isinstance(command, CommitMany):
+        return _commit_many(image, command)
+    group = image.get(command.group)
+    # Every other command names the epoch it was made under; see the module's invariants.
+    epoch: int | None = getattr(command, "coordinator_epoch", None)
+    if group is None or group.coordinator == NO_COORDINATOR or group.coordinator_epoch != epoch:
+        return image, Rejection(ErrorCode.NOT_COORDINATOR, "coordinator epoch is not current")
+    if isinstance(command, Generation):
+        return _complete_generation(image, group, command)
+    if isinstance(command, CommitOffsets):
+        return _commit(image, group, command)
+    if isinstance(command, ReplaceMember):
+        return _replace_member(image, group, command)
+    if isinstance(command, DeleteOffsets):
+        return _delete_offsets(image, group, command)
+    if isinstance(command, ExpireOffsets):
+        return _expire_offsets(image, group, command)
+    if isinstance(command, ReleaseGroup):
+        return _release(image, group, command, live_epoch)
+    if isinstance(command, DeleteGroup):
+        if group.members:
+            return image, Rejection(ErrorCode.NON_EMPTY_GROUP)
+        return attrs.evolve(image, groups=image.groups.delete(group.name)), GroupDone()
+    return image, Rejection(ErrorCode.INVALID_REQUEST, f"unknown command {type(command).__name__}")
+
+
+def remove_topics(image: GroupsImage, names: Iterable[str]) -> GroupsImage:
+    """Forget all offsets in deleted topics: a new topic of the same name starts afresh."""
+    gone = frozenset(names)
+    for group in image.groups.values():
+        offsets = _without(group.offsets, [at for at in group.offsets if at.topic in gone])
+        if offsets is not group.offsets:
+            image = image._with(attrs.evolve(group, offsets=offsets))
+    return image
+
+
+def _claim(image: GroupsImage, command: ClaimGroup, live_epoch: LiveEpoch) -> Applied:
+    if live_epoch(command.node_id) != command.broker_epoch:
+        return image, Rejection(ErrorCode.STALE_BROKER_EPOCH, "the claimer is fenced")
+    group = image.get(command.group) or GroupState(name=command.group)
+    current = holder(group, live_epoch)
+    if current is not None and current != command.node_id:
+        return image, Rejection(ErrorCode.NOT_COORDINATOR, f"broker {current} holds the claim")
+    epoch = image.last_epoch + 1
+    claimed = attrs.evolve(
+        group,
+        coordinator=command.node_id,
+        coordinator_broker_epoch=command.broker_epoch,
+        coordinator_epoch=epoch,
+    )
+    return attrs.evolve(image._with(claimed), last_epoch=epoch), Claimed(epoch)
+
+
+def _release(
+    image: GroupsImage, group: GroupState, command: ReleaseGroup, live_epoch: LiveEpoch
+) -> Applied:
+    successor_epoch = live_epoch(command.successor)
+    # A new coordinator epoch fences the old holder; the successor claims before it serves.
+    epoch = image.last_epoch + 1
+    released = attrs.evolve(
+        group,
+        coordinator=NO_COORDINATOR if successor_epoch is None else command.successor,
+        coordinator_broker_epoch=-1 if successor_epoch is None else successor_epoch,
+        coordinator_epoch=epoch,
+    )
+    return attrs.evolve(image._with(released), last_epoch=epoch), GroupDone()
+
+
+def _complete_generation(image: GroupsImage, group: GroupState, command: Generation) -> Applied:
+    if command.generation <= group.generation:
+        return image, Rejection(
+            ErrorCode.ILLEGAL_GENERATION, f"generation {group.generation} is complete already"
+        )
+    completed = attrs.evolve(
+        group,
+        generation=command.generation,
+        protocol_type=command.protocol_type,
+        protocol=command.protocol,
+        leader=command.leader,
+        members=command.members,
+        changed_at_ms=command.timestamp_ms,
+    )
+    return image._with(completed), GroupDone()
+
+
+def _replace_member(image: GroupsImage, group: GroupState, command: ReplaceMember) -> Applied:
+    old = group.static_member(command.instance_id)
+    if command.generation != group.generation:
+        return image, Rejection(ErrorCode.ILLEGAL_GENERATION)
+    if old is None or old.member_id != command.old_member_id:
+        return image, Rejection(ErrorCode.FENCED_INSTANCE_ID)
+    new = msgspec.structs.replace(
+        old,
+        member_id=command.new_member_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        session_timeout_ms=command.session_timeout_ms,
+        rebalance_timeout_ms=command.rebalance_timeout_ms,
+    )
+    replaced = attrs.evolve(
+        group,
+        members=tuple(new if member is old else member for member in group.members),
+        leader=new.member_id if group.leader == old.member_id else group.leader,
+    )
+    return image._with(replaced), GroupDone()
+
+
+def _commit(image: GroupsImage, group: GroupState, command: CommitOffsets) -> Applied:
+    rejection = check_commit(group, command.generation, command.member_id, command.instance_id)
+    if rejection is not None:
+        return image, rejection
+    return image._with(_with_offsets(group, command)), GroupDone()
+
+
+def _commit_many(image: GroupsImage, command: CommitMany) -> Applied:
+    groups = image.groups.mutate()
+    codes = []
+    for commit in command.commits:
+        group = groups.get(commit.group)
+        code = ErrorCode.NOT_COORDINATOR
+        if (
+            group is not None
+            and group.coordinator != NO_COORDINATOR
+            and group.coordinator_epoch == commit.coordinator_epoch
+        ):
+            rejection = check_commit(group, commit.generation, commit.member_id, commit.instance_id)
+            code = ErrorCode.NONE if rejection is None else rejection.code
+            if rejection is None:
+                groups[commit.group] = _with_offsets(group, commit)
+        codes.append(int(code))
+    return attrs.evolve(image, groups=groups.finish()), CommitsDone(tuple(codes))
+
+
+def _with_offsets(group: GroupState, command: CommitOffsets) -> GroupState:
+    offsets = group.offsets.mutate()
+    for entry in command.offsets:
+        offsets[TopicPartition(entry.topic, entry.partition)] = entry
+    return attrs.evolve(group, offsets=offsets.finish())
+
+
+def check_commit(
+    group: GroupState, generation: int, member_id: str, instance_id: str | None
+) -> Rejection | None:
+    """Why these credentials may not commit, if so."""
+    if generation < 0 and not group.members:
+        return None  # whoever it is: a consumer outside of group management
+    if instance_id is not None:
+        static = group.static_member(instance_id)
+        if static is not None and static.member_id != member_id:
+            return Rejection(ErrorCode.FENCED_INSTANCE_ID)
+    if group.member(member_id) is None:
+        return Rejection(ErrorCode.UNKNOWN_MEMBER_ID)
+    if generation != group.generation:
+        return Rejection(ErrorCode.ILLEGAL_GENERATION, f"the group is at {group.generation}")
+    return None
+
+
+def _delete_offsets(image: GroupsImage, group: GroupState, command: DeleteOffsets) -> Applied:
+    offsets = _without(group.offsets, [TopicPartition(*at) for at in command.partitions])
+    return image._with(attrs.evolve(group, offsets=offsets)), GroupDone()
+
+
+def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffsets) -> Applied:
+    expired: list[TopicPartition] = []
+    for entry in command.expired:
+        at = TopicPartition(entry.topic, entry.partition)
+        saved = group.offsets.get(at)
+        # Committed anew while the command was on its way: it lives on.
+        if saved is not None and saved.timestamp_ms == entry.timestamp_ms:
+            expired.append(at)
+    offsets = _without(group.offsets, expired)
+    if not offsets and not group.members:
+        return attrs.evolve(image, groups=image.groups.delete(group.name)), GroupDone()
+    return image._with(_dated(attrs.evolve(group, offsets=offsets), command.now_ms)), GroupDone()
+
+
+def _dated(group: GroupState, now_ms: int) -> GroupState:
+    offsets = group.offsets.mutate()
+    for at, saved in group.offsets.items():
+        if saved.timestamp_ms == UNDATED:
+            offsets[at] = msgspec.structs.replace(saved, timestamp_ms=now_ms)
+    changed_at_ms = now_ms if group.changed_at_ms == UNDATED else group.changed_at_ms
+    return attrs.evolve(group, offsets=offsets.finish(), changed_at_ms=changed_at_ms)
+
+
+def _without(offsets: OffsetMap, gone: Iterable[TopicPartition]) -> OffsetMap:
+    mutation = None
+    for at in gone:
+        if at in offsets:
+            mutation = mutation or offsets.mutate()
+            mutation.pop(at, None)
+    return offsets if mutation is None else mutation.finish()
+
+
+# ---- snapshots ----
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A group in a snapshot of the metadata state."""
+
+    name: str
+    coordinator: int = -1
+    coordinator_broker_epoch: int = -1
+    coordinator_epoch: int = 0
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[GroupMember, ...] = ()
+    changed_at_ms: int = 0
+    offsets: tuple[CommittedOffset, ...] = ()
+
+
+class GroupsRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All groups in a snapshot, in the order of their names."""
+
+    last_epoch: int = 0
+    groups: tuple[GroupRecord, ...] = ()
+
+
+def to_record(image: GroupsImage) -> GroupsRecord:
+    """The image as plain values; equal images give equal records."""
+    return GroupsRecord(
+        last_epoch=image.last_epoch,
+        groups=tuple(_to_group_record(image.groups[name]) for name in image.names()),
+    )
+
+
+def from_record(record: GroupsRecord) -> GroupsImage:
+    """The image that `to_record` was given."""
+    return GroupsImage(
+        groups=Map({group.name: _from_group_record(group) for group in record.groups}),
+        last_epoch=record.last_epoch,
+    )
+
+
+def _to_group_record(group: GroupState) -> GroupRecord:
+    return GroupRecord(
+        name=group.name,
+        coordinator=group.coordinator,
+        coordinator_broker_epoch=group.coordinator_broker_epoch,
+        coordinator_epoch=group.coordinator_epoch,
+        generation=group.generation,
+        protocol_type=group.protocol_type,
+        protocol=group.protocol,
+        leader=group.leader,
+        members=group.members,
+        changed_at_ms=group.changed_at_ms,
+        offsets=tuple(group.offsets[at] for at in sorted(group.offsets)),
+    )
+
+
+def _from_group_record(record: GroupRecord) -> GroupState:
+    return GroupState(
+        name=record.name,
+        coordinator=NodeId(record.coordinator),
+        coordinator_broker_epoch=record.coordinator_broker_epoch,
+        coordinator_epoch=record.coordinator_epoch,
+        generation=record.generation,
+        protocol_type=record.protocol_type,
+        protocol=record.protocol,
+        leader=record.leader,
+        members=record.members,
+        changed_at_ms=record.changed_at_ms,
+        offsets=Map({TopicPartition(o.topic, o.partition): o for o in record.offsets}),
+    )
+
+
+def encode_groups(image: GroupsImage) -> bytes:
+    """The image as bytes of a snapshot; equal images give equal bytes."""
+    return msgspec.msgpack.encode(to_record(image))
+
+
+def decode_groups(data: Buffer) -> GroupsImage:
+    """Read what `encode_groups` wrote.
+
+    Raises:
+        msgspec.MsgspecError: other bytes; the snapshot's checksum rules that out.
+    """
+    return from_record(msgspec.msgpack.decode(data, type=GroupsRecord))

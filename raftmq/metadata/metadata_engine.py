@@ -1,0 +1,199 @@
+"""The port through which all of raftmq changes and reads metadata.
+
+Two engines stand behind it: `raft_engine.py` on our own Raft and log, and
+`runtime/reference_engine.py` on pysyncobj, which runs the same state machine for comparison. Owns
+no behaviour. A proposed command's result is known where every node learns it, from the applied log,
+so a kept promise also means that this node's image shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import BarrierRequest, ForwardCommands, Reply
+from raftmq.metadata.commands import AnyCommand
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.ports import Buggify, never
+from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
+from raftmq.records import BatchHeader
+from raftmq.replication.readmission import Wish
+from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
+
+ImageCallback = Callable[[MetadataImage, MetadataImage], None]
+
+
+class CommandNotAppliedError(KafkaError):
+    """The command was certainly not applied and never will be; it may be proposed anew."""
+
+    code = ErrorCode.NOT_CONTROLLER
+
+
+class MetadataEngine(Protocol):
+    """The metadata state machine, replicated; on our Raft or on the reference engine."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest applied state on this node."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node is the controller and has applied all that came before it."""
+        ...
+
+    @property
+    def controller_id(self) -> NodeId | None:
+        """Who leads the metadata group, as far as this node knows."""
+        ...
+
+    @property
+    def controller_epoch(self) -> int:
+        """Rises with every controller."""
+        ...
+
+    def propose(
+        self,
+        command: AnyCommand,
+        *,
+        broker_epoch: int = -1,
+        expected_version: int = -1,
+        timeout_ms: float | None = None,
+        may_resend: bool = True,
+    ) -> Promise[Any]:
+        """Get a command applied; the promise gives its result once this node's image shows it.
+
+        It fails with the code of a `Rejection`, with CommandNotAppliedError (certainly not applied)
+        or with REQUEST_TIMED_OUT (unknown). `may_resend` False: it makes sense from the present
+        controller only.
+        """
+        ...
+
+    @property
+    def last_contact_ms(self) -> float:
+        """When a majority last proved to be there, on the monotonic clock."""
+        ...
+
+    def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
+        """Kept once this node has applied everything that was committed before the call."""
+        ...
+
+    def on_image(self, callback: ImageCallback) -> None:
+        """Call `callback(before, after)` after every change of the image."""
+        ...
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """Who makes up the metadata group; None where no Raft group does."""
+        ...
+
+    @property
+    def first_voters(self) -> Sequence[NodeId]:
+        """With whom the cluster began."""
+        ...
+
+
+class DrivenEngine(MetadataEngine, Protocol):
+    """An engine as the control plane drives it."""
+
+    @property
+    def is_member(self) -> bool:
+        """True while this node follows the metadata log, as far as it knows."""
+        ...
+
+    def on_role(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` when the group has another leader or term."""
+        ...
+
+    def admit(self, joiner: ReplicaId) -> None:
+        """Let a node follow the metadata log, as a learner; only on the controller.
+
+        Raises:
+            KafkaError: not now; it may be asked for again.
+        """
+        ...
+
+    def receive_commands(self, request: ForwardCommands) -> Reply:
+        """Take another node's commands, if this node leads."""
+        ...
+
+    def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
+        """Tell another node how far it must apply to have seen all that is committed now."""
+        ...
+
+    def tick(self) -> None:
+        """Let time pass."""
+        ...
+
+    def drain(self) -> None:
+        """Do what may not be done from within callbacks of the replica."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and ports, where the engine has any."""
+        ...
+
+
+class Forwarder(Protocol):
+    """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""
+
+    def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+        """Send one request; never blocks. A beat may be heard a tick later where nodes rest."""
+        ...
+
+
+class MetadataReplica(Protocol):
+    """The part of `Replica` that the engine uses."""
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+    @property
+    def leader(self) -> ReplicaId | None: ...
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    def append(self, batch: bytearray, header: BatchHeader) -> Offset: ...
+    def read_barrier(self) -> Promise[RaftIndex]: ...
+    def move_log_start(self, target: Offset) -> object: ...
+    @property
+    def configuration(self) -> Configuration: ...
+    def change_membership(self, configuration: Configuration) -> object: ...
+    def follow_wish(self, wish: Callable[[], Wish | None]) -> None: ...
+
+
+@frozen(slots=True)
+class EngineConfig:
+    """Limits and times of the engine.
+
+    Attributes:
+        timeout_ms: how long a command or barrier may take before its outcome is unknown.
+        resend_ms: a forward without a reply for so long is taken for lost.
+        pending_max: commands of this node without an outcome; above it new ones are refused.
+        batch_bytes_max: commands of one batch.
+        queue_bytes_max: commands that wait for a batch; above it forwards are refused.
+        snapshot_bytes_min: a snapshot is due after this much log, and not below
+        snapshot_factor: times the size of the state.
+        buggify: rarely taken branches made frequent; never, outside the simulation.
+    """
+
+    timeout_ms: float = 5_000
+    resend_ms: float = 1_000
+    pending_max: int = 20_000
+    batch_bytes_max: int = 512 << 10
+    queue_bytes_max: int = 16 << 20
+    snapshot_bytes_min: int = 64 << 20
+    snapshot_factor: int = 4
+    buggify: Buggify = never
+
+    def snapshot_due(self, state_bytes: int) -> int:
+        """Bytes of log after which a snapshot of such a state is worth its while."""
+        if self.buggify("metadata.early_snapshot"):
+            return 1
+        return max(self.snapshot_bytes_min, self.snapshot_factor * state_bytes)

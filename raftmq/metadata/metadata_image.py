@@ -1,0 +1,185 @@
+"""The state of the metadata group at one offset, as an immutable value.
+
+Owns the shape of brokers, topics, partitions and configs. Never changes: `apply.py` makes the next
+image, which shares all that did not change (`immutables.Map`), so that readers may keep one as long
+as they like; `metadata_snapshot.py` encodes it.
+
+Invariants: `version` is the offset of the last applied command, -1 before the first;
+`structure_version` that of the last one that changed brokers, topics or configs; `topic_names` is
+the inverse of `topics`; whatever is not in a snapshot is not state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import field, frozen
+from immutables import Map
+
+from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.group_image import GroupsImage
+from raftmq.types import (
+    NodeId,
+    RaftGroupId,
+    ReplicaId,
+    StorageId,
+    TopicId,
+    TopicPartition,
+)
+
+FIRST_PRODUCER_ID: Final = 0
+
+
+@frozen(slots=True)
+class BrokerImage:
+    """One registered broker."""
+
+    node_id: NodeId
+    storage_id: StorageId
+    epoch: int
+    incarnation: int
+    rack: str | None
+    endpoints: tuple[Endpoint, ...]
+    features: tuple[str, ...]
+    is_fenced: bool
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """This broker as a member of a Raft group."""
+        return ReplicaId(self.node_id, self.storage_id)
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """Where its listener of that name is."""
+        for endpoint in self.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        return None
+
+
+@frozen(slots=True)
+class PartitionImage:
+    """One partition: who should hold it, and who votes as its leader last reported.
+
+    `first_voters` are the members with which its Raft group began, the same on every node for ever:
+    a broker that lost its disk is not among them under its new storage id.
+    """
+
+    index: int
+    creation_epoch: int
+    replicas: tuple[NodeId, ...]
+    first_voters: tuple[ReplicaId, ...]
+    voters: tuple[NodeId, ...]
+    voters_epoch: int = -1
+
+    @property
+    def preferred_leader(self) -> NodeId:
+        """The replica that should lead when it can."""
+        return self.replicas[0]
+
+
+@frozen(slots=True)
+class TopicImage:
+    """One topic; `configs` holds only what was set on it."""
+
+    name: str
+    topic_id: TopicId
+    partitions: tuple[PartitionImage, ...]
+    configs: Map[str, str]
+
+    def group_id(self, partition: int) -> RaftGroupId:
+        """The Raft group of one partition."""
+        return RaftGroupId(self.topic_id, partition, self.partitions[partition].creation_epoch)
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of its first partition."""
+        return len(self.partitions[0].replicas)
+
+
+@frozen(slots=True)
+class RemovalImage:
+    """An order to delete: the named brokers still have to delete their data of one partition."""
+
+    topic: str
+    group: RaftGroupId
+    nodes: tuple[NodeId, ...]
+
+
+@frozen(slots=True)
+class ReplacementImage:
+    """`new_id` takes the place of `old_id`; kept when done, so that asking again does nothing."""
+
+    old_id: NodeId
+    new_id: NodeId
+    is_done: bool = False
+
+
+ConfigKey = tuple[str, str]
+"""(resource type, name): ("broker", "") is the default of all brokers, ("broker", "3") is one."""
+
+
+@frozen(slots=True)
+class MetadataImage:
+    """Everything that the metadata group has agreed on, at `version`."""
+
+    version: int = -1
+    structure_version: int = -1
+    cluster_id: str = ""
+    topics: Map[str, TopicImage] = field(factory=Map)
+    topic_names: Map[TopicId, str] = field(factory=Map)
+    brokers: Map[NodeId, BrokerImage] = field(factory=Map)
+    configs: Map[ConfigKey, Map[str, str]] = field(factory=Map)
+    removals: Map[tuple[TopicId, int], RemovalImage] = field(factory=Map)
+    replacements: Map[NodeId, ReplacementImage] = field(factory=Map)
+    next_producer_id: int = FIRST_PRODUCER_ID
+    recoveries: int = 0
+    submitters: Map[NodeId, tuple[int, int]] = field(factory=Map)
+    groups: GroupsImage = field(factory=GroupsImage)
+
+    def topic_by_id(self, topic_id: TopicId) -> TopicImage | None:
+        """The topic of that id, None when there is none (any more)."""
+        name = self.topic_names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def partition(self, topic_partition: TopicPartition) -> PartitionImage | None:
+        """A partition by name, None when there is none."""
+        topic = self.topics.get(topic_partition.topic)
+        if topic is None or not 0 <= topic_partition.partition < len(topic.partitions):
+            return None
+        return topic.partitions[topic_partition.partition]
+
+    def holds(self, node_id: NodeId, group: RaftGroupId) -> bool:
+        """True while that node is to have a replica of that group."""
+        topic = self.topic_by_id(group.topic_id)
+        if topic is None or not 0 <= group.partition < len(topic.partitions):
+            return False
+        partition = topic.partitions[group.partition]
+        is_named = node_id in partition.replicas or node_id in partition.voters
+        return is_named and topic.group_id(group.partition) == group
+
+    def live_brokers(self) -> tuple[BrokerImage, ...]:
+        """Brokers that are not fenced, by node id."""
+        return tuple(self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].is_fenced)
+
+    def live_epoch(self, node_id: NodeId) -> int | None:
+        """The broker epoch of a broker that is registered and not fenced, else None."""
+        broker = self.brokers.get(node_id)
+        return None if broker is None or broker.is_fenced else broker.epoch
+
+    def leaving(self) -> dict[NodeId, NodeId]:
+        """Nodes that are being replaced, and by whom."""
+        pending = (self.replacements[n] for n in sorted(self.replacements))
+        return {row.old_id: row.new_id for row in pending if not row.is_done}
+
+    def broker_configs(self, node_id: NodeId) -> dict[str, str]:
+        """What was set dynamically for a broker: the cluster's defaults, then its own."""
+        merged = dict(self.configs.get(("broker", ""), {}))
+        merged.update(self.configs.get(("broker", str(node_id)), {}))
+        return merged
+
+    def topics_by_id(self) -> list[TopicImage]:
+        """All topics in a fixed order."""
+        return [self.topics[name] for name in sorted(self.topics)]
+
+
+EMPTY_IMAGE: Final = MetadataImage()

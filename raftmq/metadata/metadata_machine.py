@@ -1,0 +1,366 @@
+"""The state machine of the metadata Raft group: committed batches in, images out.
+
+Owns the current image and the position up to which it was applied. Reads nothing but committed
+entries, in log order, each once. Never proposes, never answers anybody: `metadata_engine.py` does.
+
+Invariants: `image` is a pure function of the log below `applied_end`; an exception while applying
+leaves `failure` set and is raised on, and the node stops, since a machine that skips a command
+drifts away from the others. What an operator had skipped is passed over by exact match, and wants
+a snapshot soon, which holds no trace of it. The image at a log-start entry is kept until its
+snapshot was asked for: every replica meets that entry at the same state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from attrs import evolve
+
+from raftmq.log.model import DamagedError, LogEntry
+from raftmq.metadata.apply import apply
+from raftmq.metadata.commands import Envelope, Result, decode_envelope
+from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
+from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.ports import Runnable
+from raftmq.raft.messages import EntryKind
+from raftmq.raft.ready import SoftState
+from raftmq.records import Record, check_batch, read_records
+from raftmq.types import Buffer, Offset, RaftIndex
+
+DECODE_INLINE_BYTES_MAX: Final = 32 << 10
+READ_BYTES_MAX: Final = 1 << 20
+RECENT_BYTES_MAX: Final = 4 << 20
+KEPT_IMAGES_MAX: Final = 2
+
+
+class CommittedEntries(Protocol):
+    """Where committed entries are read from (`ReplicatedLog`)."""
+
+    @property
+    def log_start(self) -> StateOrigin:
+        """Where the log begins, and with what state."""
+        ...
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
+        """Entries from an entry boundary on; at least one if there is any."""
+        ...
+
+
+class StateOrigin(Protocol):
+    """The part of a log start that the state begins with (`LogStart`)."""
+
+    @property
+    def offset(self) -> Offset:
+        """First offset of the log."""
+        ...
+
+    @property
+    def index(self) -> RaftIndex:
+        """Its position."""
+        ...
+
+    @property
+    def state(self) -> bytes:
+        """The snapshot at `offset`; empty where the log begins with nothing."""
+        ...
+
+
+class MetadataListener(Protocol):
+    """Who is told what happens (the engine)."""
+
+    def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
+        """One command took its effect; `machine.image` is not published yet."""
+        ...
+
+    def state_restored(self, image: MetadataImage) -> None:
+        """A snapshot took the place of commands whose results nobody here will see."""
+        ...
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """`machine.image` is `after` now."""
+        ...
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Everything below `applied_end` is applied and published."""
+        ...
+
+    def role_changed(self, soft: SoftState) -> None:
+        """The group has another leader or term."""
+        ...
+
+
+class Decoding:
+    """Reads a snapshot in a thread of its own; what cannot be read is met again on the loop."""
+
+    def __init__(self, state: Buffer) -> None:
+        self._state = state
+        self.image: MetadataImage | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Read it."""
+        with suppress(SnapshotError):
+            self.image = decode_image(self._state)
+        self.is_done = True
+
+    def is_of(self, state: Buffer) -> bool:
+        """True when this very state was read."""
+        return memoryview(self._state) == memoryview(state)
+
+
+class MetadataMachine:
+    """Implements the replica's `StateMachine` port.
+
+    Attributes:
+        on_skipped: told of each command that was passed over.
+    """
+
+    def __init__(self, skips: Iterable[Skip] = ()) -> None:
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.applied_end = RaftIndex(0)
+        self.log_bytes = 0
+        """Bytes of batches applied since the log start."""
+        self.state_bytes = 0
+        """Size of the last snapshot that was written or read."""
+        self.failure: Exception | None = None
+        self.on_skipped: Callable[[Skip], None] | None = None
+        self._skips = {skip.offset: skip for skip in skips}
+        self._skipped_offset = Offset(-1)
+        self._damage: DamagedError | None = None
+        self._commit_end = RaftIndex(0)
+        self._log: CommittedEntries | None = None
+        self._listeners: list[MetadataListener] = []
+        self._recent: deque[LogEntry] = deque()
+        self._recent_bytes = 0
+        self._kept: dict[Offset, MetadataImage] = {}
+        self._encoder = SnapshotEncoder()
+        self._decoding: Decoding | None = None
+
+    def attach_log(self, log: CommittedEntries) -> None:
+        """Say which log holds what was committed; before `restore`."""
+        self._log = log
+
+    def add_listener(self, listener: MetadataListener) -> None:
+        """Tell `listener` from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def applied_offset(self) -> Offset:
+        """The offset after the last applied command."""
+        return Offset(self.image.version + 1)
+
+    @property
+    def is_current(self) -> bool:
+        """True when everything that is known to be committed is applied."""
+        return self.applied_end >= self._commit_end
+
+    @property
+    def has_skipped(self) -> bool:
+        """True while the log holds a command that was passed over: a snapshot ends that, and with
+        it the need of a newcomer to be told of it."""
+        return self._skipped_offset >= 0
+
+    def prepare_snapshot(self, parts_max: int) -> None:
+        """Encode a part of the state ahead of the snapshot that will be asked for."""
+        self._encoder.warm(self.image, parts_max)
+
+    # ---- the replica's port ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """Remember an entry until it is committed, so that it need not be read back."""
+        if self._recent and self._recent[-1].end > entry.start:
+            self._forget()  # cannot follow: whatever happened, the log is right
+        self._recent.append(entry)
+        self._recent_bytes += len(entry.payload)
+        if self._recent_bytes > RECENT_BYTES_MAX:
+            self._forget()
+
+    def truncated(self, end: RaftIndex) -> None:
+        """Forget entries at and above `end`; they were never committed."""
+        assert end >= self.applied_end, "an applied entry was truncated"
+        while self._recent and self._recent[-1].end > end:
+            self._recent_bytes -= len(self._recent.pop().payload)
+
+    def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
+        """Apply everything below `commit_end`; what is damaged here waits for its repair.
+
+        Raises:
+            Exception: an entry could not be applied; the node must stop.
+        """
+        self._commit_end = max(self._commit_end, commit_end)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Apply what is committed and was not readable before.
+
+        Raises:
+            Exception: an entry could not be applied; the node must stop.
+        """
+        commit_end = self._commit_end
+        if commit_end <= self.applied_end or self.failure is not None:
+            return
+        self._damage = None
+        assert self._log is not None, "attach_log() comes first"
+        if self._log.log_start.index > self.applied_end:
+            # What is damaged here and was waited for, all others have dropped: the repair took over
+            # a peer's log start, and the state with it.
+            self.restore(self._log.log_start)
+            self._commit_end = max(commit_end, self.applied_end)
+        before = self.image
+        try:
+            while self.applied_end < commit_end:
+                entry = self._next_entry()
+                if entry is None:
+                    break  # under repair; tried again at the next commit or tick
+                if entry.end > commit_end:
+                    break  # a follower that says what cannot be moved the commit into an entry
+                self._apply_entry(entry)
+        except Exception as error:  # whatever it was: the images would drift apart
+            self.failure = error
+            raise
+        for listener in self._listeners:
+            if self.image is not before:
+                listener.image_changed(before, self.image)
+            listener.advanced(self.applied_end)
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Pass on who leads."""
+        for listener in self._listeners:
+            listener.role_changed(soft)
+
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
+        """The snapshot of the state exactly at `offset`, which is committed.
+
+        Raises:
+            DamagedError: entries below are not readable; ask again when they are repaired.
+        """
+        if self.applied_offset < offset:
+            self.committed(offset, index)
+        if self.applied_offset < offset and self._damage is not None:
+            raise self._damage
+        image = self.image if self.applied_offset == offset else self._kept.get(offset)
+        assert image is not None, f"the state at {offset} was asked for without a log-start entry"
+        state = self._encoder.encode(image)
+        self.state_bytes = len(state)
+        self.log_bytes = 0
+        self._forget_skipped(offset)
+        return state
+
+    def restoring(self, state: Buffer) -> Runnable | None:
+        """Read a large state in another thread before `restore` is told to begin there."""
+        if len(state) < DECODE_INLINE_BYTES_MAX:
+            return None
+        self._decoding = Decoding(state)
+        return self._decoding
+
+    def check_state(self, log_start: StateOrigin) -> None:
+        """Refuse a state that `restore` could not begin with; a large one once it was read.
+
+        Raises:
+            SnapshotError: it is no snapshot, or that of another position.
+        """
+        decoding = self._decoding
+        if decoding is not None and decoding.is_done and decoding.is_of(log_start.state):
+            image = decoding.image
+        elif len(log_start.state) < DECODE_INLINE_BYTES_MAX:
+            image = decode_image(log_start.state)
+        else:
+            return
+        if image is None or image.version + 1 != log_start.offset:
+            raise SnapshotError("no snapshot of the state at its log start")
+
+    def restore(self, log_start: StateOrigin) -> None:
+        """Begin at a log start: at recovery, or because a leader sent one.
+
+        Raises:
+            SnapshotError: its state is damaged or of a newer format.
+        """
+        before = self.image
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None and decoding.image is not None and decoding.is_of(log_start.state):
+            self.image = decoding.image
+        else:
+            self.image = decode_image(log_start.state)
+        assert self.applied_offset == log_start.offset, (
+            "a snapshot is of the state at its log start"
+        )
+        self.applied_end = log_start.index
+        self.state_bytes = len(log_start.state)
+        self.log_bytes = 0
+        self._forget_skipped(log_start.offset)
+        self._forget()
+        self._kept.clear()
+        self._commit_end = self.applied_end
+        for listener in self._listeners:
+            listener.state_restored(self.image)
+            listener.image_changed(before, self.image)
+            listener.advanced(self.applied_end)
+
+    # ---- inside ----
+
+    def _forget(self) -> None:
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    def _forget_skipped(self, log_start: Offset) -> None:
+        if self._skipped_offset < log_start:
+            self._skipped_offset = Offset(-1)
+
+    def _next_entry(self) -> LogEntry | None:
+        while self._recent and self._recent[0].end <= self.applied_end:
+            self._recent_bytes -= len(self._recent.popleft().payload)
+        if self._recent and self._recent[0].start == self.applied_end:
+            return self._recent[0]
+        assert self._log is not None, "attach_log() comes first"
+        try:
+            entries = self._log.entries(self.applied_end, READ_BYTES_MAX)
+        except DamagedError as error:
+            self._damage = error
+            return None
+        if not entries:
+            return None
+        assert entries[0].start == self.applied_end, "the log gives entries from where it is asked"
+        if not self._recent:
+            self._recent.extend(entries)
+            self._recent_bytes = sum(len(entry.payload) for entry in entries)
+        return entries[0]
+
+    def _apply_entry(self, entry: LogEntry) -> None:
+        if entry.kind == EntryKind.BATCH:
+            check_batch(entry.payload)
+            for record in read_records(entry.payload):
+                self._apply_record(record)
+            self.log_bytes += len(entry.payload)
+        elif entry.kind == EntryKind.LOG_START:
+            self._kept[self.applied_offset] = self.image
+            while len(self._kept) > KEPT_IMAGES_MAX:
+                del self._kept[min(self._kept)]
+        self.applied_end = entry.end
+
+    def _apply_record(self, record: Record) -> None:
+        value = bytes(record.value or b"")
+        offset = Offset(record.offset)
+        if offset in self._skips:
+            skip = Skip.of(offset, record.leader_epoch, value)
+            if skip == self._skips[offset]:
+                self._pass_over(skip)
+                return
+        try:
+            envelope = decode_envelope(value)
+            image, result = apply(self.image, envelope, offset)
+        except Exception as error:
+            skip = Skip.of(offset, record.leader_epoch, value)
+            raise UnappliableCommandError(skip, value, error) from error
+        self.image = image
+        for listener in self._listeners:
+            listener.command_applied(envelope, result, offset)
+
+    def _pass_over(self, skip: Skip) -> None:
+        self.image = evolve(self.image, version=Offset(skip.offset))
+        self._skipped_offset = Offset(skip.offset)
+        if self.on_skipped is not None:
+            self.on_skipped(skip)

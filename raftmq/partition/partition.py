@@ -1,0 +1,704 @@
+"""The Kafka meaning of a replica: acknowledgements, parked requests, offsets, epochs, idempotence.
+
+A Raft group agrees on a log; this says what of it clients may see and what they are told. It is the
+state machine of a data partition: the replica tells it what was appended, truncated and committed
+and who leads; handlers append to it and read from it. Synchronous: what takes longer is a Promise.
+
+Invariants: nothing at or above the high watermark is served; a produce with acks=all is
+acknowledged only when the high watermark covers its end and min.insync.replicas voters flushed it;
+when leadership or its term changes every parked produce is failed, its outcome unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raftmq.counts import ReplicaCounts, TopicCounts
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.index_job import IndexJob
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError, LogEntry
+from raftmq.log.verify import VerifyJob
+from raftmq.partition.batch_opening import BatchOpening, OpeningWorkers
+from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked_deletes import ParkedDeletes
+from raftmq.partition.parked_fetches import ParkedFetches
+from raftmq.partition.parked_produces import AppendResult, ParkedProduces
+from raftmq.partition.partition_ports import ReplicaPort
+from raftmq.partition.partition_producers import PartitionProducers
+from raftmq.partition.partition_results import (
+    DeleteResult,
+    EpochEnd,
+    OffsetResult,
+    ReadResult,
+)
+from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.produce_checks import (
+    OpenedBatch,
+    check_produced_batch,
+    check_timestamps,
+    prepare,
+)
+from raftmq.partition.producer_checkpoints import ProducerCheckpoints
+from raftmq.partition.producer_state import Duplicate, ProducerStateTable, check_encoded
+from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
+from raftmq.promise import Promise
+from raftmq.raft.messages import EntryKind
+from raftmq.raft.ready import Role, SoftState
+from raftmq.records import LOG_APPEND_TIME, BatchHeader, parse_header
+from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
+from raftmq.types import (
+    LeaderEpoch,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    TopicId,
+    TopicPartition,
+)
+
+ACKS_ALL: Final = -1
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+
+FIRST_EPOCH: Final = 1
+"""No leader is ever elected in term 0. On Kafka 0 is the epoch of a partition's first leader, and
+what clients say that leave it at its zero value; so it means the same as 1 here."""
+CHECK_AHEAD_BYTES: Final = 4 << 20
+
+
+class Partition:
+    """One topic partition on this node."""
+
+    def __init__(
+        self,
+        name: TopicPartition,
+        group: RaftGroupId,
+        node_id: NodeId,
+        *,
+        settings: PartitionSettings,
+        deadlines: Deadlines,
+        clock: Clock,
+        on_broken_invariant: ReportBroken,
+        checkpoints: ProducerCheckpoints | None = None,
+        counts: TopicCounts | None = None,
+        replica_counts: ReplicaCounts | None = None,
+        workers: OpeningWorkers | None = None,
+        is_internal: bool = False,
+        buggify: Buggify = never,
+    ) -> None:
+        """Make the machine; `attach` its replica before anything is asked of it.
+
+        An internal one shows a log that another machine owns (the metadata group's) to readers; it
+        takes nothing from clients, and its owner wakes its fetches.
+        """
+        self.name = name
+        self.topic_id: TopicId = group.topic_id
+        self.index = group.partition
+        self.group = group
+        self.node_id = node_id
+        self.settings = settings
+        self.counts = counts or TopicCounts()
+        self.on_broken_invariant = on_broken_invariant
+        self._replica_counts = replica_counts or ReplicaCounts()
+        self.fetches = ParkedFetches(deadlines)
+        self._producers = PartitionProducers(checkpoints or ProducerCheckpoints(), clock)
+        self._produces = ParkedProduces(deadlines)
+        self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
+        self._deletes = ParkedDeletes(deadlines)
+        self._end_questions = ParkedProduces(deadlines)  # they wait as a produce would
+        self._told_end = Offset(0)  # records below were acknowledged, perhaps before a flush
+        self._buggify = buggify
+        self._opening = BatchOpening(
+            workers, clock, self._settings_in_force, self._append, self._producers.refused
+        )
+        self._is_internal = is_internal
+        self._deadlines = deadlines
+        self._clock = clock
+        self._replica: ReplicaPort | None = None
+        self._header: BatchHeader | None = None  # of the batch being appended right now
+        self._shown_end = Offset(0)  # readers were woken for what lies below
+        self._is_closed = False
+        self._opened_end = Offset(0)  # what was appended since was never only on the disk
+
+    def attach(self, replica: ReplicaPort) -> None:
+        """Take the opened replica and read back what its log says of producers."""
+        self.begin(replica)
+        while not self.read_on():
+            pass
+
+    def begin(self, replica: ReplicaPort) -> None:
+        """As `attach`, but what the log says of producers is still to be read, by `read_on`."""
+        assert self._replica is None, "a partition has one replica"
+        self._replica = replica
+        replica.on_progress = self._progressed
+        self._opened_end = replica.log_end_offset
+        if not self._is_internal:
+            self._producers.attach(replica.log)
+
+    def read_on(self) -> bool:
+        """Read back some more of what the log says of producers, for milliseconds; True when it is
+        all. Producers may come before: they are told to come again."""
+        return self._is_internal or self._producers.read_on()
+
+    @property
+    def replica(self) -> ReplicaPort:
+        """The copy behind this partition."""
+        assert self._replica is not None, "attach() comes first"
+        return self._replica
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node leads the partition and knows its high watermark."""
+        return self.replica.is_writable
+
+    @property
+    def takes_records(self) -> bool:
+        """True while this node leads the partition and does not hand it over."""
+        return self.replica.is_writable and not self.replica.is_handing_over
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The current leader epoch, as far as known here."""
+        return self.replica.leader_epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its log."""
+        return self.replica.log.size_bytes
+
+    @property
+    def producers(self) -> ProducerStateTable:
+        """What is known of idempotent producers."""
+        return self._producers.table
+
+    @property
+    def parked_produces_count(self) -> int:
+        """Produces that wait to be acknowledged."""
+        return len(self._produces) + len(self._fsync_produces)
+
+    @property
+    def lag(self) -> int:
+        """Records that are committed and not yet here."""
+        replica = self.replica
+        return max(0, replica.high_watermark - replica.log_end_offset)
+
+    def configure(self, settings: PartitionSettings) -> None:
+        """Obey changed topic configs from now on."""
+        self.settings = settings
+
+    def _settings_in_force(self) -> PartitionSettings:
+        return self.settings
+
+    def close(self, code: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) -> None:
+        """Answer everything parked; the partition is going away."""
+        self._is_closed = True
+        self._fail_parked(code)
+        self.fetches.wake_all()
+
+    def stop_waiting(self) -> None:
+        """Answer parked fetches with what there is; the node is about to hang up."""
+        self.fetches.is_over = True
+        self.fetches.wake_all()
+
+    # ---- produce ----
+
+    def append(
+        self, records: memoryview | None, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        """Append one produced batch and say when it is as safe as `acks` asks.
+
+        `records` may be changed in place and is kept: the log and the peers read from it. On the
+        returned result the batch is in the page cache of this leader (acks 0 and 1); a promise
+        settles once it is durable at a majority, with the result or an error code.
+        """
+        if self._opening.is_busy and records:
+            return self._opening.wait(records, acks, timeout_ms)
+        result = self._append(records, acks, timeout_ms, None)
+        if result is None:
+            assert records is not None, "what is not there is not opened"
+            return self._opening.wait(records, acks, timeout_ms, is_work=True)
+        return result
+
+    @reports_assertions
+    def _append(
+        self,
+        records: memoryview | None,
+        acks: int,
+        timeout_ms: int,
+        opened: OpenedBatch | None,
+    ) -> AppendResult | Promise[AppendResult] | None:
+        """As `append`; `opened` where a worker looked into it. None where one has to."""
+        if self._is_internal:
+            return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if self._is_closed:
+            return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        try:
+            return self._take(records, acks, timeout_ms, opened)
+        except KafkaError as error:
+            return self._producers.refusal(records, error, self.replica.read_barrier)
+        finally:
+            self._header = None
+
+    def _take(
+        self,
+        records: memoryview | None,
+        acks: int,
+        timeout_ms: int,
+        opened: OpenedBatch | None,
+    ) -> AppendResult | Promise[AppendResult] | None:
+        replica, settings = self.replica, self.settings
+        if not replica.is_writable:
+            raise KafkaError(code=self._no_leader_code())
+        if acks == ACKS_ALL and settings.min_insync_replicas > 1:
+            in_sync_count = len(replica.in_sync_replicas())
+            if in_sync_count < settings.min_insync_replicas:
+                raise KafkaError(
+                    f"{in_sync_count} replicas in sync, min.insync.replicas is "
+                    f"{settings.min_insync_replicas}",
+                    code=ErrorCode.NOT_ENOUGH_REPLICAS,
+                )
+        if not records:
+            raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
+        is_stamped = settings.timestamp_type == LOG_APPEND_TIME
+        now_ms = replica.append_time_ms() if is_stamped else self._clock.wall_ms()
+        header = check_produced_batch(records, settings)
+        if header.producer_id >= 0:
+            verdict = self._producers.judge(header, replica.leader_epoch)
+            if isinstance(verdict, Duplicate):
+                return self._acknowledge_duplicate(verdict, acks, timeout_ms)
+        if opened is None or opened.settings is not settings:
+            opened = self._opening.now(records, header)
+            if opened is None:
+                return None
+        check_timestamps(opened, now_ms, replica.voters_clocks_ms)
+        if header.producer_epoch > 0 and not header.base_sequence:
+            self.counts.producer_epochs += 1
+        batch, header = prepare(opened, now_ms)
+        self._header = header
+        base_offset = replica.append(batch, header)
+        if not self.is_leader:
+            # Lost in the very moment; what was parked then was failed before this one came.
+            raise KafkaError(code=self._no_leader_code())
+        stamped_ms = now_ms if is_stamped else -1
+        result = AppendResult(ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset)
+        counts = self.counts
+        counts.messages_in += header.record_count
+        counts.bytes_in += len(batch)
+        end = Offset(base_offset + header.offset_count)
+        return self._acknowledge(result, end, acks, timeout_ms)
+
+    def _acknowledge(
+        self, result: AppendResult, end: Offset, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        if acks == ACKS_ALL:
+            if self.replica.high_watermark >= end and self._is_enough(end):
+                return result
+            timed_out = ErrorCode.REQUEST_TIMED_OUT
+            if self.settings.min_insync_replicas > 1:
+                timed_out = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            return self._produces.park(end, result, timeout_ms, timed_out)
+        if acks == 1 and self.settings.acks1_fsync:
+            if self.replica.log.flushed_end_offset >= end:
+                return result
+            return self._fsync_produces.park(end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT)
+        self._told_end = max(self._told_end, end)
+        return result
+
+    def _acknowledge_duplicate(
+        self, duplicate: Duplicate, acks: int, timeout_ms: int
+    ) -> AppendResult | Promise[AppendResult]:
+        """Answer a repeated batch as its first copy, and no earlier than that one (KIP-98)."""
+        result = AppendResult(
+            ErrorCode.NONE,
+            duplicate.base_offset,
+            duplicate.timestamp if self.settings.timestamp_type == LOG_APPEND_TIME else -1,
+            self.replica.log_start_offset,
+        )
+        return self._acknowledge(result, duplicate.next_offset, acks, timeout_ms)
+
+    def _is_enough(self, end: Offset) -> bool:
+        """True when min.insync.replicas voters, this leader among them, flushed all below `end`."""
+        wanted = self.settings.min_insync_replicas
+        replica = self.replica
+        voters = len(replica.voters)
+        if wanted <= voters // 2 + 1:
+            return True  # committed: a majority flushed it
+        return replica.flushed_voters(replica.log.index_of(end)) >= wanted
+
+    def _settle_produces(self) -> None:
+        replica = self.replica
+        if len(self._produces):
+            self._produces.acknowledge(replica.high_watermark, self._is_enough)
+        if len(self._fsync_produces):
+            flushed_end = replica.log.flushed_end_offset
+            self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
+        if len(self._end_questions):
+            self._end_questions.acknowledge(replica.high_watermark, lambda _end: True)
+
+    # ---- fetch ----
+
+    @reports_assertions
+    def read(
+        self,
+        offset: Offset,
+        bytes_max: int,
+        *,
+        current_epoch: int = -1,
+        last_fetched_epoch: int = -1,
+        may_follow: bool = False,
+        at_least_one: bool = True,
+        may_wait: bool = True,
+    ) -> ReadResult:
+        """Find what a consumer may read from `offset` on, as spans of whole batches.
+
+        Args:
+            current_epoch: the leader epoch that the asker believes in, -1 for none (KIP-320).
+            last_fetched_epoch: that of the record before `offset`, -1 for unknown (KIP-595).
+            may_follow: a follower may answer (KIP-392).
+            at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
+            may_wait: read here and now what is not in memory, and check what nobody has checked
+                since it was last read from the disk; else that is a job for a worker, in the
+                result. A few such rounds may be needed.
+        """
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader and not (may_follow and self._follows):
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return ReadResult(code)
+        start = replica.log_start_offset
+        end = self.readable_end
+        if end < offset <= self._committed_end:
+            end = offset  # in a hole, or behind it: to who was there before, that is the end
+        if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
+            diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
+            if diverging is not None:
+                return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
+        if not start <= offset <= end:
+            if offset < start or offset > replica.log_end_offset:
+                # Who is behind cannot tell: a follower, or who led until others elected anew.
+                is_unknown = offset > end and not self.is_leader
+                code = (
+                    ErrorCode.OFFSET_NOT_AVAILABLE if is_unknown else ErrorCode.OFFSET_OUT_OF_RANGE
+                )
+                return ReadResult(code, end, start)
+            if not replica.is_leader:
+                return ReadResult(ErrorCode.OFFSET_NOT_AVAILABLE, end, start)
+            return ReadResult(ErrorCode.NONE, end, start)
+        if offset == end or (bytes_max <= 0 and not at_least_one):
+            return ReadResult(ErrorCode.NONE, end, start)
+        log = replica.log
+        if self._buggify("partition.short_read"):
+            bytes_max = min(bytes_max, 1)
+        try:
+            offset = log.past_holes(offset)
+            job = None if may_wait else self._needed_first(offset, bytes_max)
+            if job is not None:
+                return ReadResult(ErrorCode.NONE, end, start, job=job)
+            found = log.locate(
+                offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
+            )
+            spans = tuple(found)
+            if not spans and not may_wait:  # a check is too old, or damage was found close by
+                job = self._needed_first(offset, bytes_max, is_unverified=True)
+        except KafkaError as error:
+            if isinstance(error, DamagedError):
+                replica.damage_found()
+            return ReadResult(error.code, end, start)
+        except DiskError:
+            return ReadResult(ErrorCode.KAFKA_STORAGE_ERROR, end, start)
+        size = record_count = 0
+        for span in spans:
+            size += span.size
+            record_count += span.end_offset - max(span.base_offset, offset)
+        return ReadResult(ErrorCode.NONE, end, start, spans, size, record_count, job=job)
+
+    def _needed_first(
+        self, offset: Offset, bytes_max: int, *, is_unverified: bool = False
+    ) -> Runnable | None:
+        log = self.replica.log
+        job = log.read_ahead(offset, bytes_max)
+        if job is None and (is_unverified or offset < self._opened_end):
+            return log.needs_verification(offset, max(2 * bytes_max, CHECK_AHEAD_BYTES), bytes_max)
+        return job
+
+    @reports_bugs
+    def prepared(self, job: Runnable) -> None:
+        """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
+        replica = self.replica
+        try:
+            if isinstance(job, IndexJob):
+                is_damaged = job.take()
+            else:
+                is_damaged = isinstance(job, VerifyJob) and bool(replica.log.checked(job))
+        except DiskError as error:
+            replica.fail(f"damage could not be noted: {error}")
+            return
+        if is_damaged:
+            replica.damage_found()
+
+    @property
+    def readable_end(self) -> Offset:
+        """Where consumers must stop: at the last committed record, which a follower has flushed.
+
+        That is the high watermark, or less where nothing but a hole lies below it. It is what
+        clients are told as the high watermark: no fetch brings them beyond it.
+        """
+        end = self._committed_end
+        start = min(self.replica.log_start_offset, end)
+        return max(start, self.replica.log.records_end(end))
+
+    @property
+    def _committed_end(self) -> Offset:
+        """The high watermark; on a follower, as far as it has flushed."""
+        replica = self.replica
+        if replica.is_leader:
+            return replica.high_watermark
+        return min(replica.high_watermark, replica.log.flushed_end_offset)
+
+    @property
+    def serves_fetches(self) -> bool:
+        """False when a waiting fetch must learn that it waits at the wrong place."""
+        return not self._is_closed and (self.replica.is_leader or self._follows)
+
+    @property
+    def _follows(self) -> bool:
+        """True when a leader of the current term told this replica how far it has committed."""
+        return self.replica.leader is not None
+
+    def _check_epoch(self, current_epoch: int) -> ErrorCode:
+        if self._is_closed:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if current_epoch < 0:
+            return ErrorCode.NONE
+        current_epoch = max(current_epoch, FIRST_EPOCH)
+        known = self.replica.leader_epoch
+        if current_epoch < known:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH if current_epoch > known else ErrorCode.NONE
+
+    def _no_leader_code(self) -> ErrorCode:
+        if self.replica.failure is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
+        # Not cut at the high watermark: a leader that just began may not know yet how far it is
+        # committed, and its log agrees with whatever a consumer was given.
+        known_epoch, end = self._end_of(epoch)
+        return (known_epoch, end) if known_epoch < epoch or end < offset else None
+
+    def _end_of(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
+        """The greatest known epoch not above `epoch` and its end; an epoch older than the whole
+        log ended where the log starts, as in Kafka. Where nothing was cut from the log, nothing
+        was ever read under an epoch older than its first record: it means that record's."""
+        log = self.replica.log
+        first = FIRST_EPOCH if log.log_start.index else self._epoch_at(log.log_start.base_offset)
+        found = log.end_offset_for_epoch(LeaderEpoch(max(epoch, first)))
+        if found is None:
+            return epoch, self.replica.log_start_offset
+        return min(epoch, found[0]), found[1]
+
+    # ---- offsets and epochs ----
+
+    def acknowledged(self, timeout_ms: int) -> Promise[AppendResult] | None:
+        """Kept once all that a sole voter acknowledged before its flush is committed; None when it
+        is. Kafka's only replica commits as it appends, so its end never lacks what was
+        acknowledged; with more replicas it may lack what only the leader has, here and there.
+        """
+        replica = self.replica
+        end = min(self._told_end, replica.log_end_offset)  # it may have led before, and truncated
+        if end <= replica.high_watermark or not replica.is_writable or len(replica.voters) > 1:
+            return None
+        result = AppendResult(ErrorCode.NONE)
+        return self._end_questions.park(end, result, timeout_ms, ErrorCode.OFFSET_NOT_AVAILABLE)
+
+    @reports_assertions
+    def list_offset(
+        self, timestamp: int, *, current_epoch: int = -1, may_wait: bool = True
+    ) -> OffsetResult:
+        """The offset for a timestamp, or for one of Kafka's special ones (negative).
+
+        Unless it `may_wait` for the disk it may want a job to be run first.
+        """
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader:
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return OffsetResult(code)
+        log, end = replica.log, replica.high_watermark
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            start = replica.log_start_offset
+            return OffsetResult(ErrorCode.NONE, start, leader_epoch=self._epoch_at(start))
+        if not replica.is_writable:
+            # KIP-207: a new leader may know a lower high watermark than its predecessor gave out.
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if timestamp == LATEST:
+            end = self.readable_end
+            return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
+        if timestamp == LATEST_TIERED:
+            return OffsetResult(ErrorCode.NONE)  # nothing is tiered
+        try:
+            if not may_wait and timestamp >= MAX_TIMESTAMP:
+                job = log.lookup_ahead(None if timestamp == MAX_TIMESTAMP else timestamp, end)
+                if job is not None:
+                    return OffsetResult(ErrorCode.NONE, job=job)
+            if timestamp == MAX_TIMESTAMP:
+                found = log.max_timestamp(end)
+            elif timestamp >= 0:
+                found = log.offset_for_timestamp(timestamp, end)
+            else:
+                return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
+        except KafkaError as error:
+            return OffsetResult(error.code)
+        except DiskError:
+            return OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
+        if found is None:
+            return OffsetResult(ErrorCode.NONE)
+        found_timestamp, offset, epoch = found
+        if offset < replica.log_start_offset:  # its deletion is owed: later ones cannot be told yet
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
+
+    @reports_assertions
+    def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:
+        """Where the greatest known epoch not above `epoch` ended (KIP-101)."""
+        replica = self.replica
+        code = self._check_epoch(current_epoch)
+        if code is ErrorCode.NONE and not replica.is_leader:
+            code = self._no_leader_code()
+        if code is not ErrorCode.NONE:
+            return EpochEnd(code)
+        if epoch >= replica.leader_epoch and not replica.is_writable:
+            return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if epoch < 0:
+            return EpochEnd(ErrorCode.NONE)
+        known_epoch, end = self._end_of(LeaderEpoch(epoch))
+        if end > replica.high_watermark and not replica.is_writable:
+            # It may be behind: cut there, a consumer would believe that what it read is gone.
+            return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
+
+    def _epoch_at(self, offset: Offset) -> LeaderEpoch:
+        replica = self.replica
+        if offset >= replica.log_end_offset:
+            return replica.leader_epoch
+        return replica.log.epoch_at(offset)
+
+    # ---- deletion ----
+
+    @reports_assertions
+    def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
+        """Drop everything below `offset` (-1: the high watermark); answered when it is dropped."""
+        replica = self.replica
+        if self._is_internal:
+            return DeleteResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if self._is_closed:
+            return DeleteResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if not replica.is_writable:
+            return DeleteResult(self._no_leader_code())
+        target = replica.high_watermark if offset == -1 else Offset(offset)
+        if not 0 <= target <= replica.high_watermark:
+            return DeleteResult(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if target <= replica.log_start_offset:
+            return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
+        try:
+            replica.move_log_start(target)
+        except KafkaError as error:
+            return DeleteResult(error.code)
+        if replica.log_start_offset >= target:  # a group of one may be that quick
+            return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
+        return self._deletes.park(target, timeout_ms)
+
+    # ---- the state machine of the replica ----
+
+    def appended(self, entry: LogEntry) -> None:
+        """An entry was written here, on leader and follower alike."""
+        if entry.kind != EntryKind.BATCH:
+            return
+        self._replica_counts.appends += 1
+        header = self._header
+        if header is None:
+            header = parse_header(entry.payload)
+        else:  # parsed before it was stamped
+            base_offset = self.replica.log_end_offset - header.offset_count
+            header = header._replace(base_offset=base_offset)
+        self._producers.appended(header)
+
+    def truncated(self, _end: RaftIndex) -> None:
+        """Entries are gone: what they said of producers as well."""
+        self._producers.truncated()
+
+    def committed(self, _high_watermark: Offset, _commit_end: RaftIndex) -> None:
+        """The high watermark moved: acknowledge and wake."""
+        if self._replica is None:
+            return  # the replica is being opened; nothing can be parked yet
+        self._producers.committed(self._replica.high_watermark)
+        self._settle_produces()
+        self._shown_end = self.readable_end
+        self.fetches.wake_all()
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Another leader, another term, or none: nothing that waits can be promised any more."""
+        if self._replica is None:
+            return
+        if soft.role is not Role.LEADER:
+            self._fail_parked(self._no_leader_code())
+        elif not self._is_internal:
+            self._producers.led(is_first=self._is_first_leader())
+        self.fetches.wake_all()
+
+    def _is_first_leader(self) -> bool:
+        log = self.replica.log
+        before = LeaderEpoch(self.replica.leader_epoch - 1)
+        return not log.log_start.index and log.end_offset_for_epoch(before) is None
+
+    def state_at(self, offset: Offset, _index: RaftIndex) -> bytes | None:
+        """What producers had written exactly below `offset`; None: not yet, ask again."""
+        return self._producers.state_at(offset)
+
+    @property
+    def state_bytes_max(self) -> int:
+        """How large the state at a log start may be by now."""
+        return self._producers.table.encoded_bytes_max
+
+    def check_state(self, log_start: LogStart) -> None:
+        """Refuse a state that `restore` could not begin with.
+
+        Raises:
+            ProducerStateError: it is damaged, or of a newer format.
+        """
+        check_encoded(log_start.state)
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin anew at a log start; `attach` replays what follows it at opening."""
+        self._producers.restore(log_start)
+        if self._replica is not None:
+            self.fetches.wake_all()
+
+    def _fail_parked(self, code: ErrorCode) -> None:
+        self._produces.fail_all(code)
+        self._fsync_produces.fail_all(code)
+        self._end_questions.fail_all(code)
+        self._deletes.fail_all(code)
+
+    def _progressed(self) -> None:
+        """What is flushed, here or at a follower, or the log start moved: settle what waited for
+        that. (What waits for the high watermark was settled when that moved.)"""
+        if self._is_closed:
+            return
+        self.fetches.moves += 1  # the log start is no news to who waits, but to who looks again
+        if len(self._produces) or len(self._fsync_produces):
+            self._settle_produces()
+        if len(self._deletes):
+            self._deletes.settle(self.replica.log_start_offset)
+        if len(self.fetches):
+            end = self.readable_end
+            if end > self._shown_end:  # a follower flushed what it was told is committed
+                self._shown_end = end
+                self.fetches.wake_all()

@@ -1,0 +1,390 @@
+"""The producer state of one partition, kept in step with its log, and what it says of new batches.
+
+`producer_state.py` is the pure table; this follows the log with it: forward at each append, back at
+a truncation, to any offset for a log start. Copies of the table, and checkpoints at committed
+offsets, bound how much of the log is read again for that. What takes longer than some milliseconds
+(much to read back, the state of many producers) is done in turns; while the table is read back,
+idempotent producers are told to come again.
+
+A batch behind a refused one is refused as that was; so is one behind a gap that the leader before
+may still fill (`refused_batches.py`), and the first batch of a producer that the log does not know
+while one before it may be under way.
+
+Invariant: the table given out is exactly what the batches of the log say; while damage hides some
+of them there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, Protocol
+
+from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError
+from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.producer_checkpoints import ProducerCheckpoints
+from raftmq.partition.producer_state import ACCEPT, InTurns, ProducerStateTable, Verdict
+from raftmq.partition.refused_batches import RefusedBatches
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
+from raftmq.types import LeaderEpoch, Offset, RaftIndex
+
+CHECKPOINT_BATCHES: Final = 4_000
+"""After so many batches, or half as many as there are producers, the state is taken down: that
+costs two producers a batch, and bounds how many headers are read back."""
+COPY_BATCHES: Final = 1_000
+"""After so many a copy of the table is kept, to go back to when a suffix is truncated."""
+COPIES_MAX: Final = 8
+TURN_HEADERS: Final = 200
+"""So many headers are read back in one turn: one or two milliseconds."""
+TURNS: Final = 8
+"""So many turns are done at once, where somebody waits for the outcome."""
+ENCODED_PER_BATCH: Final = 32
+"""So many producers of a checkpoint are encoded with each batch that is appended."""
+
+MISSING_BATCH_MS: Final = 60_000.0
+"""So long may a batch wait for the answer of a leader before this one until its producer sends it
+here: `socket.timeout.ms` of librdkafka, the longest of the clients' defaults."""
+FIRST_LEADER_MS: Final = 1_000.0
+"""The same where there was no leader before: what a producer had under way to a topic of the same
+name that was deleted is refused within moments, and comes again."""
+
+COMES_AGAIN: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.CORRUPT_MESSAGE,
+    }
+)
+"""After these a client sends the batch again as it is."""
+_OUT_OF_ORDER: Final = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class BehindRefusedError(KafkaError):
+    """The batch follows one that was refused; its code is that one's."""
+
+
+class HeaderLog(Protocol):
+    """What is read of the log."""
+
+    @property
+    def log_start(self) -> LogStart: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
+    def check_stored(self, offset: Offset) -> None: ...
+
+
+class PartitionProducers:
+    """The table of one partition's idempotent producers, and its past."""
+
+    def __init__(self, checkpoints: ProducerCheckpoints, clock: Clock) -> None:
+        self._clock = clock
+        self.table = ProducerStateTable()
+        """What `current` gives; without what damage hides, while there is damage."""
+        self._is_hidden = False
+        self._refused = RefusedBatches()
+        self._leader_epoch = LeaderEpoch(-1)  # of the leadership whose batches were judged last
+        self._leads_from = Offset(0)  # the log's end when its first one was
+        # Until then a batch may be missing of which nothing is known here.
+        self._complete_from_ms = 0.0
+        self._checkpoints = checkpoints
+        self._log: HeaderLog | None = None
+        self._batches_since = 0
+        self._copies: list[ProducerStateTable] = []  # by offset; the log has all that they say
+        self._reading: InTurns[ProducerStateTable] | None = None  # what `current` will give
+        self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
+        self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
+        self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
+
+    def attach(self, log: HeaderLog) -> None:
+        """Take an opened log and begin to read back what it says of producers: see `read_on`."""
+        self._log = log
+        self._checkpoints.load()
+        self._is_hidden = True
+        self.read_on()
+
+    def current(self) -> ProducerStateTable:
+        """The table, exact, however long that takes.
+
+        Raises:
+            DamagedError: a part of the log that is not repaired yet hides it.
+        """
+        while not self._read_on():
+            pass
+        return self.table
+
+    def read_on(self, turns: int = TURNS) -> bool:
+        """Go on reading the table back; True when no more can be done: it is exact, or damage
+        hides a part, which is repaired before this replica may lead."""
+        try:
+            return self._read_on(turns)
+        except DamagedError:
+            return True  # whoever asks looks again
+
+    def _read_on(self, turns: int = TURNS) -> bool:
+        for _ in range(turns if self._is_hidden else 0):
+            if self._reading is None:
+                self._reading = self._at(None)
+            try:
+                next(self._reading)
+            except StopIteration as done:
+                self.table = done.value
+                self._reading = None
+                self._is_hidden = False
+                if not self._copies:
+                    self._keep_copy()
+                break
+            except DamagedError:
+                self._reading = None
+                raise
+        return not self._is_hidden
+
+    def judge(self, header: BatchHeader, leader_epoch: LeaderEpoch) -> Verdict:
+        """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
+
+        Raises:
+            BehindRefusedError: one before it is missing or was refused, and may come again.
+            KafkaError: what is wrong with it; DamagedError as `current`.
+        """
+        if not self._read_on():
+            raise KafkaError(
+                "what producers wrote is still read back", code=ErrorCode.NOT_LEADER_OR_FOLLOWER
+            )
+        table = self.table
+        if leader_epoch != self._leader_epoch:
+            self._leader_epoch, self._leads_from = leader_epoch, table.next_offset
+        if header.base_sequence > 0 and table.get(header.producer_id) is None:
+            self._check_first(header)
+        try:
+            verdict = table.check(header)
+        except KafkaError as error:
+            if error.code is not _OUT_OF_ORDER:
+                raise
+            expected = table.next_sequence(header.producer_id, header.producer_epoch)
+            if self._is_new_here(header.producer_id):
+                self._refused.await_missing(header.producer_id, header.producer_epoch, expected)
+            code = self._refused.reason_behind(header, expected)
+            if code is None:
+                raise
+            raise BehindRefusedError(
+                f"{error.message}; sequence {expected} may come again", code=code
+            ) from error
+        if len(self._refused):
+            if verdict is ACCEPT:
+                self._refused.forget(header.producer_id)
+            else:
+                self._check_order(header)
+        return verdict
+
+    def led(self, *, is_first: bool) -> None:
+        """This node leads from now on; the first to lead this log ever, or not."""
+        self._doubt_for(FIRST_LEADER_MS if is_first else MISSING_BATCH_MS)
+
+    def _doubt_for(self, milliseconds: float) -> None:
+        end_ms = self._clock.monotonic_ms() + milliseconds
+        self._complete_from_ms = max(self._complete_from_ms, end_ms)
+
+    def _check_first(self, header: BatchHeader) -> None:
+        """Refuse a batch above sequence 0 of a producer that the log does not know, where one
+        before it may come. Else it may start anywhere: it wrote to a topic of the same name, or was
+        idle for longer than it is remembered."""
+        code = self._refused.reason_first(header)
+        if code is _OUT_OF_ORDER:
+            raise KafkaError(f"sequence {header.base_sequence} follows a refused one", code=code)
+        if code is None and self._clock.monotonic_ms() < self._complete_from_ms:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            batch = header.producer_id, header.producer_epoch, header.base_sequence
+            self._refused.note(*batch, code)  # what follows waits for it
+        if code is not None:
+            raise BehindRefusedError("one before it may come", code=code)
+
+    def _check_order(self, header: BatchHeader) -> None:
+        """Refuse a batch that the log has, where one before it was refused and comes again."""
+        producer = self.table.get(header.producer_id)
+        assert producer is not None, "whose batch is known is known"
+        known = [batch.base_sequence for batch in producer.batches]
+        earlier = known[: known.index(header.base_sequence)]
+        code = self._refused.reason_before(header, earlier)
+        if code is not None:
+            raise BehindRefusedError("one before it was refused, and comes again", code=code)
+
+    def _is_new_here(self, producer_id: int) -> bool:
+        """True while all that the log holds of a producer was taken by leaders before this one."""
+        producer = self.table.get(producer_id)
+        if producer is None or not producer.batches:
+            return False
+        return producer.batches[-1].base_offset < self._leads_from
+
+    def refused(self, records: memoryview | None, error: KafkaError) -> None:
+        """A produced batch was refused: remember it when it may come again."""
+        if error.code is _OUT_OF_ORDER or isinstance(error, BehindRefusedError):
+            return
+        if records is None or len(records) < HEADER_SIZE:
+            return
+        try:
+            header = parse_header(records)
+        except CorruptBatchError:
+            return  # nobody's
+        if header.producer_id >= 0:
+            batch = header.producer_id, header.producer_epoch, header.base_sequence
+            forgotten_count = self._refused.forgotten_count
+            if error.code in COMES_AGAIN:
+                self._refused.note(*batch, error.code)
+            else:
+                self._refused.refuse_for_good(*batch)
+            if self._refused.forgotten_count > forgotten_count:
+                self._doubt_for(MISSING_BATCH_MS)
+
+    def refusal(
+        self,
+        records: memoryview | None,
+        error: KafkaError,
+        confirm: Callable[[], Promise[RaftIndex]],
+    ) -> AppendResult | Promise[AppendResult]:
+        """What to tell of a batch that is refused, which is remembered as `refused` does.
+
+        A leader that was replaced and does not know lacks what its successor took, and finds the
+        batch after it out of order; librdkafka then begins a new epoch of its producer id, at
+        the risk of second copies. So that is said only when `confirm` (a read barrier) proves that
+        this leader was one when it looked.
+        """
+        self.refused(records, error)
+        refusal = AppendResult.refused(error)
+        if error.code is not _OUT_OF_ORDER:
+            return refusal
+        told: Promise[AppendResult] = Promise()
+
+        def confirmed(barrier: Promise[RaftIndex]) -> None:
+            not_leader = AppendResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            told.resolve(refusal if barrier.error is None else not_leader)
+
+        confirm().when_done(confirmed)
+        return told.result() if told.is_done else told
+
+    def appended(self, header: BatchHeader) -> None:
+        """A batch was written at the log's end."""
+        if self._is_hidden:
+            if self._reading is not None:
+                self.read_on(1)  # it is read back with the others
+            return
+        self.table.append(header)
+        self._batches_since += 1
+        if self._batches_since % COPY_BATCHES == 0:
+            self._keep_copy()
+            if self._batches_since >= max(CHECKPOINT_BATCHES, len(self.table) // 2):
+                self._batches_since = 0
+                if self._encoding is None and self._planned is None:
+                    # No copy is appended to.
+                    copy = self._copies[-1]
+                    self._encoding = copy.next_offset, copy.encoding(ENCODED_PER_BATCH)
+        if self._encoding is not None:
+            offset, encoding = self._encoding
+            try:
+                next(encoding)
+            except StopIteration as done:
+                self._planned = offset, done.value
+                self._encoding = None
+
+    def _keep_copy(self) -> None:
+        self._copies.append(self.table.copy())
+        if len(self._copies) > COPIES_MAX:
+            del self._copies[1:-1:2]  # little of it is committed: what is kept lies farther apart
+
+    def truncated(self) -> None:
+        """The log's end moved back; what is gone was not acknowledged, and may come again."""
+        assert self._log is not None
+        end = self._log.log_end_offset
+        for batch in self.table.lost_from(end):
+            self._refused.note(*batch, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        while self._copies and self._copies[-1].next_offset > end:
+            self._copies.pop()
+        if self._planned is not None and self._planned[0] > end:
+            self._planned = None
+        if self._encoding is not None and self._encoding[0] > end:
+            self._encoding = None
+        self._is_hidden, self._reading = True, None
+        self.read_on()
+
+    def committed(self, high_watermark: Offset) -> None:
+        """What lies below will never change."""
+        if self._planned is not None and self._planned[0] <= high_watermark:
+            self._checkpoints.add(*self._planned)
+            self._planned = None
+        while len(self._copies) > 1 and self._copies[1].next_offset <= high_watermark:
+            del self._copies[0]
+
+    def state_at(self, offset: Offset) -> bytes | None:
+        """What the batches that end at or below a committed `offset` say, encoded.
+
+        None when it takes longer: asked for the same offset again, it goes on.
+
+        Raises:
+            DamagedError: a part of the log that is not repaired yet hides it.
+        """
+        assert self._log is not None
+        self._checkpoints.drop_below(self._log.log_start.base_offset)
+        if self._start is None or self._start[0] != offset:
+            self._start = offset, self._encoded_at(offset)
+        try:
+            for _ in range(TURNS):
+                next(self._start[1])
+        except StopIteration as done:
+            self._start = None
+            state: bytes = done.value
+            return state
+        except DamagedError:
+            self._start = None
+            raise
+        return None
+
+    def restore(self, log_start: LogStart) -> None:
+        """Begin anew at a log start, which the log has begun with if it is attached."""
+        self.table = ProducerStateTable(log_start.base_offset)
+        self._copies.clear()
+        self._encoding = self._planned = self._start = self._reading = None
+        self._is_hidden = True
+        if self._log is not None:
+            self.read_on()
+
+    def _encoded_at(self, offset: Offset) -> InTurns[bytes]:
+        table = yield from self._at(offset)
+        return (yield from table.encoding())
+
+    def _at(self, end: Offset | None) -> InTurns[ProducerStateTable]:
+        """The table at an offset, or at the log's end, wherever that is by then."""
+        log = self._log
+        assert log is not None
+        limit = log.log_end_offset if end is None else end
+        start, state = log.log_start.base_offset, log.log_start.state
+        checkpoint = self._checkpoints.best(limit, start)
+        if checkpoint is not None:
+            start, state = checkpoint
+        table = None
+        for copy in self._copies:
+            if start <= copy.next_offset <= limit:
+                start, table = copy.next_offset, copy.copy()
+        if table is None:
+            table = yield from ProducerStateTable.decoding(state)
+        seen = start
+        while seen < (limit := log.log_end_offset if end is None else end):
+            # Begun anew in each turn: what lies in which file may have changed meanwhile.
+            before = seen
+            for header in islice(log.headers(seen, limit), TURN_HEADERS):
+                seen = Offset(max(seen, header.next_offset))
+                if table.next_offset <= header.base_offset and header.next_offset <= limit:
+                    if not table.expects(header):
+                        # Headers are read without their bodies, so their sums are not checked: what
+                        # is surprising is believed only after that. It is rare, and all cannot be
+                        # read.
+                        log.check_stored(Offset(header.base_offset))
+                    table.append(header)
+            if seen == before:
+                break  # a hole up to there
+            if seen < limit:
+                yield
+        return table

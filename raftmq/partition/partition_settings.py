@@ -1,0 +1,77 @@
+"""What a topic's configs mean to one partition, parsed once instead of at every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+from raftmq.codec import Codec
+from raftmq.metadata.config_types import split_list
+from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
+
+_CODECS: Final = {
+    "producer": None,
+    "uncompressed": Codec.NONE,
+    "none": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+class CheckDepth(Enum):
+    """How much of a produced batch is looked at before it is stored (`raftmq.produce.check`)."""
+
+    RECORDS = "records"
+    FRAME = "frame"
+    CRC = "crc"
+
+
+@frozen(slots=True, kw_only=True)
+class PartitionSettings:
+    """The topic configs that a partition obeys on its own; storage has its own (`LogConfig`)."""
+
+    max_message_bytes: int = 1_048_588
+    segment_bytes: int = 1 << 30
+    min_insync_replicas: int = 1
+    compression: Codec | None = None  # None: as the producer sent it
+    timestamp_type: int = CREATE_TIME
+    timestamp_before_ms_max: int = (1 << 63) - 1
+    timestamp_after_ms_max: int = 3_600_000
+    acks1_fsync: bool = False
+    check: CheckDepth = CheckDepth.RECORDS
+    is_compacted: bool = False
+
+    @classmethod
+    def from_configs(cls, configs: Mapping[str, str]) -> PartitionSettings:
+        """Read effective topic configs (already checked); an absent one has its default."""
+        default = _DEFAULT
+
+        def number(key: str, otherwise: int) -> int:
+            text = configs.get(key)
+            return otherwise if text is None else int(text)
+
+        is_append_time = configs.get("message.timestamp.type") == "LogAppendTime"
+        return cls(
+            max_message_bytes=number("max.message.bytes", default.max_message_bytes),
+            segment_bytes=number("segment.bytes", default.segment_bytes),
+            min_insync_replicas=number("min.insync.replicas", default.min_insync_replicas),
+            compression=_CODECS[configs.get("compression.type", "producer")],
+            timestamp_type=LOG_APPEND_TIME if is_append_time else CREATE_TIME,
+            timestamp_before_ms_max=number(
+                "message.timestamp.before.max.ms", default.timestamp_before_ms_max
+            ),
+            timestamp_after_ms_max=number(
+                "message.timestamp.after.max.ms", default.timestamp_after_ms_max
+            ),
+            acks1_fsync=configs.get("raftmq.acks1.fsync", "false").lower() == "true",
+            check=CheckDepth(configs.get("raftmq.produce.check", default.check.value)),
+            is_compacted="compact" in split_list(configs.get("cleanup.policy", "")),
+        )
+
+
+_DEFAULT: Final = PartitionSettings()

@@ -1,0 +1,217 @@
+"""Dropping a prefix of the log: wished by the leader in a bare entry, done by each replica once
+that entry is committed.
+
+Retention and DeleteRecords go the same way, so all replicas drop the same records and none drops
+what another may still have to send. The tuple that replaces the prefix is durable before anything
+below it goes (`log.move_start`).
+
+A replica that cannot do it yet (its disk is full, or damage must be mended first) tries again with
+its upkeep, and meanwhile shows nobody what is to go: other replicas have dropped it, so an earlier
+log start would be one that went back. So does one whose turn it is not: thousands of moves may be
+due at once, and the state of many producers takes long, while all of them may take a share of the
+loop's time only (`LoopShare`). It goes on at its next tick.
+
+A follower whose disk is full cannot append what stands before the entry that would let it drop
+something. So a leader tells followers that make no headway where its own log starts, which is
+committed, in the message that serves those that are further behind (`InstallLogStart`). And every
+replica keeps room for the tuple that it would write by now, before its disk is full (`reserve`).
+
+Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
+log start never falls, whatever the order of wishes: each replica learns of commits in portions of
+its own, and goes to the greatest of what is committed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError
+from raftmq.ports import Clock, DiskError, DiskFullError
+from raftmq.raft.messages import InstallLogStart
+from raftmq.replication.replica_ports import GrowingState
+from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
+
+if TYPE_CHECKING:
+    from raftmq.replication.replica import Replica
+
+_WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
+_VERSION: Final = 1
+RESERVE_PAUSE_MS: Final = 10_000.0
+"""After an attempt to reserve room on a full disk."""
+REMINDED_AFTER: Final = 8
+"""So many looks in a row, an election timeout apart, at a follower that has no more than before."""
+REMINDED_EACH: Final = 64
+"""In between the pauses double: the tuple may be large."""
+
+
+def encode_wish(target: Offset) -> bytes:
+    """The payload of the entry that asks to drop everything below `target`."""
+    return _WISH.pack(_VERSION, target)
+
+
+def decode_wish(payload: Buffer) -> Offset:
+    """Below which offset an entry asks to drop everything."""
+    version, target = _WISH.unpack(payload)
+    assert version == _VERSION, "a log-start entry of a newer format"
+    return Offset(target)
+
+
+class LogStartMoves:
+    """The wishes in one replica's log that are not fulfilled yet."""
+
+    __slots__ = (
+        "_clock",
+        "_growing",
+        "_replica",
+        "_reserve_at_ms",
+        "_standing",
+        "_wishes",
+        "is_due",
+        "owed",
+    )
+
+    def __init__(self, replica: Replica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+        machine = replica.machine
+        self._growing = machine if isinstance(machine, GrowingState) else None
+        self._reserve_at_ms = 0.0
+        self.is_due = False
+        """True while a committed wish waits for its turn on the loop."""
+        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()  # by index
+        self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
+        self.owed = Offset(0)
+        """Below it nothing is to be read, though the log may still hold it."""
+
+    def __len__(self) -> int:
+        return len(self._wishes)
+
+    def retire(self) -> None:
+        """Let go of the replica, which ended."""
+        del self._replica, self._growing
+
+    def note(self, end: RaftIndex, payload: Buffer) -> None:
+        """The log has a wish that ends at `end`."""
+        self._wishes.append((end, decode_wish(payload)))
+
+    def told(self, start: LogStart) -> None:
+        """A leader's log starts there: that is committed. What agrees with it here may go, too."""
+        replica = self._replica
+        if start.index > replica.commit_end or start.offset <= replica.log_start_offset:
+            return
+        self._wishes.append((start.index, start.offset))
+        self._wishes = deque(sorted(self._wishes))
+        self.is_due = True
+
+    def remind(self) -> None:
+        """Tell followers that make no headway where this leader's log starts."""
+        replica = self._replica
+        core, start = replica.core, replica.log.log_start
+        before, self._standing = self._standing, {}
+        for follower, progress in core.progress.items():
+            end = progress.match_end
+            is_heard = core.now - progress.last_heard_tick <= 2 * replica.config.election_ticks
+            if not (is_heard and 0 < start.index <= end < core.commit_end):
+                continue
+            *known, looks = before.get(follower, (end, start.index, 0))
+            looks = looks + 1 if known == [end, start.index] else 1
+            self._standing[follower] = (end, start.index, looks)
+            is_power = not looks & (looks - 1)
+            if (looks >= REMINDED_AFTER and is_power) or not looks % REMINDED_EACH:
+                replica.send(
+                    InstallLogStart(
+                        core.term,
+                        replica.self_id,
+                        follower,
+                        start.index,
+                        Term(start.previous_epoch),
+                        start.encode(),
+                        start.configuration,
+                    )
+                )
+
+    def reserve(self) -> None:
+        """Keep room for the tuple of a log start as it would be by now."""
+        now_ms, log = self._clock.monotonic_ms(), self._replica.log
+        if self._growing is None or now_ms < self._reserve_at_ms or not log.moves.is_free(now_ms):
+            return
+        try:
+            log.reserve_start(self._growing.state_bytes_max)
+        except DiskFullError:
+            self._reserve_at_ms = now_ms + RESERVE_PAUSE_MS
+        except DiskError as error:
+            self._replica.fail(f"keeping room for the log start failed: {error}")
+        finally:
+            log.moves.spend(now_ms, self._clock.monotonic_ms())
+
+    def truncate_to(self, end: RaftIndex) -> None:
+        """Wishes above `end` are gone."""
+        while self._wishes and self._wishes[-1][0] > end:
+            self._wishes.pop()
+
+    def clear(self) -> None:
+        """The log begins anew."""
+        self._wishes.clear()
+        self.is_due = False
+        self.owed = Offset(0)
+
+    def fulfil(self, commit_end: RaftIndex) -> None:
+        """Drop what committed wishes ask to drop; the greatest one says it all."""
+        if not self._wishes or self._wishes[0][0] > commit_end:
+            self.is_due = False
+            return
+        wished, wish_end = Offset(-1), RaftIndex(0)
+        while self._wishes and self._wishes[0][0] <= commit_end:
+            wish_end, target = self._wishes.popleft()
+            wished = max(wished, target)
+        share, began_ms = self._replica.log.moves, self._clock.monotonic_ms()
+        is_moved = is_stuck = False
+        try:
+            if share.is_free(began_ms):
+                is_moved = self._move(wished)
+        except (DamagedError, DiskFullError):
+            is_stuck = True  # the state at the start cannot be told before the range is repaired
+        finally:
+            share.spend(began_ms, self._clock.monotonic_ms())
+        self.is_due = not is_moved and not is_stuck
+        if is_moved:
+            self.owed = Offset(0)
+        else:
+            self._wishes.appendleft((wish_end, wished))
+            self.owed = min(wished, self._replica.high_watermark)
+
+    def _move(self, target: Offset) -> bool:
+        """True when it is done; False when there is more to do, at another time."""
+        replica = self._replica
+        log = replica.log
+        target = min(target, replica.high_watermark)
+        if target <= log.log_start_offset:
+            return True
+        if any(start < target for start, _ in log.damaged):
+            raise DamagedError(*log.damaged[0])
+        try:
+            start = log.start_at(target)
+            index = start.index
+            assert index <= replica.commit_end, "only a committed prefix may be dropped"
+            state = replica.machine.state_at(start.base_offset, index)
+            if state is None:
+                return False
+            log_start = attrs.evolve(
+                start,
+                configuration=replica.core.configurations.committed(index)[1].encode(),
+                state=state,
+            )
+            log.move_start(log_start)
+        except DiskFullError:
+            raise
+        except DiskError as error:
+            replica.fail(f"moving the log start failed: {error}")
+            return True
+        replica.core.log_start_moved(index, Term(log_start.previous_epoch))
+        replica.has_progressed = True
+        return True

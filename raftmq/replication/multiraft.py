@@ -1,0 +1,461 @@
+"""All replicas of one node: one tick, one way in, one way out, one journal.
+
+Inputs (ticks, frames, finished flushes) touch few replicas; only those touched are drained
+afterwards. What their groups then have to say leaves in few frames (`mail.py`). Flushes are asked
+for per replica, plus one for the journal that all groups share, so a thousand elections are a
+handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
+
+Invariants: a replica is drained after every input that touched it, before anything else happens to
+the node; at most one flush per log and one of the journal are under way; frames from nodes that
+claim to be another are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Final, Protocol
+
+from raftmq.errors import ContainedError, NodeMustStopError, RemoteProtocolError
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.ports import DiskError
+from raftmq.raft.messages import (
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    InstallLogStart,
+    StoredChunk,
+)
+from raftmq.raft.ready import Role
+from raftmq.replication.broken_invariants import ReportBroken
+from raftmq.replication.lateness import Lateness
+from raftmq.replication.mail import Mail, SendFrame, Stream
+from raftmq.replication.peer_codec import decode, encode, encode_node_beat, forget_group
+from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
+from raftmq.replication.replica import Replica
+from raftmq.replication.resting import Rests
+from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
+
+
+class SendStored(Protocol):
+    """The shell's way for replicas that are far behind, apart from all others."""
+
+    def __call__(self, node_id: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
+        """Send one frame: its head, then the chunk's span, if any; False when it was dropped."""
+        ...
+
+
+class RequestFlush(Protocol):
+    """The shell's way to its flusher threads."""
+
+    def __call__(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
+        """Run `job.run()` elsewhere, then call `done` in the loop's thread."""
+        ...
+
+
+STANDING_MAX: Final = 64
+"""So many groups of a node ask for votes at a time. When a thousand lose their leaders at once, all
+of them asking would keep each other from being answered before the next timeout, for ever."""
+ORPHANS_MAX: Final = 128
+"""So many groups of a lost leader begin to elect at once, the next ones a tick later: all thousand
+of them in one turn of the loop would delay the heartbeats of all others, and lose them leaders."""
+_STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
+# Tuples, since a union would be built anew for every message.
+_BEATS: Final = (Heartbeat, HeartbeatReply)
+_BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Wake)
+"""What takes a stream that every node reads at once: a calm one reads heartbeats at its ticks."""
+
+
+def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
+    """How a message travels. What the metadata group appends waits for no partition's data, or a
+    surge of that would hold up claims, commits of offsets and the barriers of coordinators."""
+    if not isinstance(message, _BULK):
+        return Stream.HEARTBEAT
+    return Stream.CONTROL if group == METADATA_GROUP else Stream.BULK
+
+
+def _nothing() -> None:
+    pass
+
+
+def _stands(replica: Replica) -> bool:
+    """True while it asks for votes; one that failed says nothing any more, whatever its role."""
+    return replica.core.role in _STANDING and replica.failure is None
+
+
+class _Batch(AbstractContextManager[None]):
+    """What `MultiRaft.batch` gives: one for all, since it keeps nothing. Every frame takes one."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: MultiRaft) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        self._owner.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        owner = self._owner
+        owner.depth -= 1
+        if not owner.depth:
+            owner.drain()
+
+
+class MultiRaft:
+    """The replicas of one node.
+
+    Attributes:
+        depth: how many `batch()` blocks the present call is in.
+    """
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        journal: HardStateJournal,
+        *,
+        send: SendFrame,
+        request_flush: RequestFlush,
+        on_journal_failed: Callable[[DiskError], None],
+        on_broken_invariant: ReportBroken,
+        send_stored: SendStored | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.replicas: dict[RaftGroupId, Replica] = {}
+        self._journal = journal
+        self._send = send
+        self._send_stored = send_stored or self._send_read
+        self._request_flush = request_flush
+        self._on_journal_failed = on_journal_failed
+        self.on_broken_invariant = on_broken_invariant
+        self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
+        # In their order, by themselves: a group's name is slow to look up.
+        self._dirty: dict[Replica, None] = {}
+        self._waiting: dict[Replica, None] = {}  # for the journal
+        self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
+        self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
+        self._rested: dict[RaftGroupId, None] = {}
+        self._mail = Mail(node_id, send)
+        self.depth = 0
+        self._batch = _Batch(self)
+        self._is_draining = False
+        self.after_drain: list[Callable[[], None]] = []
+        """Called after every round of drains: what state machines want of replicas, which must not
+        be called from within their own callbacks."""
+        self.on_stir: Callable[[], None] = _nothing
+        """Called when a replica wakes, or comes, where all were at rest."""
+        self.has_failed = False
+        self._is_closed = False
+        # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
+        self._rests = Rests(node_id, journal.flushed_sequence, self._send_node_beat, self._wake)
+        self._lateness = Lateness()
+        self._heartbeat_ticks = 1
+        self._election_ticks = 2
+
+    def close(self) -> None:
+        """Take in no more flushes: logs and journal are about to be closed."""
+        self._is_closed = True
+
+    # ---- replicas ----
+
+    def register(self, replica: Replica) -> None:
+        """Take in an opened replica; it takes part from now on."""
+        assert replica.group not in self.replicas, "a group has one replica per node"
+        self.replicas[replica.group] = replica
+        self._rouse(replica)
+        replica.on_touched = self.touch
+        replica.on_journal_failed = self._journal_failed
+        replica.on_broken_invariant = self.on_broken_invariant
+        self._heartbeat_ticks = replica.config.heartbeat_ticks
+        self._election_ticks = replica.config.election_ticks
+        self.touch(replica)
+
+    def unregister(self, group: RaftGroupId) -> Replica | None:
+        """Let a replica go; the caller closes or deletes its log."""
+        self._awake.pop(group, None)
+        self._rests.remove(group)
+        self._rested.pop(group, None)
+        replica = self.replicas.pop(group, None)
+        if replica is not None:
+            self._dirty.pop(replica, None)
+            self._waiting.pop(replica, None)
+            self._standing.pop(replica, None)
+            replica.resting.is_resting = False
+        forget_group(group)
+        return replica
+
+    @property
+    def resting_count(self) -> int:
+        """How many replicas are at rest."""
+        return len(self._rests)
+
+    @property
+    def awake(self) -> list[Replica]:
+        """Those that are not at rest."""
+        return list(self._awake.values())
+
+    def take_rested(self) -> list[RaftGroupId]:
+        """The groups that came to rest since this was last asked, awake again or not."""
+        rested, self._rested = self._rested, {}
+        return list(rested)
+
+    @property
+    def patience(self) -> int:
+        """How often all timeouts are doubled now, since ticks come late."""
+        return self._lateness.patience
+
+    @property
+    def is_calm(self) -> bool:
+        """True when every group rests: what peers have to say can wait for the next tick, but for
+        what wakes a group, which comes another way than their beats."""
+        return not self._awake
+
+    @property
+    def is_at_ease(self) -> bool:
+        """True when all groups rest but the metadata group, and that one knows its leader."""
+        if len(self._awake) > 1:
+            return False
+        return all(
+            group == METADATA_GROUP and replica.core.leader is not None
+            for group, replica in self._awake.items()
+        )
+
+    def touch(self, replica: Replica) -> None:
+        """Something happened to `replica` from outside (an append, a proposal): drain it, at the
+        end of the current `batch()` or now. One that left is not touched any more."""
+        if self.replicas.get(replica.group) is not replica:
+            return
+        self._dirty[replica] = None
+        self._wake(replica)
+        if not self.depth:
+            self.drain()
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Do several things to replicas and drain each of them once, at the end."""
+        return self._batch
+
+    @property
+    def is_draining(self) -> bool:
+        """True while effects of replicas are performed; `after_drain` follows."""
+        return self._is_draining
+
+    # ---- inputs ----
+
+    def tick(self, late_ticks: float = 0.0) -> None:
+        """One tick for every replica that is awake; it came so many ticks late."""
+        self._lateness.ticked(late_ticks, self._election_ticks)
+        patience = self.patience
+        with self.batch():
+            self._rests.tick(self._heartbeat_ticks, self._election_ticks << patience)
+            self._tell_orphans()
+            awake = list(self._awake.values())
+            # Nodes begin at different groups, so that they do not stand against each other.
+            start = len(awake) * (self.node_id % 5) // 5
+            self._standing = {r: None for r in self._standing if _stands(r)}
+            for replica in awake[start:] + awake[:start]:
+                if replica.resting.is_resting:
+                    continue
+                replica.core.patience_floor = patience
+                replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
+                if replica.tick():
+                    self._dirty[replica] = None
+                if _stands(replica):
+                    self._standing[replica] = None
+                elif self._standing:
+                    self._standing.pop(replica, None)  # its time ran out
+
+    def deliver(self, sender: NodeId, frame: Buffer) -> None:
+        """Take a frame that `sender` sent; nobody may change it afterwards.
+
+        Raises:
+            RemoteProtocolError: close the connection that it came from.
+            ContainedError: so, too; a replica met a broken invariant and has stopped.
+        """
+        with self.batch():
+            content = decode(frame)
+            if isinstance(content, NodeBeat):
+                if content.sender != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as node {content.sender}")
+                self._rests.on_beat(content, self._election_ticks)
+                return
+            for group, message in content:
+                if message.sender.node_id != sender:
+                    raise RemoteProtocolError(f"node {sender} speaks as {message.sender}")
+                replica = self.replicas.get(group)
+                if replica is None:
+                    continue  # not created here yet, or deleted; the sender tries again
+                if replica.resting.is_resting and message.to == replica.self_id:
+                    if replica.resting.is_late(message):
+                        continue
+                    self._wake(replica, by=message)
+                if (
+                    isinstance(message, _BEATS)
+                    and replica not in self._dirty
+                    and (reply := replica.take_beat(message))
+                ):
+                    if reply is not True:
+                        self.send(group, reply)
+                    continue
+                self._dirty[replica] = None
+                self._step(replica, message)
+
+    def _step(self, replica: Replica, message: PeerMessage) -> None:
+        """Give a replica a message.
+
+        Raises:
+            RemoteProtocolError: it is none that a correct replica sends.
+            ContainedError: it broke an invariant; the replica has stopped, and no other.
+        """
+        try:
+            replica.step(message)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:
+            kind = type(message).__name__
+            replica.fail(f"broken invariant, at a {kind} of {message.sender}: {error!r}")
+            raise ContainedError(f"{kind} of {message.sender} to {replica.group}") from error
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """A peer's connections closed: groups that it leads need not wait for the timeout."""
+        for group, replica in self.replicas.items():
+            leader = replica.leader
+            if leader is not None and leader.node_id == node_id:
+                self._orphans[group] = node_id
+        with self.batch():
+            self._tell_orphans()
+
+    def _tell_orphans(self) -> None:
+        for group in list(islice(self._orphans, ORPHANS_MAX)):
+            node_id = self._orphans.pop(group)
+            if (replica := self.replicas.get(group)) is not None:
+                self._wake(replica, node_id)
+                replica.peer_lost(node_id)
+                self._dirty[replica] = None
+
+    def _wake(
+        self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
+    ) -> None:
+        """End a replica's rest, and the others' unless they ended it."""
+        was_filed = self._rests.remove(replica.group) is not None
+        if not was_filed and not replica.resting.is_resting:  # told to rest in this very frame?
+            return
+        self._rouse(replica)
+        replica.resting.wake(silent)
+        self._dirty[replica] = None
+        if by is None or replica.core.is_leader or by.sender != replica.core.leader:
+            replica.resting.announce()
+        if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
+            replica.peer_lost(silent)
+
+    def _rouse(self, replica: Replica) -> None:
+        was_calm = not self._awake
+        self._awake[replica.group] = replica
+        if was_calm:
+            self.on_stir()
+
+    # ---- the way out ----
+
+    def send(self, group: RaftGroupId, message: PeerMessage) -> None:
+        """Send a replica's message (`Peers` of every replica here)."""
+        to = message.to.node_id
+        if to == self.node_id:
+            return  # this node's earlier storage, which is gone
+        if isinstance(message, _BEATS):
+            self._mail.add_beat(group, message)
+        elif isinstance(message, AppendRequest) and message.chunk is not None:
+            self._send_stored(to, encode(group, message), message.chunk)
+        else:
+            self._mail.add(group, message, _stream_of(group, message))
+        if not self.depth and not self._is_draining:
+            self._mail.leave()
+
+    def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
+        """Without a stream for stored chunks they travel as other frames do."""
+        if (span := chunk.span) is not None:
+            try:
+                head.append(span.file.pread(span.size, span.position))
+            except DiskError:
+                return False  # asked for again; the log meets the same error then
+        return self._send(to, head, Stream.BULK)
+
+    def _send_node_beat(self, beat: NodeBeat) -> None:
+        self._send(beat.to, encode_node_beat(beat), Stream.HEARTBEAT)
+
+    def drain(self) -> None:
+        """Drain what was touched, ask for the flushes that are due, send what is to be said."""
+        if self._is_draining:
+            return  # touched from within: the loop below sees it
+        self._is_draining = True
+        try:
+            while self._dirty:
+                dirty, self._dirty = self._dirty, {}
+                for replica in dirty:
+                    replica.drain()
+                    self._flush(replica)
+                    if replica.resting.is_resting and replica.group not in self._rests:
+                        self._rests.add(replica)
+                        self._rested[replica.group] = None
+                        self._awake.pop(replica.group, None)
+                    if _stands(replica):
+                        self._standing[replica] = None
+                self._mail.leave()
+                for hook in self.after_drain:
+                    hook()
+        except NodeMustStopError as error:
+            self.on_broken_invariant(str(error))  # which says what an operator can do
+            raise
+        except Exception as error:
+            # Ended half-way: what the engine holds in memory is not what it believes.
+            self.on_broken_invariant(f"broken invariant: {error!r}")
+            raise
+        finally:
+            self._is_draining = False
+        job = self._journal.flush_job()
+        if job is not None:
+            self._flush_journal(job)
+        self._mail.leave()
+
+    def _flush(self, replica: Replica) -> None:
+        if replica.waits_for_journal:
+            self._waiting[replica] = None
+        job = replica.flush_job()
+        if job is None:
+            return
+
+        def done(error: DiskError | None) -> None:
+            if self.has_failed or self._is_closed:
+                return
+            if error is None:
+                replica.flushed(job)
+            else:
+                replica.flush_failed(error)
+            if self.replicas.get(replica.group) is replica:
+                self.touch(replica)
+
+        self._request_flush(job, done)
+
+    def _flush_journal(self, job: FlushJob) -> None:
+        def done(error: DiskError | None) -> None:
+            if self.has_failed or self._is_closed:
+                return
+            if error is not None:
+                self._journal_failed(error)
+                return
+            with self.batch():
+                self._journal.complete(job)
+                waiting, self._waiting = self._waiting, {}
+                for replica in waiting:
+                    if self.replicas.get(replica.group) is replica:
+                        self._dirty[replica] = None
+
+        self._request_flush(job, done)
+
+    def _journal_failed(self, error: DiskError) -> None:
+        """Votes and terms of every group rest on the journal: the node stops."""
+        if self.has_failed:
+            return
+        self.has_failed = True
+        for replica in list(self.replicas.values()):
+            replica.fail(f"journal failed: {error}")
+        self._on_journal_failed(error)

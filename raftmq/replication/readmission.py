@@ -1,0 +1,226 @@
+"""Who should vote, and one safe step at a time towards it.
+
+A voter is a node *with its storage*. A node whose storage was lost runs under another storage id
+and is a stranger to the group: it neither votes nor counts. The leader that hears of it (a peer's
+hello, or the answer to a message for the old storage) exchanges the old identity for the new one;
+metadata may also wish other nodes onto the group (`Wish`). Either way the leader takes one step at
+a time, each a committed membership change (Raft thesis §4.1): add a learner, promote it once it
+holds the log, then remove whom it replaces. What is to go stays in the set until the last step, so
+a new leader can tell from configuration and wish alone what is left to do.
+
+`next_configuration` is pure: it looks at what it is given and names the next step. Invariants: one
+identity is added, promoted or removed at a time; no step leaves fewer live voters than the new
+set's quorum; a voter is removed only when more than the wished number vote, or all wished ones do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+from attrs import field, frozen
+
+from raftmq.errors import KafkaError
+from raftmq.raft.membership import Configuration
+from raftmq.types import NodeId, ReplicaId, StorageId
+
+if TYPE_CHECKING:
+    from raftmq.replication.replica import Replica
+
+CAUGHT_UP_MS: Final = 500.0
+"""A learner that had everything so lately may vote: under load nobody ever has all of a moment."""
+
+
+@frozen(slots=True)
+class Wish:
+    """Who should make up a group.
+
+    Attributes:
+        voters: nodes that should vote.
+        present: under which storage a node that this group has not heard of may be added; one that
+            is missing here and unheard of has to wait.
+        leaving: nodes that should be no members; None: whoever is not to vote.
+        demoted: nodes that should follow the log without a vote.
+    """
+
+    voters: tuple[NodeId, ...]
+    present: Mapping[NodeId, StorageId] = field(factory=dict)
+    leaving: tuple[NodeId, ...] | None = None
+    demoted: tuple[NodeId, ...] = ()
+
+    def must_leave(self, member: ReplicaId) -> bool:
+        """True for a member that the group should lose."""
+        if self.leaving is None:
+            return member.node_id not in self.voters
+        return member.node_id in self.leaving
+
+    def is_fulfilled(self, configuration: Configuration) -> bool:
+        """True when there is nothing left to do."""
+        voting = [voter.node_id for voter in configuration.voters]
+        return (
+            all(node_id in voting for node_id in self.voters)
+            and not any(node_id in voting for node_id in self.demoted)
+            and not any(self.must_leave(member) for member in configuration.members)
+        )
+
+
+def _no_wish() -> Wish | None:
+    return None
+
+
+class Readmission:
+    """What a replica heard of its peers' storages, and what it does about it when it leads.
+
+    Attributes:
+        wish: asked for who should make up the group; None when nobody wishes anything.
+        is_pending: the wish was not fulfilled when this leader last looked.
+    """
+
+    __slots__ = ("_storages", "is_pending", "wish")
+
+    def __init__(self) -> None:
+        self._storages: dict[NodeId, StorageId] = {}
+        self.wish: Callable[[], Wish | None] = _no_wish
+        self.is_pending = False
+
+    def heard(self, peer: ReplicaId) -> None:
+        """This node runs the group under this storage now."""
+        self._storages[peer.node_id] = peer.storage_id
+
+    def step(self, replica: Replica) -> None:
+        """Propose the next change that is due, if any; the caller leads and can commit."""
+        core = replica.core
+        self.heard(core.self_id)  # its own node's earlier storage may be what has to go
+        storages = self._storages
+        configuration = core.configuration
+        wish = self.wish()
+        self.is_pending = wish is not None and not wish.is_fulfilled(configuration)
+        is_settled = all(
+            storages.get(m.node_id, m.storage_id) == m[1] for m in configuration.members
+        )
+        if is_settled and not self.is_pending:
+            return
+        heard = {
+            peer: progress
+            for peer, progress in core.progress.items()
+            if core.now - progress.last_heard_tick <= core.config.election_ticks
+        }
+        caught_up = [
+            peer
+            for peer, progress in heard.items()
+            if progress.is_promising
+            and (progress.match_end >= replica.commit_end or replica.has_all_of(peer, CAUGHT_UP_MS))
+        ]
+        live = [core.self_id, *heard]
+        step = next_configuration(configuration, storages, live, caught_up, wish)
+        if step is None:
+            return
+        try:
+            if core.self_id in step.voters or core.self_id not in configuration.voters:
+                core.propose_membership(step)
+            elif core.transferee is None:
+                # Somebody else had better remove this replica: no pause until it has gone.
+                core.transfer_leadership(_heir(step, caught_up))
+        except KafkaError:
+            return  # another change is under way; the next round looks again
+
+
+def _heir(configuration: Configuration, caught_up: Collection[ReplicaId]) -> ReplicaId:
+    """Who should lead instead: a voter that has everything, if there is one."""
+    return next((v for v in configuration.voters if v in caught_up), configuration.voters[0])
+
+
+def next_configuration(
+    configuration: Configuration,
+    storages: Mapping[NodeId, StorageId],
+    live: Collection[ReplicaId],
+    caught_up: Collection[ReplicaId],
+    wish: Wish | None = None,
+) -> Configuration | None:
+    """The next step towards every node standing in the configuration under its present storage, and
+    then towards the wish.
+
+    Args:
+        configuration: in force and committed.
+        storages: under which storage each node was last heard to run this group.
+        live: replicas heard within the election timeout, the leader first.
+        caught_up: replicas that hold all but the newest entries.
+        wish: who should make up the group.
+    """
+    voters, learners = configuration.voters, configuration.learners
+    for stale in (*voters, *learners):
+        storage = storages.get(stale.node_id)
+        if storage is None or storage == stale.storage_id:
+            continue
+        present = ReplicaId(stale.node_id, storage)
+        if stale in learners or present in voters:
+            step = configuration.without(stale)
+            if stale in learners and present not in (*voters, *learners):
+                step = configuration.with_learner(present)
+        elif present not in learners:
+            step = configuration.with_learner(present)
+        elif present in caught_up:
+            step = configuration.with_voter(present)
+        else:
+            continue
+        if keeps_quorum(step, live):
+            return step
+    if wish is None:
+        return None
+    return _arrival(configuration, storages, live, caught_up, wish) or _departure(
+        configuration, live, wish
+    )
+
+
+def _arrival(
+    configuration: Configuration,
+    storages: Mapping[NodeId, StorageId],
+    live: Collection[ReplicaId],
+    caught_up: Collection[ReplicaId],
+    wish: Wish,
+) -> Configuration | None:
+    """The next learner to add, or to promote."""
+    voting = [voter.node_id for voter in configuration.voters]
+    learning = {learner.node_id: learner for learner in configuration.learners}
+    for node_id in wish.voters:
+        if node_id in voting:
+            continue
+        learner = learning.get(node_id)
+        if learner is None:
+            storage = storages.get(node_id, wish.present.get(node_id))
+            if storage is not None and node_id in wish.present:
+                return configuration.with_learner(ReplicaId(node_id, storage))
+        elif learner in caught_up and len(voting) <= len(wish.voters):
+            step = configuration.with_voter(learner)
+            if keeps_quorum(step, live):
+                return step
+    return None
+
+
+def _departure(
+    configuration: Configuration, live: Collection[ReplicaId], wish: Wish
+) -> Configuration | None:
+    """The next member to remove: learners and the silent first, the leader last."""
+    voters = configuration.voters
+    for learner in configuration.learners:
+        if wish.must_leave(learner):
+            return configuration.without(learner)
+    voting = [voter.node_id for voter in voters]
+    has_all = all(node_id in voting for node_id in wish.voters)
+    if not has_all and len(voters) <= len(wish.voters):
+        return None
+    leader = next(iter(live), None)
+    going = [v for v in voters if wish.must_leave(v) or v.node_id in wish.demoted]
+    for voter in sorted(going, key=lambda v: (v in live, v == leader, v)):
+        step = configuration.without(voter)
+        if voter.node_id in wish.demoted:
+            step = configuration.with_learner(voter)
+        if step.voters and keeps_quorum(step, live):
+            return step
+    return None
+
+
+def keeps_quorum(configuration: Configuration, live: Collection[ReplicaId]) -> bool:
+    """True when the live replicas among these voters are a majority of them."""
+    alive = sum(1 for voter in configuration.voters if voter in live)
+    return alive >= len(configuration.voters) // 2 + 1

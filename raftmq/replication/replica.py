@@ -1,0 +1,640 @@
+"""The synchronous engine of one Raft group: core, log and journal behind ports.
+
+The core decides, this performs, in the order that `raft/ready.py` demands: hard state, log, then
+messages; promises leave only after the flush of the position at which they were made. It owns the
+translation of term to leader epoch and the group's place in the journal. It never waits, starts no
+thread and reads no clock but the one it is given, so the simulation runs it as it is.
+
+Invariants: the journal's claimed flushed end never exceeds what this log really has flushed; the
+persisted high watermark lies below it; a leader counts itself only for what it flushed; a replica
+that failed says nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from raftmq.errors import KafkaError, NotLeaderError, StorageError
+from raftmq.log.flush import FlushJob
+from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogEntry
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.ports import Buggify, Clock, DiskError, DiskFullError, Random, never
+from raftmq.promise import Promise
+from raftmq.raft.core import RaftCore
+from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    EntryKind,
+    HeartbeatReply,
+    InstallLogStart,
+)
+from raftmq.raft.ready import Ready, Role, SoftState
+from raftmq.records import BatchHeader, stamp
+from raftmq.replication.append_checks import (
+    answer_to_stray,
+    check_append,
+    check_install,
+    check_place,
+)
+from raftmq.replication.broken_invariants import ReportBroken, reports_bugs
+from raftmq.replication.catch_up import CatchUp
+from raftmq.replication.in_sync import InSyncTracker
+from raftmq.replication.installing import Installing
+from raftmq.replication.journal_place import JournalFailedError, JournalPlace
+from raftmq.replication.log_source import LogSource
+from raftmq.replication.log_start_moves import LogStartMoves, encode_wish
+from raftmq.replication.outbox import Outbox
+from raftmq.replication.peer_messages import (
+    PeerMessage,
+    RepairReply,
+    RepairRequest,
+    Rest,
+    TailReply,
+    TailRequest,
+    Wake,
+    WrongReplica,
+)
+from raftmq.replication.quiet_beats import QuietBeats
+from raftmq.replication.read_barriers import ReadBarriers
+from raftmq.replication.readmission import Readmission
+from raftmq.replication.repair import Repairer
+from raftmq.replication.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
+from raftmq.replication.replica_view import DISK_FULL
+from raftmq.replication.resting import Resting
+from raftmq.replication.retention import Retention
+from raftmq.types import (
+    LeaderEpoch,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+)
+
+__all__ = ["LogReader", "Peers", "Replica", "ReplicaConfig", "StateMachine"]
+
+
+def _nobody(*_what: object) -> None:
+    """Nobody wants to be told."""
+
+
+class Replica(QuietBeats):
+    """One copy of one Raft group. `replication/recovery.py` opens it."""
+
+    def __init__(
+        self,
+        group: RaftGroupId,
+        self_id: ReplicaId,
+        log: ReplicatedLog,
+        journal: HardStateJournal,
+        *,
+        machine: StateMachine,
+        peers: Peers,
+        clock: Clock,
+        random: Random,
+        config: ReplicaConfig,
+        catch_up: CatchUp,
+        buggify: Buggify = never,
+    ) -> None:
+        """Take up the group where log and journal left it."""
+        self.group = group
+        self.self_id = self_id
+        self.log = log
+        self.machine = machine
+        self.config = config
+        self.failure: str | None = None
+        self.place = JournalPlace(journal, group, self_id.storage_id)
+        self._peers = peers
+        self._clock = clock
+        self._random = random
+        self._buggify = buggify
+        self._outbox = Outbox()
+        self._in_sync = InSyncTracker(config.replica_lag_time_max_ms)
+        self._retention = Retention(self, clock)
+        self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
+        self._installing = Installing(self, catch_up)
+        self._readmission = Readmission()
+        self._barriers = ReadBarriers()
+        self._moves = LogStartMoves(self, clock)
+        self.resting = Resting(self)
+        self._source = LogSource(
+            log,
+            self._repairer.look,
+            lambda error: self.fail(f"read failed: {error}"),
+            lambda: self.on_touched(self),
+            catch_up,
+        )
+        self._prewritten_end = RaftIndex(0)
+        self._disk_full_until_ms = 0.0
+        self._ticks = 0
+
+        commit = min(RaftIndex(self.place.state.commit_end), log.flushed_end)
+        self._commit_end = max(commit, log.log_start.index)
+        self.high_watermark = log.offset_of(self._commit_end)
+        self.on_touched: Callable[[Replica], None] = _nobody
+        self.on_broken_invariant: ReportBroken = _nobody
+        self.on_progress: Callable[[], None] = _nobody
+        self.has_progressed = False  # what is flushed anywhere, or the log start, moved
+        self.on_journal_failed: Callable[[DiskError], None] = _nobody
+        self._has_started = False
+        if isinstance(machine, LogReader):
+            machine.attach_log(log)
+        machine.restore(log.log_start)
+        self.core = self._new_core()
+        for bare in log.bare_entries():
+            if bare.kind == EntryKind.LOG_START:
+                self._moves.note(RaftIndex(bare.index + 1), bare.payload)
+
+    # ---- inputs ----
+
+    def keep_claims(self, floor_before: RaftIndex) -> None:
+        """After opening: keep the word given for bytes that recovery cut off or found damaged;
+        `floor_before` is what an earlier opening left to keep."""
+        recovery = self.log.recovery
+        floor = max(recovery.cut_claimed_end, floor_before)
+        if not floor_before and not recovery.dropped_bare_entries:
+            # A batch is written only after its epoch's election entry is durable, and none of
+            # those was lost: what was cut is of the last epoch that is left, or earlier.
+            self.core.claimed_term_floor = self.core.epochs.last_term
+        self.set_cut_floor(floor)
+        self._repairer.set_cut_floor(floor)
+
+    def set_cut_floor(self, floor: RaftIndex) -> None:
+        """Remember durably to which logs no vote goes; 0 lifts it."""
+        if floor == self.place.state.cut_floor:
+            return
+        try:
+            self.place.put(attrs.evolve(self.place.state, cut_floor=floor))
+        except JournalFailedError as error:
+            self._journal_failed(error)
+
+    @reports_bugs
+    def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset:
+        """Stamp, write and propose a checked batch; returns its base offset. Durable at no time
+        before the high watermark covers it.
+
+        Raises:
+            NotLeaderError: another replica leads, or nobody.
+            StorageError: the disk refused; nothing was appended.
+        """
+        self._check_may_propose()
+        log = self.log
+        base_offset = log.log_end_offset
+        start = log.end_index
+        epoch = LeaderEpoch(self.core.term)
+        stamp(batch, base_offset, epoch)
+        header = header._replace(base_offset=base_offset, leader_epoch=epoch)
+        # Written before it is proposed: a full disk can then refuse without the core knowing.
+        try:
+            log.append_batch(batch, header)
+        except DiskFullError as error:
+            raise StorageError(f"disk full: {error}") from error
+        except DiskError as error:
+            self.fail(f"append failed: {error}")
+            raise StorageError(str(error)) from error
+        try:
+            entry = self.core.propose(batch, header.offset_count)
+        except KafkaError:
+            log.truncate_to(start)  # never flushed, never sent, never counted
+            raise
+        assert entry.start == start, "core and log disagree about the log's end"
+        self._prewritten_end = entry.end
+        self._appended(entry)
+        self.on_touched(self)
+        return base_offset
+
+    @reports_bugs
+    def move_log_start(self, target: Offset) -> Entry:
+        """Propose that everything below `target` is dropped; done on each replica once committed.
+
+        Raises:
+            NotLeaderError: another replica leads, or this one cannot tell its high watermark yet.
+        """
+        self._check_may_propose()
+        if not self.is_writable:
+            raise NotLeaderError("the new leader has not committed in its term yet")
+        assert target <= self.high_watermark, "only committed records may be dropped"
+        entry = self.core.propose(encode_wish(target), 1, EntryKind.LOG_START)
+        self.on_touched(self)
+        return entry
+
+    @reports_bugs
+    def change_membership(self, configuration: Configuration) -> Entry:
+        """Propose a configuration that differs by one replica.
+
+        Raises:
+            KafkaError: not the leader, or another change is under way.
+        """
+        self._check_may_propose()
+        entry = self.core.propose_membership(configuration)
+        self.on_touched(self)
+        return entry
+
+    @reports_bugs
+    def transfer_leadership(self, node_id: NodeId) -> bool:
+        """Hand leadership to a voter's node; False when this replica cannot."""
+        if not self.is_leader:
+            return False
+        for voter in self.voters:
+            if voter.node_id == node_id and voter != self.self_id:
+                try:
+                    self.core.transfer_leadership(voter)
+                except KafkaError:
+                    return False  # damaged there, say
+                self.on_touched(self)
+                return True
+        return False
+
+    @reports_bugs
+    def read_barrier(self) -> Promise[RaftIndex]:
+        """Promise the committed end at a moment after this call, confirmed by a quorum
+        (linearizable, Raft §8); fails with NotLeaderError when leadership is lost."""
+        if not self.is_leader:
+            return Promise.failed(NotLeaderError())
+        promise = self._barriers.add()
+        self.on_touched(self)
+        return promise
+
+    def step(self, message: PeerMessage) -> None:
+        """Take a message of another replica.
+
+        Raises:
+            RemoteProtocolError: it carries what no correct replica sends.
+        """
+        if self.failure is not None:
+            return
+        if message.to != self.self_id:
+            if (notice := answer_to_stray(self.self_id, message)) is not None:
+                self.send(notice)
+            return
+        if self._prewritten_end:
+            self.drain()  # what was appended belongs to the term before this message
+        match message:
+            case AppendRequest():
+                if self._may_take(message):
+                    self.core.step(message)
+            case InstallLogStart():
+                log_start = check_install(message, self.machine)
+                if self._installing.may_step(message):
+                    self.core.step(message)
+                self._moves.told(log_start)
+            case AppendReply() | HeartbeatReply():
+                self.core.step(message)
+                self._observe(message.sender)
+                self.has_progressed = True
+            case WrongReplica():
+                if message.term == self.core.term:
+                    self.peer_identity(message.sender)
+            case RepairRequest():
+                self._repairer.answer(message)
+            case RepairReply():
+                self._repairer.take(message)
+            case TailRequest():
+                self._repairer.answer_tail(message)
+            case TailReply():
+                self._repairer.take_tail(message)
+            case Rest():
+                self.resting.on_rest(message)
+            case Wake():
+                pass  # that it came is the message
+            case _:
+                self.core.step(message)
+
+    def tick(self) -> bool:
+        """One tick of abstract time passed; True when there is something to `drain`."""
+        if self.failure is not None:
+            return False
+        self.core.clock_ms = self._clock.wall_ms()
+        self.core.tick()
+        self._ticks += 1
+        if self._ticks % self.config.election_ticks:
+            if self._moves.is_due:
+                self._moves.fulfil(self._commit_end)
+            return self.core.wants_ready or self.has_progressed
+        self._maintain()
+        return True
+
+    def peer_identity(self, peer: ReplicaId) -> None:
+        """A node was heard to run this group under this storage id."""
+        if peer.node_id != self.self_id.node_id:
+            self._readmission.heard(peer)
+            self._in_sync.forget_former(peer)
+
+    def peer_lost(self, node_id: NodeId) -> None:
+        """A peer's connections closed: when it led, do not wait for the election timeout."""
+        leader = self.leader
+        if leader is not None and leader.node_id == node_id and not self.is_leader:
+            self.core.campaign()
+
+    def stand(self) -> None:
+        """Stand for election now, as the preferred leader of a new group does."""
+        if self.failure is None and self.leader is None:
+            self.core.stand()
+            self.on_touched(self)
+
+    # ---- flushing ----
+
+    def flush_job(self) -> FlushJob | None:
+        """The next flush of the log that is due; its `run()` may go to another thread."""
+        if self.failure is not None:
+            return None
+        return self.log.flush_job()
+
+    def flushed(self, job: FlushJob) -> None:
+        """`job` ran; what it covered is durable."""
+        if self.failure is not None:
+            return
+        try:
+            self.log.complete(job)
+        except DiskFullError:
+            # Batches staged behind a bare entry do not fit: as if this follower or leader crashed
+            # before writing them; the log cut them off and says so by its end.
+            self._rebuild_core()
+        except DiskError as error:
+            self.fail(f"write after flush failed: {error}")
+            return
+        self.has_progressed = True
+
+    def flush_failed(self, error: DiskError) -> None:
+        """`job` failed. An fsync is never retried: what it covered may be gone."""
+        self.fail(f"flush failed: {error}")
+
+    def fail(self, reason: str) -> None:
+        """Stop for good: say nothing, promise nothing, count nothing."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        self._outbox.clear()
+        self._source.forget_stored()
+        self._barriers.fail(StorageError(reason))
+        self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
+        if self.resting.is_resting:
+            self.on_touched(self)  # the others must not rest on it
+
+    def retire(self) -> None:
+        """Let go of the parts that know this replica, once it failed and was unregistered.
+
+        A ring of objects would stay until a full collection, which never looks at what an earlier
+        one froze. Whoever still holds the replica finds it failed, with its log and its core.
+        """
+        assert self.failure is not None, "a replica that may still be called"
+        self.core.retire()
+        self.resting.retire()
+        self._moves.retire()
+        del self._source, self._repairer, self._installing, self._retention, self.machine
+        self.on_touched = self.on_progress = _nobody
+
+    # ---- effects ----
+
+    def drain(self) -> None:
+        """Perform everything the core decided, then release what the flushes allow."""
+        if not self._has_started:
+            self._start()
+        self._perform_all()
+        is_due = self.failure is None and self.log.flushed_end > self.core.flushed_end
+        if is_due and not self.waits_for_journal:
+            # A group of one has no message to hold back: its vote must be durable before its own
+            # flush counts, just as if it were another's.
+            self.core.advance(self.log.flushed_end)
+            self._perform_all()
+        if self.failure is not None:
+            return
+        if self._outbox.held:
+            ends = self.place.flushed_sequence, self.log.flushed_end, self.core.term
+            for message in self._outbox.release(*ends):
+                self._peers.send(self.group, message)
+        if self._barriers.waiting:
+            self._barriers.begin(self.core)
+            self._perform_all()
+            self._barriers.settle(self.core)
+        if self.has_progressed:
+            self.has_progressed = False
+            if self.log.flushed_end > self.place.state.flushed_end:
+                self._claim()  # lazy in any case, so not before what others wait for
+            self.on_progress()
+
+    def _perform_all(self) -> None:
+        while self.failure is None and (ready := self.core.ready()) is not None:
+            self._perform(ready)
+
+    def _start(self) -> None:
+        """Tell the machine, which knows its replica by now, what was committed before."""
+        self._has_started = True
+        self._repairer.look()  # the machine may have met damage that recovery need not read
+        self.machine.committed(self.high_watermark, self._commit_end)
+        self._moves.fulfil(self._commit_end)
+
+    def _perform(self, ready: Ready) -> None:
+        try:
+            if ready.hard_state is not None:
+                self.place.put_hard_state(ready.hard_state)
+            if ready.install is not None:
+                self._install(ready.install)
+            if ready.truncate_end is not None:
+                self._truncate(ready.truncate_end)
+            for entry in ready.append:
+                self._write(entry)
+            if ready.append:
+                self._prewritten_end = RaftIndex(0)
+        except JournalFailedError as error:
+            self._journal_failed(error)
+            return
+        except DiskFullError as error:
+            if self.core.role is Role.LEADER:
+                # Only a bare entry beyond the reserve comes here; the core already counts it.
+                self.fail(f"{DISK_FULL}: {error}")
+            else:
+                self._disk_full_until_ms = (
+                    self._clock.monotonic_ms() + self.config.disk_full_backoff_ms
+                )
+                self._rebuild_core()
+            return
+        except DiskError as error:
+            self.fail(f"write failed: {error}")
+            return
+        for message in ready.send_now:
+            self._peers.send(self.group, message)
+        for message in ready.send_after_flush:
+            self._outbox.hold(message, self.place.sequence, self.log.end_index)
+        if ready.soft_state is not None:
+            self._role_changed(ready.soft_state)
+        if ready.commit_end is not None:
+            self._committed(ready.commit_end)
+
+    def _write(self, entry: Entry) -> None:
+        if entry.end <= self._prewritten_end:
+            return  # by append(), before it was proposed
+        epoch = LeaderEpoch(entry.term)
+        if entry.kind is EntryKind.BATCH:
+            self.log.append_batch(entry.payload)
+        else:
+            self.log.append_bare(entry.start, epoch, int(entry.kind), bytes(entry.payload))
+            if entry.kind is EntryKind.LOG_START:
+                self._moves.note(entry.end, entry.payload)
+        self._appended(entry)
+
+    def _appended(self, entry: Entry) -> None:
+        assert self.log.end_index == entry.end, "log and core disagree about an entry's place"
+        self.machine.appended(
+            LogEntry(
+                entry.start, entry.end, LeaderEpoch(entry.term), int(entry.kind), entry.payload
+            )
+        )
+
+    def _truncate(self, end: RaftIndex) -> None:
+        assert end >= self._commit_end, "truncation below the high watermark"
+        self.place.lower_claim(end)
+        self.log.truncate_to(end)
+        self._outbox.cap(end)
+        self._prewritten_end = min(self._prewritten_end, end)
+        self._moves.truncate_to(end)
+        self.machine.truncated(end)
+
+    def _install(self, install: InstallLogStart) -> None:
+        log_start = LogStart.decode(install.payload)
+        assert log_start.index == install.log_start, "a log start that is not where it says"
+        self.place.lower_claim(log_start.index)
+        self.log.reset_to(log_start)
+        self._outbox.cap(log_start.index)
+        self._prewritten_end = RaftIndex(0)
+        self._moves.clear()
+        self.machine.restore(log_start)
+
+    def _committed(self, commit_end: RaftIndex) -> None:
+        if commit_end <= self._commit_end:
+            return  # told again to a core that was rebuilt from what is flushed
+        self._commit_end = commit_end
+        high_watermark = self.log.offset_of(commit_end)
+        assert high_watermark >= self.high_watermark, "the high watermark never falls"
+        self.high_watermark = high_watermark
+        self.machine.committed(high_watermark, commit_end)
+        self._moves.fulfil(self._commit_end)
+
+    def _role_changed(self, soft: SoftState) -> None:
+        if soft.role is not Role.LEADER:
+            self._prewritten_end = RaftIndex(0)
+            self._barriers.fail(NotLeaderError())
+        self._in_sync.reset()
+        self._source.forget_stored()
+        self._repairer.look()
+        self.machine.role_changed(soft)
+
+    def _claim(self) -> None:
+        try:
+            self.place.claim(self.log.flushed_end, self._commit_end)
+        except JournalFailedError as error:
+            self._journal_failed(error)
+
+    def _journal_failed(self, error: DiskError) -> None:
+        self.fail(str(error))
+        self.on_journal_failed(error)
+
+    # ---- the core ----
+
+    def _new_core(self) -> RaftCore:
+        return self._source.new_core(
+            self.config.raft(self.self_id),
+            self.place.hard_state,
+            self._commit_end,
+            self._random,
+            self._buggify,
+        )
+
+    def _rebuild_core(self) -> None:
+        """Begin again from disk, as after a crash: the core took what the log could not."""
+        if self.log.end_index < self._commit_end:
+            # Only entries staged behind an election's; the machine has used them, so it must
+            # begin again as well.
+            self.fail(f"{DISK_FULL}: committed entries could not be written here")
+            return
+        before = self.core
+        self.core = self._new_core()
+        self.core.suspended = before.suspended
+        self.core.claimed_end_floor = before.claimed_end_floor
+        self.core.claimed_term_floor = before.claimed_term_floor
+        self._prewritten_end = RaftIndex(0)
+        self._outbox.clear()  # withdrawn: what they vouch for may be what was lost
+        self._moves.truncate_to(self.log.end_index)
+        self.machine.truncated(self.log.end_index)
+        self._role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
+
+    # ---- details of inputs ----
+
+    def _check_may_propose(self) -> None:
+        if self.failure is not None:
+            raise StorageError(self.failure)
+        if self.core.role is Role.LEADER and self.log.end_index != self.core.log_end:
+            self.drain()
+        if not self.is_leader:
+            raise NotLeaderError()
+        if self.core.transferee is not None:
+            raise NotLeaderError("leadership is being handed over")
+
+    def _may_take(self, request: AppendRequest) -> bool:
+        """Check a request before anything is written; False: let it come again later."""
+        if not request.entries:
+            return True
+        if self._clock.monotonic_ms() < self._disk_full_until_ms:
+            return False
+        if self.core.effects.install is not None:
+            return False  # the log is about to begin anew
+        base_offsets = check_append(request)
+        epochs = self.core.epochs
+        if base_offsets and (
+            request.prev_end < epochs.log_start
+            or epochs.matches(request.prev_end, request.prev_term)
+        ):
+            check_place(request, base_offsets, self.log, self.core.effects)
+        return True
+
+    # ---- upkeep ----
+
+    def _maintain(self) -> None:
+        self._claim()
+        self._repairer.tick()
+        self._moves.fulfil(self._commit_end)
+        self._moves.reserve()
+        if self.is_writable:
+            self._readmission.step(self)
+            self._moves.remind()
+        if self.config.rest_after_ticks:
+            self.resting.call()
+            self.resting.look(self.config.election_ticks)
+
+    def append_time_ms(self) -> int:
+        """LogAppendTime of a record appended now, by more clocks than this leader's."""
+        return self._retention.append_time_ms()
+
+    def voters_clocks_ms(self) -> list[int]:
+        """The wall clocks of the voters that this leader hears, its own first."""
+        return self._retention.clocks_ms()
+
+    @reports_bugs
+    def retain(self, below: Offset) -> Entry | None:
+        """Propose the log start that retention wants, never above `below`; None when there is none.
+
+        Raises:
+            KafkaError: leadership was lost.
+        """
+        target = self._retention.target(below)
+        return None if target is None or len(self._moves) else self.move_log_start(target)
+
+    @reports_bugs
+    def scrub(self, bytes_max: int) -> None:
+        """Check some more of what is stored."""
+        self._repairer.scrub(bytes_max)
+
+    def damage_found(self) -> None:
+        """The log learned of damage: suspend, and have it repaired even if the group rests."""
+        self._repairer.look()
+        self.on_touched(self)
+
+    def send(self, message: PeerMessage) -> None:
+        """Send to another replica of this group."""
+        self._peers.send(self.group, message)

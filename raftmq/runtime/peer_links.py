@@ -1,0 +1,929 @@
+"""Connections between nodes: four streams to each peer, so that heartbeats never queue behind bulk
+data, nor does what the cluster itself is run by (the metadata group, requests between brokers), and
+none of these behind what a peer that was away for long has to catch up with.
+
+A node dials every peer whose address the configuration or the metadata group names, never one that
+somebody gives at the door. It sends on what it dialled; to a peer that it cannot dial (one that
+joins, or moved) it answers on the streams that the peer dialled. A stream opens with a hello of
+both sides (formats spoken, cluster, node and storage id); another cluster, or no format in common,
+is refused by name. The stream has the newest format that both speak. Then frames: length, checksum,
+kind, payload. A queue to a peer is bounded and is thrown away with its connection: Raft repairs
+losses, stale messages help nobody.
+
+Nothing at the door proves who speaks, so bounds hold for everybody: few connections before their
+hello, few nodes that nobody here has heard of, few streams of one kind for each node. No exception
+leaves the task of a stream: bad bytes cost the stream, and so does a bug of ours, which is told and
+counted; a broken invariant stops the node.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+from attrs import frozen
+from crc32c import crc32c
+
+from raftmq.config import Address
+from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
+from raftmq.raft.messages import StoredChunk
+from raftmq.runtime.peer_reader import (
+    FRAME_HEADER,
+    KIND_PART,
+    KIND_STORED,
+    PART_HEADER,
+    STORED_HEADER,
+    WHOLE_BYTES_MAX,
+    FrameReader,
+    PeerMemory,
+    PeerMemoryError,
+    PeerRefusedError,
+)
+from raftmq.runtime.peer_socket import read_exactly, tune
+from raftmq.runtime.peer_stream import (
+    UNSENT_CHUNK_BYTES_MAX,
+    ChunkStream,
+    PeerStream,
+    StreamCounts,
+)
+from raftmq.runtime.turns import Turns
+from raftmq.types import Buffer, NodeId, StorageId
+
+PEER_FORMATS: Final = (5, 6)
+"""The oldest and the newest format of everything that nodes say to each other which this version
+speaks. A change that an older node would not understand is a new format: it is said on streams of
+that format alone (`version`), so nodes of two versions work together. 2: a frame may hold several
+messages (`mail.py`); 3: groups at rest are compared in parts (`resting.py`); 4: the metadata group
+and requests between brokers have a stream of their own, brokers' heartbeats go by that of
+heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels."""
+HELLO_BYTES_MAX: Final = 4096
+BACKOFF_MS: Final = (20, 1000)
+HELLO_TIMEOUT_S: Final = 5.0
+DIAL_TIMEOUT_S: Final = 2.0
+ACCEPT_RETRY_S: Final = 0.1
+NAMELESS_MAX: Final = 64
+"""So many connections may be open whose hello has not come; the oldest makes room for a new one,
+since a peer says hello within milliseconds, and who does not has time."""
+GUESTS_MAX: Final = 32
+"""So many nodes may hold streams that neither configuration nor metadata names: they join."""
+STREAMS_PER_KIND_MAX: Final = 3
+"""So many streams of a kind may one node hold here. More than one, since a connection whose other
+end lost its power stands for seconds after the next one comes."""
+HURRY_S: Final = 0.2
+ENDING_LOOKS: Final = 25
+"""The streams of a process that was killed end a moment after it, perhaps after the next came."""
+ENDING_LOOK_S: Final = 0.02
+RIVAL_S: Final = 30.0
+"""So long a second process of a node is told of, after it was refused last."""
+"""A hello shortens the wait for the next dial so often."""
+REASON_LENGTH_MAX: Final = 300
+_TOLD_MAX: Final = 64
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+BULK: Final = "bulk"
+CONTROL: Final = "control"
+CATCH_UP: Final = "catch-up"
+HEARTBEAT: Final = "heartbeat"
+STREAMS: Final = (BULK, CONTROL, HEARTBEAT, CATCH_UP)
+_VITAL: Final = (BULK, CONTROL)
+"""A peer is connected while both stand, and lost with either."""
+KIND_RAFT: Final = 1
+KIND_HEARTBEATS: Final = 2
+KIND_BROKER: Final = 3
+KIND_FORMATION: Final = 4
+KIND_BROKER_BEAT: Final = 7
+KIND_METADATA: Final = 8
+"""Frame kinds: a partition's Raft message; coalesced heartbeats; brokers and controller; cluster
+formation; a broker's heartbeat to the controller, and its answer; a Raft message of the metadata
+group. Two more, 5 and 6, are told apart by who reads (`peer_reader.py`)."""
+_STREAM_OF: Final = {
+    KIND_RAFT: BULK,
+    KIND_METADATA: CONTROL,
+    KIND_BROKER: CONTROL,
+    KIND_FORMATION: CONTROL,
+    KIND_HEARTBEATS: HEARTBEAT,
+    KIND_BROKER_BEAT: HEARTBEAT,
+}
+PART_BYTES: Final = 8 << 20
+PARTED_BYTES_MIN: Final = 32 << 20
+REFUSALS: Final = ("hello", "identity", "limit", "frame", "memory", "deadline", "bug")
+"""Why streams are refused or ended, as the metrics have it."""
+PIECES_MAX: Final = 512
+"""Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
+
+logger = structlog.get_logger("raftmq.peers")
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """How a node introduces itself on every stream; `address` is where it can be dialled.
+
+    `version` is the oldest format it speaks: all that nodes of format 5 look at, which know no
+    `formats`. `formats` are the oldest and the newest one; without them `version` is the only one.
+    `why` says what an oldest format is due to that the version itself does not demand.
+    """
+
+    version: int
+    cluster_id: str
+    node_id: int
+    storage_id: str
+    stream: str
+    address: str = ""
+    formation_id: str = ""
+    refusal: str = ""
+    formats: tuple[int, int] | None = None
+    why: str = ""
+    process_id: str = ""
+    """Drawn at each start: two processes that both live are two, also with the same storage."""
+    is_taken: bool = False
+    """Beside a refusal: another process of this node id stands."""
+
+    @property
+    def spoken(self) -> tuple[int, int]:
+        """The oldest and the newest format."""
+        return self.formats or (self.version, self.version)
+
+
+_hello_decoder: Final = msgspec.json.Decoder(Hello)
+
+
+@frozen(slots=True)
+class PeerIdentity:
+    """Who answered at a peer's address."""
+
+    node_id: NodeId
+    storage_id: StorageId
+
+
+FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
+
+
+def common_format(mine: Hello, theirs: Hello) -> int:
+    """The newest format that both speak; 0 when there is none."""
+    oldest = max(mine.spoken[0], theirs.spoken[0])
+    newest = min(mine.spoken[1], theirs.spoken[1])
+    return newest if oldest <= newest else 0
+
+
+def _formats(hello: Hello) -> str:
+    oldest, newest = hello.spoken
+    span = f"format {oldest}" if oldest == newest else f"formats {oldest} to {newest}"
+    return f"{span} at node {hello.node_id}{f' ({hello.why})' if hello.why else ''}"
+
+
+def check_hello(mine: Hello, theirs: Hello) -> str:
+    """Say why `theirs` cannot talk to `mine`; "" when it can."""
+    if theirs.refusal:
+        return theirs.refusal
+    if not common_format(mine, theirs):
+        older = min(mine, theirs, key=lambda hello: hello.spoken[1])
+        return (
+            f"peer {_formats(theirs)}, {_formats(mine)}: none in common, start a newer raftmq on "
+            f"node {older.node_id}"
+        )
+    if theirs.cluster_id != mine.cluster_id:
+        return f"cluster_id {theirs.cluster_id!r}, this node is of {mine.cluster_id!r}"
+    if theirs.node_id == mine.node_id:
+        return f"node_id {theirs.node_id} is this node's own"
+    if mine.formation_id and theirs.formation_id and mine.formation_id != theirs.formation_id:
+        return (
+            f"formation {theirs.formation_id} of cluster {theirs.cluster_id!r}, this node is of "
+            f"{mine.formation_id}: a majority of one of them was wiped and formed anew"
+        )
+    return ""
+
+
+class PeerLinks:
+    """All streams of a node to and from its peers."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: NodeId,
+        storage_id: StorageId,
+        process_id: str,
+        address: Address | None = None,
+        queue_bytes_max: int,
+        on_frame: FrameHandler,
+        on_identity: Callable[[PeerIdentity], None],
+        on_lost: Callable[[NodeId], None],
+        random: Random,
+        turns: Turns,
+        memory_bytes_max: int,
+        on_broken_invariant: Callable[[str], None],
+        log: Any = logger,
+        formats: tuple[int, int] = PEER_FORMATS,
+    ) -> None:
+        """Make links that `run` opens.
+
+        Args:
+            process_id: differs from that of every other process of this node.
+            address: where this node listens, told to others for their logs.
+            memory_bytes_max: bytes of incomplete frames from all peers together.
+            on_broken_invariant: called with the reason why the node must stop.
+            log: takes what strangers can cause; a node gives one that bounds it.
+            formats: the oldest and the newest one to speak.
+        """
+        self._hello = Hello(
+            formats[0],
+            cluster_id,
+            node_id,
+            f"{storage_id:016x}",
+            BULK,
+            str(address) if address is not None else "",
+            formats=formats,
+            process_id=process_id,
+        )
+        self._queue_bytes_max = queue_bytes_max
+        self._on_frame = on_frame
+        self._on_identity = on_identity
+        self._on_lost = on_lost
+        self._random = random
+        self._turns = turns
+        self._memory = PeerMemory(memory_bytes_max)
+        self._on_broken_invariant = on_broken_invariant
+        self._log = log
+        self._told_bugs: set[str] = set()
+        self.refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        """Streams that were refused, or ended for what came on them, by reason."""
+        self._addresses: dict[NodeId, tuple[Address, ...]] = {}  # newest first, at most two
+        self._nameless: dict[socket.socket, trio.CancelScope] = {}
+        self._accepted: dict[tuple[NodeId, str], list[_Accepted]] = {}
+        self._hurried_s: dict[NodeId, float] = {}
+        self._streams: dict[tuple[NodeId, str], PeerStream] = {}
+        self._heard: set[NodeId] = set()  # peers with a vital stream, since they were lost last
+        self._nursery: trio.Nursery | None = None
+        self._readers: dict[FrameReader, None] = {}
+        self._listens_at_ticks = False
+        self.block_to: frozenset[NodeId] = frozenset()
+        self.block_from: frozenset[NodeId] = frozenset()
+        self._block_changed = trio.Event()
+        self.taken: dict[NodeId, str] = {}
+        """Words of the peers that refuse this process, as they know another one of its node id."""
+        self._rivals: dict[NodeId, tuple[Hello, float]] = {}
+
+    def set_formation(self, formation_id: str) -> None:
+        """Say from now on which formation of the cluster this node belongs to."""
+        self._hello = msgspec.structs.replace(self._hello, formation_id=formation_id)
+
+    def demand(self, oldest: int, why: str) -> None:
+        """Speak no older format than this one from now on; streams of older ones end."""
+        known_oldest, newest = self._hello.spoken
+        if oldest <= known_oldest:
+            return
+        assert oldest <= newest, "a format that this version does not speak"
+        self._hello = msgspec.structs.replace(
+            self._hello, version=oldest, formats=(oldest, newest), why=why
+        )
+        accepted = [each.back for some in self._accepted.values() for each in some]
+        for stream in (*self._streams.values(), *accepted):
+            if stream.version < oldest:
+                stream.end()
+
+    def version(self, node_id: NodeId) -> int:
+        """The format in which requests to this peer go; 0 while it is not connected."""
+        stream = self._way_to(node_id, CONTROL)
+        return 0 if stream is None or stream.sock is None else stream.version
+
+    # ---- faults ----
+
+    def block(self, *, to: frozenset[NodeId], from_: frozenset[NodeId]) -> None:
+        """Cut links, for tests: frames to peers of `to` are dropped, those from peers of `from_`
+        unheard, as is the end of their connections. A new stream needs both directions, and one
+        that lost frames ends when it is whole again: no stream ever goes on with a gap in it."""
+        self.block_to, self.block_from = to, from_
+        for stream in self._streams.values():
+            if stream.is_torn and stream.node_id not in to:
+                stream.end()
+        self._block_changed.set()
+        self._block_changed = trio.Event()
+        for stream in self._streams.values():
+            stream.redial.set()
+
+    async def _until_whole(self, node_id: NodeId) -> None:
+        while node_id in self.block_to or node_id in self.block_from:
+            await self._block_changed.wait()
+
+    async def _until_heard(self, node_id: NodeId) -> None:
+        while node_id in self.block_from:
+            await self._block_changed.wait()
+
+    # ---- sending ----
+
+    def send(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        """Frame and send to a peer; False when dropped (not connected, queue full)."""
+        stream = self._way_to(node_id, _STREAM_OF[kind])
+        if stream is None:
+            return False
+        if stream.sock is None:
+            stream.dropped_frames += 1
+            return False
+        if node_id in self.block_to:
+            stream.is_torn = True
+            return True  # as far as anybody here can tell
+        if len(pieces) > PIECES_MAX:
+            pieces = [b"".join(pieces)]
+        size, checksum = sum(map(len, pieces)), 0
+        if size > PARTED_BYTES_MIN:
+            return self._send_parts(node_id, kind, pieces)
+        for piece in pieces:
+            checksum = crc32c(piece, checksum)
+        is_sent = stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
+        stream.dropped_frames += not is_sent
+        return is_sent or node_id in self.block_from  # that it is gone is not heard either
+
+    def _send_parts(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
+        """Send what is too large for a frame (a snapshot of the metadata state) in several, on the
+        stream where nothing urgent waits; one such at a time."""
+        stream = self._way_to(node_id, CATCH_UP)
+        if not isinstance(stream, ChunkStream):
+            return False
+        data = memoryview(b"".join(pieces))
+        if stream.sock is None or stream.queued_bytes or len(data) > WHOLE_BYTES_MAX:
+            stream.dropped_frames += 1
+            return False
+        for start in range(0, len(data), PART_BYTES):
+            part = data[start : start + PART_BYTES]
+            head = PART_HEADER.pack(kind, start + PART_BYTES >= len(data))
+            checksum = crc32c(part, crc32c(head))
+            frame = FRAME_HEADER.pack(len(head) + len(part), checksum, KIND_PART) + head
+            stream.send_part(frame, part)
+        return True
+
+    def send_stored(self, node_id: NodeId, head: Sequence[Buffer], chunk: StoredChunk) -> bool:
+        """Frame and queue a message whose batches lie in a file; False when dropped.
+
+        The loop never has the file's bytes, so it cannot sum them. Their checksum was made by the
+        worker that checked them, and travels within the part that is summed here: a receiver can
+        tell what was damaged on the way, base offsets and leader epochs too, which no batch's own
+        checksum covers. It checks each batch and its place in the log besides, as always.
+        """
+        stream = self._way_to(node_id, CATCH_UP)
+        if not isinstance(stream, ChunkStream):
+            return False
+        if stream.sock is None:
+            stream.dropped_frames += 1
+            return False
+        if node_id in self.block_to:
+            stream.is_torn = True
+            return True  # as far as anybody here can tell
+        body = b"".join(head)
+        summed = STORED_HEADER.pack(len(body), chunk.checksum) + body
+        size = len(summed) + (0 if chunk.span is None else chunk.span.size)
+        frame = FRAME_HEADER.pack(size, crc32c(summed), KIND_STORED) + summed
+        is_sent = stream.send_chunk(frame, chunk.span)
+        stream.dropped_frames += not is_sent
+        return is_sent or node_id in self.block_from
+
+    def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool:
+        """True when a stored chunk for this peer would be taken now."""
+        stream = self._way_to(node_id, CATCH_UP)
+        return isinstance(stream, ChunkStream) and stream.room_for(size_bytes)
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        """True while the streams to this peer stand."""
+        streams = [self._way_to(node_id, name) for name in _VITAL]
+        return all(stream is not None and stream.sock is not None for stream in streams)
+
+    def _way_to(self, node_id: NodeId, name: str) -> PeerStream | None:
+        """The stream that was dialled; where that cannot be, one that the peer dialled, if any."""
+        stream = self._streams.get((node_id, name))
+        if stream is not None and (stream.sock is not None or not stream.has_failed):
+            return stream
+        accepted = self._accepted.get((node_id, name))
+        return accepted[0].back if accepted else stream
+
+    def has_ended(self, node_id: NodeId) -> bool:
+        """True when the peer closed a stream of which this loop has not been told yet."""
+        stream = self._streams.get((node_id, BULK))
+        if stream is None or stream.sock is None or node_id in self.block_from:
+            return False
+        return _has_ended(stream.sock)
+
+    def queued_bytes(self) -> dict[NodeId, int]:
+        """Bytes waiting for each peer."""
+        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == BULK}
+
+    def streams(self) -> list[tuple[NodeId, str]]:
+        """All outgoing streams: (peer, name)."""
+        return list(self._streams)
+
+    def counts(self, node_id: NodeId, name: str) -> StreamCounts:
+        """What passed through one of them."""
+        return self._streams[node_id, name]
+
+    def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
+        """Say where the peers are, from configuration or metadata; new ones are dialled, moved ones
+        dialled anew. Where that fails, the address before is tried in turn: a file may be newer
+        than metadata that the node could not change yet, or older."""
+        for node_id, address in addresses.items():
+            known = self._addresses.get(node_id, ())
+            if node_id == self._hello.node_id or known[:1] == (address,):
+                continue
+            is_new = not known
+            self._addresses[node_id] = (address, *known[:1])
+            if is_new:
+                for name in STREAMS:
+                    kind = ChunkStream if name == CATCH_UP else PeerStream
+                    stream = kind(node_id, name, self._queue_bytes_max)
+                    self._streams[node_id, name] = stream
+                    if self._nursery is not None:
+                        self._nursery.start_soon(self._keep_connected, stream)
+
+    # ---- hearing ----
+
+    def listen_at_ticks(self) -> None:
+        """Nothing but beats of nodes at rest and brokers is expected on heartbeat streams: read
+        them when `look` is called, since every wake-up costs more than what it is for."""
+        self._listens_at_ticks = True
+
+    def listen(self) -> None:
+        """Read every stream as soon as something comes."""
+        if self._listens_at_ticks:
+            self._listens_at_ticks = False
+            for reader in self._readers:
+                reader.attend()
+
+    def look(self) -> None:
+        """Hand on what came on the streams that are read at ticks."""
+        for reader in list(self._readers):
+            reader.look()
+
+    # ---- tasks ----
+
+    async def run(
+        self, listener: socket.socket, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Dial, accept, read and write until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for stream in self._streams.values():
+                nursery.start_soon(self._keep_connected, stream)
+            task_status.started()
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    sock, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    continue
+                except OSError as error:
+                    if error.errno not in _OUT_OF_RESOURCES:
+                        raise
+                    self._log.error("cannot accept peers", why=error.strerror)
+                    await trio.sleep(ACCEPT_RETRY_S)  # clients may hold all descriptors
+                    continue
+                if len(self._nameless) >= NAMELESS_MAX:
+                    self.refusals["limit"] += 1
+                    oldest = next(iter(self._nameless))
+                    self._nameless.pop(oldest).cancel()
+                self._nameless[sock] = trio.CancelScope()
+                nursery.start_soon(self._serve, sock)
+
+    async def _keep_connected(self, stream: PeerStream) -> None:
+        backoff_ms = BACKOFF_MS[0]
+        while True:
+            await self._until_whole(stream.node_id)
+            try:
+                is_refused = not await self._connect_once(stream)
+            except Exception as error:  # noqa: BLE001 - the border of a dialled stream
+                is_refused = True
+                self._end_for(error, "dialled stream", stream.node_id)
+            backoff_ms = BACKOFF_MS[1] if is_refused else backoff_ms
+            if stream.has_stood:
+                stream.has_stood = False
+                backoff_ms = BACKOFF_MS[0]
+            with trio.move_on_after(backoff_ms * (0.5 + self._random.random()) / 1e3):
+                await stream.redial.wait()
+            if stream.redial.is_set():
+                stream.redial = trio.Event()
+                backoff_ms = BACKOFF_MS[0]
+            backoff_ms = min(2 * backoff_ms, BACKOFF_MS[1])
+
+    async def _connect_once(self, stream: PeerStream) -> bool:
+        """Dial and send until the connection ends; False when the peer is not the right one."""
+        try:
+            sock, identity = await self._dial(stream)
+        except (OSError, trio.TooSlowError, EOFError, UnicodeError):
+            stream.has_failed = True
+            self.taken.pop(stream.node_id, None)
+            return True  # not up yet, just gone, or no name that can be looked up: try again
+        except (PeerRefusedError, RemoteProtocolError) as error:
+            reason = str(error)[:REASON_LENGTH_MAX]
+            if stream.node_id not in self.taken:  # its node tells that once
+                self._log.warning("peer refused", peer=stream.node_id, reason=reason)
+            stream.has_failed = True
+            return False
+        stream.has_failed = False
+        stream.sock = sock
+        try:
+            stream.has_stood = True
+            self._stands(stream, identity)
+            await self._drain(stream, identity)
+            await self._until_heard(stream.node_id)
+        except Exception:
+            stream.drop_connection()
+            self._ended(stream)
+            raise
+        finally:
+            stream.drop_connection()
+        self._ended(stream)
+        return True
+
+    def _stands(self, stream: PeerStream, identity: PeerIdentity) -> None:
+        if stream.name not in _VITAL:
+            return
+        self._heard.add(stream.node_id)
+        if self.is_connected(stream.node_id):
+            self._log.info("peer connected", peer=stream.node_id)
+        self._on_identity(identity)  # who hears it may send to the peer already
+
+    def _ended(self, stream: PeerStream) -> None:
+        """With one vital stream the other ends: a peer is lost as a whole, and told so once."""
+        if stream.name not in _VITAL or stream.node_id not in self._heard:
+            return
+        self._heard.remove(stream.node_id)
+        for name in _VITAL:
+            if (other := self._streams.get((stream.node_id, name))) is not None:
+                other.end()
+        self._log.info("peer lost", peer=stream.node_id)
+        self._on_lost(stream.node_id)
+
+    async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
+        addresses = self._addresses[stream.node_id]
+        address = addresses[stream.dials % len(addresses)]
+        stream.dials += 1
+        with trio.fail_after(HELLO_TIMEOUT_S):
+            try:
+                with trio.fail_after(DIAL_TIMEOUT_S) as stream.dialling:
+                    connected = await trio.open_tcp_stream(address.host, address.port)
+            finally:
+                stream.dialling = None
+            sock = socket.socket(fileno=connected.socket.detach())
+            try:
+                sock.setblocking(False)
+                tune(sock, UNSENT_CHUNK_BYTES_MAX if stream.name == CATCH_UP else 0)
+                mine = msgspec.structs.replace(self._hello, stream=stream.name)
+                await _write_hello(sock, mine)
+                theirs = await _read_hello(sock)
+                await self._until_whole(stream.node_id)
+                reason = check_hello(self._hello, theirs)  # which may demand more by now
+                if not reason and theirs.node_id != stream.node_id:
+                    reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
+                self._heed(stream.node_id, theirs)
+                if reason:
+                    raise PeerRefusedError(f"{address}: {reason}")
+                stream.version = common_format(self._hello, theirs)
+                stream.process_id = theirs.process_id
+                return sock, _identity(theirs)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _dial_now(self, node_id: NodeId) -> None:
+        """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
+        now_s = trio.current_time()
+        if (node_id, BULK) not in self._streams or now_s < self._hurried_s.get(node_id, 0.0):
+            return
+        self._hurried_s[node_id] = now_s + HURRY_S
+        for name in STREAMS:
+            if (stream := self._streams.get((node_id, name))) is not None:
+                stream.hurry()
+
+    async def _drain(self, stream: PeerStream, identity: PeerIdentity) -> None:
+        """Write what did not fit at once; return when the connection ends."""
+        sock = stream.sock
+        assert sock is not None
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                await trio.lowlevel.wait_readable(sock)  # in most cases it is the end
+                await self._read(self._reader(sock, identity, stream.name))
+
+            async def end_after(work: Callable[[], Awaitable[None]]) -> None:
+                await self._guarded(work, "dialled stream", identity.node_id)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(end_after, read)
+            await end_after(stream.drain)
+
+    # ---- the door ----
+
+    async def _serve(self, sock: socket.socket) -> None:
+        node_id: NodeId | None = None
+        try:
+            sock.setblocking(False)
+            tune(sock)
+            met = None
+            with self._nameless[sock]:
+                met = await self._meet(sock)
+            self._nameless.pop(sock, None)
+            if met is not None:
+                identity, name, version = met
+                node_id = identity.node_id
+                if version < self._hello.spoken[0]:
+                    raise PeerRefusedError(f"format {version} is not spoken here any more")
+                if reason := self._why_no_room(node_id, name):
+                    # Others came in while our hello was on its way.
+                    self.refusals["limit"] += 1
+                    self._tell_refused(sock, node_id, reason)
+                    return
+                self._make_room(node_id, name)
+                await self._attend(sock, identity, name, version)
+        except (OSError, EOFError):
+            pass  # the peer went away
+        except Exception as error:  # noqa: BLE001 - the border of an accepted stream
+            self._end_for(error, "accepted stream", node_id)
+        finally:
+            self._nameless.pop(sock, None)
+            sock.close()
+
+    async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str, int] | None:
+        """Hear a hello and answer it: who, which stream, in which format. None: the other side is
+        told why not."""
+        with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
+            try:
+                theirs = await _read_hello(sock)
+                identity = _identity(theirs)
+            except (PeerRefusedError, RemoteProtocolError) as error:
+                self.refusals["hello"] += 1
+                reason = str(error)[:REASON_LENGTH_MAX]
+                self._log.warning("no hello of a peer", reason=reason, where=_remote(sock))
+                return None
+            await self._until_whole(identity.node_id)
+            is_rival = False
+            if reason := check_hello(self._hello, theirs):
+                self.refusals["identity"] += 1
+            elif reason := self._why_no_room(identity.node_id, theirs.stream):
+                self.refusals["limit"] += 1
+            elif is_rival := await self._is_rival(theirs):
+                self.refusals["identity"] += 1
+                reason = self._tell_rival(theirs)
+            reason = reason[:REASON_LENGTH_MAX]
+            mine = msgspec.structs.replace(self._hello, refusal=reason, is_taken=is_rival)
+            await _write_hello(sock, mine)
+            if not reason:
+                return identity, theirs.stream, common_format(mine, theirs)
+            self._tell_refused(sock, identity.node_id, reason)
+        if limit.cancelled_caught:
+            self.refusals["deadline"] += 1
+        return None
+
+    def _tell_refused(self, sock: socket.socket, node_id: NodeId, reason: str) -> None:
+        self._log.warning("refused a peer", peer=node_id, reason=reason, where=_remote(sock))
+
+    def _why_no_room(self, node_id: NodeId, name: str) -> str:
+        """Say why there is no room for another stream; "" when there is or can be made.
+
+        Nobody can prove yet who he is. So the streams that work are kept, whoever says that they
+        are his: where there are too many, the youngest goes on which nothing has come.
+        """
+        if node_id not in self._addresses:
+            guests = {peer for peer, _ in self._accepted if peer not in self._addresses}
+            if node_id not in guests and len(guests) >= GUESTS_MAX:
+                return f"{len(guests)} nodes that this cluster does not know are connected"
+        accepted = self._accepted.get((node_id, name), [])
+        is_full = len(accepted) >= STREAMS_PER_KIND_MAX
+        if is_full and all(each.reader.has_heard for each in accepted):
+            return f"node {node_id} has {len(accepted)} streams of kind {name} here"
+        return ""
+
+    def _make_room(self, node_id: NodeId, name: str) -> None:
+        """End the youngest stream on which nothing has come, if there are too many."""
+        accepted = self._accepted.get((node_id, name), [])
+        if len(accepted) >= STREAMS_PER_KIND_MAX:
+            silent = [each for each in accepted if not each.reader.has_heard]
+            self.refusals["limit"] += 1
+            silent[-1].reader.refuse(PeerRefusedError("a newer stream takes its place"))
+            accepted.remove(silent[-1])
+
+    # ---- two processes with one node id ----
+
+    async def _is_rival(self, theirs: Hello) -> bool:
+        """True when another process answers at that node's address, and did not just end.
+
+        A node is one process with one storage: a second one, be it with a copied data folder or
+        with an empty one, would answer for what the first promised, or take its place. Only streams
+        that were dialled tell who is the first: anybody may come and say that he is a node.
+        """
+        for _ in range(ENDING_LOOKS):
+            if not self._stands_otherwise(theirs):
+                return False
+            await trio.sleep(ENDING_LOOK_S)
+        return self._stands_otherwise(theirs)
+
+    def _stands_otherwise(self, theirs: Hello) -> bool:
+        streams = [self._streams.get((NodeId(theirs.node_id), name)) for name in STREAMS]
+        return any(
+            stream is not None
+            and stream.sock is not None
+            and "" not in (stream.process_id, theirs.process_id)
+            and stream.process_id != theirs.process_id
+            and not _has_ended(stream.sock)
+            for stream in streams
+        )
+
+    def _tell_rival(self, theirs: Hello) -> str:
+        """What the process is told that came second."""
+        node_id = NodeId(theirs.node_id)
+        self._rivals[node_id] = theirs, trio.current_time()
+        where = self._addresses[node_id][0]
+        return (
+            f"node_id {node_id} is taken: another process with this node_id answers at {where}. "
+            "Stop one of the two, or give this one a node_id and a data folder of its own"
+        )
+
+    def _heed(self, node_id: NodeId, theirs: Hello) -> None:
+        """Keep what a peer says of this process."""
+        if theirs.is_taken:
+            self.taken[node_id] = theirs.refusal[:REASON_LENGTH_MAX]
+        else:
+            self.taken.pop(node_id, None)
+
+    def rivals(self) -> list[Hello]:
+        """Processes that were refused lately, since another one of their node id lives."""
+        since_s = trio.current_time() - RIVAL_S
+        return [hello for hello, at_s in self._rivals.values() if at_s >= since_s]
+
+    async def _attend(
+        self, sock: socket.socket, identity: PeerIdentity, name: str, version: int
+    ) -> None:
+        """Read a stream that was let in to its end; answer on it while there is no other way."""
+        node_id = identity.node_id
+        kind = ChunkStream if name == CATCH_UP else PeerStream
+        back = kind(node_id, name, self._queue_bytes_max, sock=sock, version=version)
+        mine = _Accepted(self._reader(sock, identity, name, is_accepted=True), back)
+        self._accepted.setdefault((node_id, name), []).append(mine)
+
+        async def read() -> None:
+            self._dial_now(node_id)
+            if name in _VITAL and self._way_to(node_id, name) is back:
+                self._stands(back, identity)
+            else:
+                self._on_identity(identity)
+            await self._read(mine.reader)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._guarded, back.drain, "accepted stream", node_id)
+                await self._guarded(read, "accepted stream", node_id)
+                nursery.cancel_scope.cancel()
+        finally:
+            was_the_way = self._way_to(node_id, name) is back
+            self._leave(mine)
+            back.drop_connection()
+        if was_the_way:
+            self._ended(back)
+
+    def _leave(self, mine: _Accepted) -> None:
+        key = mine.back.node_id, mine.back.name
+        accepted = self._accepted.get(key, [])
+        if mine in accepted:
+            accepted.remove(mine)
+        if not accepted:
+            self._accepted.pop(key, None)
+
+    def _reader(
+        self, sock: socket.socket, sender: PeerIdentity, name: str, *, is_accepted: bool = False
+    ) -> FrameReader:
+        is_quiet = is_accepted and name == HEARTBEAT
+        return FrameReader(
+            sock,
+            sender.node_id,
+            partial(self._on_frame, sender),
+            is_blocked=lambda: sender.node_id in self.block_from,
+            may_rest=lambda: is_quiet and self._listens_at_ticks,
+            turns=self._turns,
+            memory=self._memory,
+            takes_parts=name == CATCH_UP,
+        )
+
+    async def _read(self, reader: FrameReader) -> None:
+        """Read one stream to its end; a quiet one at ticks only, while nothing urgent comes."""
+        self._readers[reader] = None
+        try:
+            await reader.run()
+        finally:
+            del self._readers[reader]
+
+    # ---- what went wrong ----
+
+    async def _guarded(
+        self, work: Callable[[], Awaitable[None]], where: str, node_id: NodeId
+    ) -> None:
+        """Do a stream's work; what it raises ends here."""
+        try:
+            await work()
+        except (OSError, EOFError):
+            pass  # the peer went away
+        except Exception as error:  # noqa: BLE001 - the border of a stream
+            self._end_for(error, where, node_id)
+
+    def _end_for(self, error: Exception, where: str, node_id: NodeId | None) -> None:
+        """Say and count why a stream ends; no exception goes further."""
+        errors = _single(error)
+        if isinstance(errors, OSError | EOFError):
+            return
+        reason = _REASONS.get(type(errors), "bug")
+        self.refusals[reason] += 1
+        text = f"{type(errors).__name__}: {errors}"[:REASON_LENGTH_MAX]
+        if reason != "bug":
+            self._log.warning("peer stream broken", peer=node_id, where=where, reason=text)
+            return
+        kind = f"{where} {type(errors).__name__}"
+        is_news = kind not in self._told_bugs and len(self._told_bugs) < _TOLD_MAX
+        if is_news:
+            self._told_bugs.add(kind)
+        self._log.error(
+            "a peer's stream met a bug",
+            peer=node_id,
+            where=where,
+            why=text,
+            exc_info=errors if is_news else None,
+        )
+        if isinstance(errors, AssertionError):
+            self._on_broken_invariant(f"broken invariant: {errors!r}")
+
+
+@frozen(slots=True, eq=False)
+class _Accepted:
+    """A stream that a peer dialled: what reads it, and the way back on it."""
+
+    reader: FrameReader
+    back: PeerStream
+
+
+_REASONS: Final[Mapping[type[Exception], str]] = {
+    PeerRefusedError: "frame",
+    PeerMemoryError: "memory",
+    RemoteProtocolError: "frame",
+    trio.TooSlowError: "deadline",
+    MemoryError: "memory",
+}
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """True when the other side closed a connection and all that it sent was read."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _single(error: Exception) -> Exception:
+    """The first error inside nested groups."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _remote(sock: socket.socket) -> str:
+    """Where the other side is."""
+    try:
+        return str(Address(*sock.getpeername()[:2]))
+    except OSError:
+        return "gone"
+
+
+def _identity(hello: Hello) -> PeerIdentity:
+    """Who says hello.
+
+    Raises:
+        PeerRefusedError: nobody has such numbers.
+    """
+    try:
+        storage_id = int(hello.storage_id, 16)
+    except ValueError:
+        storage_id = -1
+    if not 0 <= storage_id < 1 << 64 or not 0 <= hello.node_id < 1 << 31:
+        raise PeerRefusedError(f"no identity: node {hello.node_id}, {hello.storage_id!r}")
+    if hello.stream not in STREAMS:
+        raise PeerRefusedError(f"no stream is called {hello.stream!r}")
+    return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
+
+
+async def _write_hello(sock: socket.socket, hello: Hello) -> None:
+    data = msgspec.json.encode(hello)
+    data = struct.pack(">I", len(data)) + data
+    while data:
+        await trio.lowlevel.wait_writable(sock)
+        data = data[sock.send(data) :]
+
+
+async def _read_hello(sock: socket.socket) -> Hello:
+    (size,) = struct.unpack(">I", await read_exactly(sock, 4))
+    if size > HELLO_BYTES_MAX:
+        raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
+    data = await read_exactly(sock, size)
+    return decode_foreign("hello", _hello_decoder.decode, data)

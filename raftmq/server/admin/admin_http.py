@@ -1,0 +1,203 @@
+"""The admin port: /metrics for Prometheus, /health for load balancers, /status for people.
+
+Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
+a node. It reads and never changes anything, but for /faults, which is refused in production, and
+for /nodes and /leaders (`admin_nodes.py`, `admin_leaders.py`).
+/health (and /health/ready) is 503 until this node has joined, and while it sees no majority of the
+metadata group; /health/live only when the process should be started anew.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import decode_foreign
+from raftmq.logs import structlog
+from raftmq.server.admin.admin_leaders import LeadersPort, leaders_routes
+from raftmq.server.admin.admin_nodes import NodesPort, nodes_routes
+from raftmq.server.admin.admin_pages import Page, answer, read_body, too_large
+from raftmq.server.kafka.log_rate import RateLimitedLog
+
+Health = Callable[[], tuple[bool, dict[str, Any]]]
+Status = Callable[[], Awaitable[dict[str, Any]]]
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""The page and its content type, for an Accept header."""
+
+KEEP_ALIVE_S: Final = 30.0
+READ_TIMEOUT_S: Final = 60
+CONNECTIONS_MAX: Final = 100
+"""At a time, so that nobody takes the descriptors of the node here."""
+REASON_LENGTH_MAX: Final = 300
+_log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
+_JSON: Final = "application/json"
+FAULTS_BYTES_MAX: Final = 64 << 10
+FAULTS_REFUSED: Final = (
+    "faults are refused: start this node with RAFTMQ_FAULTS=1, never in production"
+)
+
+
+class FaultPort(Protocol):
+    """What breaks this node on purpose."""
+
+    def show(self) -> dict[str, Any]: ...
+    def replace(self, body: bytes) -> dict[str, Any]:
+        """Raises msgspec.DecodeError."""
+        ...
+
+    def clear(self) -> dict[str, Any]: ...
+
+
+def _faults_page(faults: FaultPort | None) -> Page:
+    async def page(request: Request) -> Response:
+        if faults is None:
+            return answer({"error": FAULTS_REFUSED}, 403)
+        if request.method == "PUT":
+            body = await read_body(request, FAULTS_BYTES_MAX)
+            if body is None:
+                return too_large(FAULTS_BYTES_MAX)
+            try:
+                return answer(decode_foreign("faults", faults.replace, body))
+            except RemoteProtocolError as error:
+                return answer({"error": str(error)}, 400)
+        return answer(faults.clear() if request.method == "DELETE" else faults.show())
+
+    return page
+
+
+def _indented(body: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(body))
+
+
+def make_app(
+    *,
+    health: Health,
+    status: Status,
+    metrics: Metrics,
+    faults: FaultPort | None = None,
+    nodes: NodesPort | None = None,
+    leaders: LeadersPort | None = None,
+) -> Starlette:
+    """All pages; without `faults` they are refused."""
+
+    async def metrics_page(request: Request) -> Response:
+        body, content_type = await metrics(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def health_page(_request: Request) -> Response:
+        is_healthy, body = health()
+        return answer(body, 200 if is_healthy else 503)
+
+    async def status_page(_request: Request) -> Response:
+        body = await status()
+        return Response(await trio.to_thread.run_sync(_indented, body), media_type=_JSON)
+
+    async def live_page(_request: Request) -> Response:
+        body = health()[1]
+        is_live = bool(body.get("is_live", True))
+        return answer(body, 200 if is_live else 503)
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics_page),
+            Route("/health", health_page),
+            Route("/health/ready", health_page),
+            Route("/health/live", live_page),
+            Route("/status", status_page),
+            Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
+            *([] if nodes is None else nodes_routes(nodes)),
+            *([] if leaders is None else leaders_routes(leaders)),
+        ]
+    )
+
+
+class _Connection(TCPServer):
+    """One connection, which is over when its client hangs up: Hypercorn would wait for the end of
+    the time that an idle one may stay."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+async def serve_admin(
+    sock: socket.socket,
+    *,
+    health: Health,
+    status: Status,
+    metrics: Metrics,
+    faults: FaultPort | None = None,
+    nodes: NodesPort | None = None,
+    leaders: LeadersPort | None = None,
+) -> None:
+    """Serve the admin port on a bound socket until cancelled; it stays the caller's.
+
+    Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
+    that connection. Beyond `CONNECTIONS_MAX` of them a new one is closed at once.
+    """
+    config = Config()
+    config.accesslog = None
+    config.errorlog = None
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.read_timeout = READ_TIMEOUT_S
+    config.include_server_header = False
+    pages = make_app(
+        health=health, status=status, metrics=metrics, faults=faults, nodes=nodes, leaders=leaders
+    )
+    app: Any = ASGIWrapper(guarded(pages))
+    context = WorkerContext(None)
+    open_connections = 0
+
+    async def serve_connection(stream: trio.SocketStream) -> None:
+        nonlocal open_connections
+        if open_connections >= CONNECTIONS_MAX:
+            await trio.aclose_forcefully(stream)
+            return
+        open_connections += 1
+        try:
+            connection: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
+            await _Connection(app, config, context, ConnectionState({}), connection)
+        except Exception as error:  # noqa: BLE001 - the border of one connection
+            _log.error("an admin connection met a bug", why=repr(error)[:REASON_LENGTH_MAX])
+            await trio.aclose_forcefully(stream)
+        finally:
+            open_connections -= 1
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
+    await trio.serve_listeners(serve_connection, [listener])
+
+
+def guarded(app: Any) -> Any:
+    """The same pages, with what a request meets told here: once a while, and to nobody else.
+
+    The one who asked has a 500 by then; the connection ends.
+    """
+
+    async def serve_one(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except (ClientDisconnect, trio.BusyResourceError):
+            pass  # it went away in the middle, or spoke out of turn: nobody is left to answer
+        except Exception as error:  # noqa: BLE001 - the border of an admin request
+            _log.error(
+                "an admin request met a bug",
+                path=str(scope.get("path", ""))[:REASON_LENGTH_MAX],
+                why=f"{type(error).__name__}: {error}"[:REASON_LENGTH_MAX],
+                exc_info=error,
+            )
+
+    return serve_one

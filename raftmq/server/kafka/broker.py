@@ -1,0 +1,496 @@
+"""What handlers see of the node: identity, metadata, partitions, the ways to the controller.
+
+A plain composition without a life of its own; `raftmq/node.py` builds it. Questions that several
+handlers ask of more than one part (who leads, where does a broker listen) are answered here, so
+that they are answered alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol, TypeAlias
+from uuid import UUID
+
+import structlog
+
+from raftmq.config import NodeConfig
+from raftmq.controller.leader_table import LeaderRow, LeaderTable
+from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
+from raftmq.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
+from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.partition import Partition
+from raftmq.partition.partition_registry import PartitionRegistry
+from raftmq.ports import Buggify, Clock, Random, never
+from raftmq.promise import Promise
+from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
+from raftmq.runtime.workers import WorkerPool, Workers
+from raftmq.server.kafka.cork import Drains
+from raftmq.server.kafka.elections import Elections
+from raftmq.server.kafka.fetch_sessions import FetchSessions
+from raftmq.server.kafka.log_rate import RateLimitedLog
+from raftmq.server.kafka.metadata_cache import MetadataCache
+from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.pace import Pace
+from raftmq.server.kafka.parked import gather
+from raftmq.server.kafka.producer_ids import ProducerIdBlocks
+from raftmq.server.kafka.slices import Slices
+from raftmq.types import NodeId, TopicId, TopicPartition
+
+NO_LEADER: Final = CurrentLeader(-1, -1)
+ELECTION_POLL_MS: Final = 20
+ELECTION_ASK_MS: Final = 250
+QUORUM_WAIT_MS: Final = 1_000
+"""So long a follower waits for what the leader knows of the metadata group."""
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_COMING: Final = (
+    ErrorCode.NONE,
+    ErrorCode.TOPIC_ALREADY_EXISTS,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NOT_CONTROLLER,
+)
+
+
+class ControllerPort(Protocol):
+    """The way to the controller, wherever it is."""
+
+    def call(self, request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+        """Get an admin call decided; fails with a KafkaError when it may not have been."""
+        ...
+
+    def ask_quorum(self) -> Promise[QuorumState | None]:
+        """The metadata group as its leader knows it; None when that one does not answer."""
+        ...
+
+
+HandOver: TypeAlias = Callable[[NodeId, TopicPartition], bool]
+"""hand_over(leader, partition): ask that node to hand the partition to its preferred leader; False
+when it cannot be asked."""
+
+
+class Broker:
+    """One node, as its handlers see it."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        cluster_id: str,
+        *,
+        engine: Any,
+        controller: ControllerPort,
+        leader_table: LeaderTable,
+        partitions: PartitionRegistry,
+        coordinator: Any,
+        deadlines: Deadlines,
+        clock: Clock,
+        config: NodeConfig,
+        random: Random,
+        buggify: Buggify = never,
+        metadata_replica: QuorumReplica | None = None,
+        hand_over: HandOver | None = None,
+        has_ended: Callable[[NodeId], bool] | None = None,
+        workers: WorkerPool | None = None,
+        metrics: ServerMetrics | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.cluster_id = cluster_id
+        self.engine = engine
+        self.controller = controller
+        self.leader_table = leader_table
+        self.partitions = partitions
+        self.coordinator = coordinator
+        self.deadlines = deadlines
+        self.clock = clock
+        self.config = config
+        self.metadata_replica = metadata_replica
+        self.workers: WorkerPool = workers or Workers()
+        self.is_cut_off: Callable[[], bool] = _no
+        """True while others, but not this node, may see the majority of the metadata group."""
+        self.drains: Drains | None = None
+        """The engine of this node's replicas, where there is one."""
+        self._hand_over = hand_over
+        self.metrics = metrics or ServerMetrics()
+        self.sessions = FetchSessions(clock, random, buggify=buggify)
+        self.metadata_cache = MetadataCache()
+        self.slices = Slices(deadlines)
+        self.elections = Elections(
+            leader_table,
+            deadlines,
+            clock,
+            has_ended=has_ended or _never_ended,
+            has_left=self._has_left,
+        )
+        self.producer_ids = ProducerIdBlocks(self)
+        self._creating: dict[str, Promise[ErrorCode]] = {}
+        self._auto_create_room = Pace(
+            clock.monotonic_ms, config.auto_create_topics_max, config.auto_create_topics_per_s
+        )
+        self.client_host = ""
+        """Address of the client whose request is being begun; valid until its handler returns."""
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Do several things to replicas and let each take them in once, at the end."""
+        return nullcontext() if self.drains is None else self.drains.batch()
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest metadata applied on this node."""
+        image: MetadataImage = self.engine.image
+        return image
+
+    # ---- partitions ----
+
+    def find_topic(self, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+        """A topic by name or by id, whichever is given."""
+        if name is not None:
+            return self.image.topics.get(name)
+        return None if topic_id is None else self.image.topic_by_id(TopicId(topic_id))
+
+    def find_partition(
+        self, name: str | None, topic_id: UUID | None, index: int
+    ) -> Partition | ErrorCode:
+        """This node's replica of a partition, or why there is none."""
+        if name is not None:
+            found = self.partitions.by_name(name, index)
+        elif topic_id is not None:
+            found = self.partitions.by_id(TopicId(topic_id), index)
+        else:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if found is not None:
+            return found
+        topic = self.find_topic(name, topic_id)
+        if topic is None:
+            is_named = name is not None
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_named else ErrorCode.UNKNOWN_TOPIC_ID
+        if not 0 <= index < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    # ---- who leads, and where ----
+
+    def leader_of(self, topic_id: TopicId, index: int) -> CurrentLeader:
+        """Who leads a partition, or led it last; never forgotten while a new one is elected, since
+        clients that are told "nobody" may not ask again."""
+        found = self.leader_table.get(topic_id, index)
+        return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
+
+    def _has_left(self, row: LeaderRow) -> bool:
+        """True when a row names this node, which does not lead there or is handing over."""
+        if row.leader_id != self.node_id:
+            return False
+        partition = self.partitions.by_id(row.topic_id, row.partition)
+        return partition is None or not partition.takes_records
+
+    def misses_leaders(self, topics: Iterable[TopicImage]) -> bool:
+        """True when this node has replicas of these topics, knows no leader of one of them and
+        leads none: a client that it serves has requests under way here."""
+        misses_one = False
+        for topic in topics:
+            for image in topic.partitions:
+                partition = self.partitions.by_id(topic.topic_id, image.index)
+                if partition is None:
+                    continue
+                if partition.is_leader:
+                    return False
+                misses_one = misses_one or partition.replica.leader is None
+        return misses_one
+
+    def next_leaders(
+        self, wanted: Iterable[tuple[str | None, UUID | None, int]]
+    ) -> Promise[None] | None:
+        """Kept when partitions of which this node has just ceased to be the leader have another
+        one; None when that is known, or not to be expected soon."""
+        keys = []
+        for name, topic_id, index in wanted:
+            topic = self.find_topic(name, topic_id)
+            if topic is not None:
+                keys.append((topic.topic_id, index))
+        return self.elections.next_leaders_of(keys)
+
+    def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
+        """As `leader_of`, for a topic as a request names it."""
+        topic = self.find_topic(name, topic_id)
+        return NO_LEADER if topic is None else self.leader_of(topic.topic_id, index)
+
+    def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
+        """As `current_leader`, for an answer that this node is not it: then it never names itself,
+        which would send the client round in circles."""
+        leader = self.current_leader(name, topic_id, index)
+        if leader.leader_id == self.node_id:
+            found = self.find_partition(name, topic_id, index)
+            if isinstance(found, ErrorCode) or not found.is_leader:
+                return NO_LEADER
+        return leader
+
+    def endpoint(self, broker: BrokerImage) -> NodeEndpoint | None:
+        """Where a broker listens for clients."""
+        address = broker.endpoint("client")
+        if address is None:
+            return None
+        return NodeEndpoint(broker.node_id, address.host, address.port, broker.rack)
+
+    def endpoints(self, node_ids: Iterable[int]) -> list[NodeEndpoint]:
+        """Where these brokers listen for clients; unknown ones are left out."""
+        brokers = self.image.brokers
+        found = []
+        for node_id in sorted(set(node_ids)):
+            broker = brokers.get(NodeId(node_id))
+            endpoint = None if broker is None else self.endpoint(broker)
+            if endpoint is not None:
+                found.append(endpoint)
+        return found
+
+    def live_endpoints(self) -> list[NodeEndpoint]:
+        """Where the live brokers listen for clients."""
+        found = (self.endpoint(broker) for broker in self.image.live_brokers())
+        return [endpoint for endpoint in found if endpoint is not None]
+
+    @property
+    def controller_id(self) -> int:
+        """The node that clients should send admin requests to; any live one forwards them."""
+        controller = self.engine.controller_id
+        return -1 if controller is None else int(controller)
+
+    def closest_replica(self, partition: Partition, rack: str, offset: int) -> int | None:
+        """An in-sync replica in the consumer's rack that may serve it better than this leader
+        (KIP-392); None when this leader is as close, or nobody is closer."""
+        brokers = self.image.brokers
+        own = brokers.get(self.node_id)
+        if own is not None and own.rack == rack:
+            return None
+        if offset >= partition.readable_end:
+            return None  # at the end the leader has news first; keep the hint for catching up
+        for replica in partition.replica.in_sync_replicas():
+            broker = brokers.get(replica.node_id)
+            if broker is not None and broker.rack == rack and not broker.is_fenced:
+                return int(replica.node_id)
+        return None
+
+    # ---- metadata ----
+
+    @property
+    def metadata_state(self) -> object:
+        """Changes whenever an answer about topics or brokers could change."""
+        image = self.image
+        return (
+            image.structure_version,
+            image.version if image.structure_version < 0 else 0,
+            self.leader_table.version,
+            self.controller_id,
+        )
+
+    def in_sync_nodes(self, topic_id: TopicId, partition: PartitionImage) -> list[int]:
+        """The in-sync replicas that a partition's leader last reported."""
+        row = self.leader_table.get(topic_id, partition.index)
+        return [] if row is None else [int(node_id) for node_id in row.isr]
+
+    def offline_nodes(self, replicas: Iterable[int]) -> list[int]:
+        """Those of these nodes that are not live."""
+        brokers = self.image.brokers
+        offline = []
+        for node_id in replicas:
+            broker = brokers.get(NodeId(node_id))
+            if broker is None or broker.is_fenced:
+                offline.append(int(node_id))
+        return offline
+
+    def metadata_voters(self) -> list[int]:
+        """The nodes that vote on metadata."""
+        return [peer.id for peer in self.config.peers] or [int(self.node_id)]
+
+    def check_topic_name(self, name: str) -> ErrorCode | None:
+        """INVALID_TOPIC_EXCEPTION for a name that no topic can have."""
+        is_legal = _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+        return None if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    def topic_configs(self, topic: str) -> dict[str, str]:
+        """The effective configs of a topic on this node."""
+        return effective_topic_configs(self.image, topic, self.node_id, self.config.defaults)
+
+    def created_topic_configs(self, topic: str) -> list[dict[str, Any]]:
+        """A new topic's configs, as CreateTopics v5+ returns them."""
+        try:
+            entries = describe_topic(self.image, topic, self.node_id, self.config.defaults)
+        except KafkaError:
+            return []  # not known here: validated only, or deleted again
+        return [
+            {
+                "name": entry.name,
+                "value": entry.value,
+                "read_only": entry.is_read_only,
+                "config_source": int(entry.source),
+                "is_sensitive": entry.is_sensitive,
+            }
+            for entry in entries
+        ]
+
+    # ---- the controller ----
+
+    def call_controller(self, call: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+        """Let the controller decide, wherever it is; fails with a KafkaError."""
+        return self.controller.call(call)
+
+    def explain(self, error: Exception) -> tuple[ErrorCode, str]:
+        """What a client is told of a call that failed as a whole."""
+        if isinstance(error, KafkaError):
+            return error.code, error.message
+        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller could not be asked"
+
+    @property
+    def may_auto_create(self) -> bool:
+        """True unless `auto.create.topics.enable` is off."""
+        text = broker_value(
+            self.image, self.node_id, self.config.defaults, "auto.create.topics.enable"
+        )
+        return text is None or text.lower() == "true"
+
+    def auto_create(self, names: Iterable[str]) -> Promise[dict[str, ErrorCode]]:
+        """Create missing topics; gives the error of each that a client must be told."""
+        wanted = list(dict.fromkeys(names))
+        fresh = [
+            name
+            for name in wanted
+            if name not in self._creating and self.check_topic_name(name) is None
+        ]
+        later = self._auto_create_room.take(fresh)
+        fresh = fresh[: len(fresh) - len(later)]
+        if later:
+            self.metrics.refuse("auto_create_topics_max")
+            _log.warning(
+                "topics are not created yet: auto_create_topics_max",
+                named=len(wanted),
+                left=len(later),
+            )
+        if fresh:
+            self._create(fresh)
+        results = [self._creating.get(name, ErrorCode.INVALID_TOPIC_EXCEPTION) for name in wanted]
+        if later:
+            # Its client asks again, and by then there may be room.
+            unmade = frozenset(later)
+            results = [
+                ErrorCode.LEADER_NOT_AVAILABLE if name in unmade else result
+                for name, result in zip(wanted, results, strict=True)
+            ]
+        promise: Promise[dict[str, ErrorCode]] = Promise()
+
+        def finish(codes: list[ErrorCode]) -> None:
+            promise.resolve(
+                {
+                    name: code
+                    for name, code in zip(wanted, codes, strict=True)
+                    if code is not ErrorCode.NONE
+                }
+            )
+
+        gather(results, finish)
+        return promise
+
+    def _create(self, names: list[str]) -> None:
+        """One call for all; whoever asks for the same names meanwhile shares its outcome."""
+        promises: dict[str, Promise[ErrorCode]] = {name: Promise() for name in names}
+        self._creating.update(promises)
+        call = CreateTopicsCall(
+            topics=tuple(NewTopic(name=name) for name in names),
+            timeout_ms=self.config.topic_create_wait_ms,
+            is_auto=True,
+        )
+
+        def settled(done: Promise[tuple[Outcome, ...]]) -> None:
+            codes = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
+            if done.error is None:
+                codes.update({one.name: _auto_code(one.code) for one in done.result()})
+            for name, promise in promises.items():
+                del self._creating[name]
+                promise.resolve(codes[name])
+
+        self.call_controller(call).when_done(settled)
+
+    def elect_preferred(
+        self, name: TopicPartition, timeout_ms: int
+    ) -> ErrorCode | Promise[ErrorCode]:
+        """Hand a partition to its preferred leader; answered when that one leads."""
+        topic = self.image.topics.get(name.topic)
+        found = self.image.partition(name)
+        if topic is None or found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        preferred = found.preferred_leader
+        leader = self.leader_of(topic.topic_id, name.partition)
+        if leader.leader_id == preferred:
+            return ErrorCode.ELECTION_NOT_NEEDED
+        in_sync = self.in_sync_nodes(topic.topic_id, found)
+        if self.offline_nodes([preferred]) or (in_sync and preferred not in in_sync):
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        if leader.leader_id < 0 or self._hand_over is None:
+            return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        if not self._hand_over(NodeId(leader.leader_id), name):
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        promise: Promise[ErrorCode] = Promise()
+        hand_over = self._hand_over
+        give_up_ms = self.clock.monotonic_ms() + timeout_ms
+        ask_at_ms = self.clock.monotonic_ms() + ELECTION_ASK_MS
+
+        def look() -> None:
+            nonlocal ask_at_ms
+            if self.clock.monotonic_ms() >= ask_at_ms:
+                # The leader may have refused: for a moment too much was on its way.
+                ask_at_ms += ELECTION_ASK_MS
+                leads = self.leader_of(topic.topic_id, name.partition).leader_id
+                if leads != preferred:
+                    hand_over(NodeId(leads), name)
+            now_leads = self.leader_of(topic.topic_id, name.partition).leader_id == preferred
+            if now_leads:
+                promise.resolve(ErrorCode.NONE)
+            elif self.clock.monotonic_ms() >= give_up_ms:
+                promise.resolve(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+            else:
+                self.deadlines.after(ELECTION_POLL_MS, look)
+
+        look()
+        return promise
+
+    def quorum_view(self) -> QuorumState | None:
+        """The metadata group as this node's replica knows it; a follower knows no other's end."""
+        replica = self.metadata_replica
+        if replica is None:
+            return None
+        return view_of(
+            replica,
+            node_id=self.node_id,
+            leader_id=self.controller_id,
+            wall_ms=self.clock.wall_ms(),
+        )
+
+    def quorum_state(self) -> QuorumState | Promise[QuorumState | None] | None:
+        """The metadata group as its leader knows it, or else as this node does."""
+        own = self.quorum_view()
+        if own is None or self.metadata_replica is None or self.metadata_replica.is_leader:
+            return own
+        promise: Promise[QuorumState | None] = Promise()
+
+        def settle(state: QuorumState | None) -> None:
+            if not promise.is_done:
+                promise.resolve(self.quorum_view() if state is None else state)
+
+        self.deadlines.after(QUORUM_WAIT_MS, lambda: settle(None))
+        self.controller.ask_quorum().when_done(lambda done: settle(done.result()))
+        return promise
+
+
+def _never_ended(_node_id: NodeId) -> bool:
+    return False
+
+
+def _no() -> bool:
+    return False
+
+
+def _auto_code(code: ErrorCode) -> ErrorCode:
+    """What an auto-creating client is told: that the topic comes, unless it never can."""
+    if code in _COMING:
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    return code

@@ -1,0 +1,661 @@
+"""One client's connection: bytes in, requests begun at once, answers left to the reply queue.
+
+A connection at rest is no task: `Readiness` calls `receive` when its socket has bytes. Small frames
+come through one scratch buffer that all connections share (only within one call, so nobody else can
+be in it), a large frame through another one into a buffer that grows with it, where the records
+stay: a Produce is stamped and appended from there without a copy. A request begins in that same
+call; nothing hops to another task between receive and append.
+
+Who has to wait (room in the pipeline, memory, the rest of a large frame, a spent turn) leaves
+`Readiness` for a task, `_read`, which stays while its client is busy: it goes back to rest when the
+sweep finds it quiet. Either of both reads, never both. Answers that a socket does not take at once
+have a task of their own (`ReplyQueue.drain`), for as long.
+
+Never decides anything about a request but its size. What a client does wrong costs this connection,
+and so does a bug of ours that one of its requests meets: nothing but the loop's own exceptions
+leaves this module (`Shared.failed`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+import trio
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.ports import DiskError
+from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
+from raftmq.runtime.turns import (
+    QUIET_RECEIVE_COST,
+    RECEIVE_COST,
+    SMALL_RECEIVE_BYTES,
+    SMALL_RECEIVE_COST,
+    Turns,
+)
+from raftmq.server.kafka.cork import Cork
+from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
+from raftmq.server.kafka.log_rate import RateLimitedLog
+from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.readiness import LookLater, Readiness
+from raftmq.server.kafka.replies import ReplyQueue, Slot, SpanTruncatedError
+from raftmq.server.kafka.request_memory import PartialFrame, RequestMemory
+
+if TYPE_CHECKING:
+    from raftmq.server.kafka.fetch_memo import FetchMemo
+
+SCRATCH_BYTES: Final = 32 << 10
+PIECE_BYTES_MAX: Final = MARK_BYTES_MAX
+"""A large frame is received in pieces of so many bytes at most."""
+TURN_FRAMES_MAX: Final = 16
+TURN_BYTES_MAX: Final = 1 << 20
+PART_S: Final = 0.1
+"""How long a client is given to hang up after it was told that we do."""
+QUIET_S: Final = 1.0
+"""A connection from which nothing came for so long needs no tasks."""
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+class Begin(Protocol):
+    """Starts one request; its answer settles the slot, now or later."""
+
+    def __call__(self, frame: memoryview, slot: Slot, connection: Connection) -> None:
+        """Begin the request in `frame` (without its size).
+
+        Raises:
+            RemoteProtocolError: bytes that the protocol forbids; the connection is to be closed.
+        """
+        ...
+
+
+class Shared:
+    """What all connections of a port have in common."""
+
+    __slots__ = (
+        "begin",
+        "cork",
+        "limits",
+        "memory",
+        "metrics",
+        "nursery",
+        "piece",
+        "readiness",
+        "scratch",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        begin: Begin,
+        limits: Limits,
+        metrics: ServerMetrics,
+        cork: Cork | None = None,
+        memory: RequestMemory | None = None,
+        look_later: LookLater | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        self.begin = begin
+        self.cork = cork or Cork()
+        self.limits = limits
+        self.metrics = metrics
+        self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
+        self.turns = turns or Turns()
+        self.readiness = Readiness(self.turns, self.cork.together, look_later)
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.piece = memoryview(b"")  # made for the first large frame; as `scratch`
+        self.nursery: trio.Nursery | None = None
+        """Of the tasks that connections need for a while; open for as long as there are any."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a task for a connection, which lets no exception out."""
+        assert self.nursery is not None, "connections are served within a nursery"
+        self.nursery.start_soon(work)
+
+    def refused(self, bound: str) -> None:
+        """Count what was refused, or closed, by the bound (a config key) that said so."""
+        self.metrics.refuse(bound)
+
+    def failed(self, error: Exception, peer: str) -> None:
+        """A bug of ours that one connection met: it costs that connection, and is told once. Memory
+        that is not there is no bug, and costs the same."""
+        if isinstance(error, MemoryError):
+            self.refused("memory")
+            _log.error("connection closed: no memory for its request", peer=peer)
+            return
+        self.metrics.bug(error)
+        _log.error("connection closed: a bug", peer=peer, why=repr(error), exc_info=error)
+
+
+class Connection:
+    """One client, until it hangs up or is hung up on."""
+
+    __slots__ = (
+        "_is_ending",
+        "_is_finishing",
+        "_large",
+        "_lingering",
+        "_on_closed",
+        "_partial",
+        "_pending",
+        "_reading",
+        "_shared",
+        "_sock",
+        "_turn_bytes",
+        "_turn_frames",
+        "_writing",
+        "client_software",
+        "fetch_memo",
+        "hold",
+        "is_closed",
+        "is_quiet",
+        "last_active",
+        "on_close",
+        "peer",
+        "replies",
+    )
+
+    def __init__(
+        self, sock: socket.socket, peer: str, shared: Shared, on_closed: Callable[[], None]
+    ) -> None:
+        self._sock = sock
+        self._shared = shared
+        self._on_closed = on_closed
+        self._pending = b""  # received, not begun: an incomplete frame; complete ones without room
+        self._partial: PartialFrame | None = None  # the frame at the front, while it is incomplete
+        self._large: LowWater | None = None  # of that frame, if it is a large one
+        self._reading: trio.CancelScope | None = None  # of the task that reads
+        self._lingering: trio.CancelScope | None = None  # of its wait for more, in a task
+        self._writing: trio.CancelScope | None = None  # of the task that writes
+        self._is_ending = False  # broken: it is closed as soon as whoever found out has returned
+        self._is_finishing = False
+        self._turn_bytes = 0
+        self._turn_frames = 0
+        self.is_closed = False
+        self.is_quiet = False
+        """Listened to at certain moments only."""
+        self.peer = peer
+        self.client_software = ""
+        self.fetch_memo: FetchMemo | None = None
+        self.hold = Hold()
+        self.last_active = trio.current_time()
+        self.on_close: dict[int, Callable[[], None]] = {}
+        self.replies = ReplyQueue(
+            sock, shared.limits, shared.memory, shared.metrics, self, shared.cork
+        )
+
+    # ---- life ----
+
+    def open(self) -> None:
+        """Serve from now on, as one at rest."""
+        try:
+            self._shared.readiness.watch(self._sock.fileno(), self)
+        except OSError as error:
+            self._cannot_be_watched(error)
+            self.close()
+
+    def _cannot_be_watched(self, error: OSError) -> None:
+        """The kernel has no memory for it, or too many are watched."""
+        _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
+
+    def close(self) -> None:
+        """Hang up: drop what is parked, give memory back, end the tasks, close the socket. Not to
+        be called by whoever settles an answer (`broken` is for them)."""
+        if self.is_closed:
+            return
+        self.is_closed = self._is_ending = True
+        self.is_quiet = False
+        descriptor = self._sock.fileno()
+        self._shared.readiness.unwatch(descriptor)
+        for scope in (self._reading, self._writing):
+            if scope is not None:
+                scope.cancel()
+        self._drop_partial()
+        self.replies.close()
+        while self.on_close:
+            _, callback = self.on_close.popitem()
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 - the others are to be dropped, too
+                self._shared.failed(error, self.peer)
+        trio.lowlevel.notify_closing(descriptor)
+        self._sock.close()
+        self._on_closed()
+
+    def broken(self) -> None:
+        """Hang up soon: who settles an answer may be the Raft engine."""
+        if not self._is_ending:
+            self._is_ending = True
+            self.is_quiet = False
+            self._shared.readiness.unwatch(self._sock.fileno())
+            self._shared.spawn(self._end)
+
+    def failed(self, error: Exception) -> None:
+        """A bug of ours in sending an answer: hang up soon."""
+        self._shared.failed(error, self.peer)
+        self.broken()
+
+    async def _end(self) -> None:
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            self._shared.failed(error, self.peer)
+
+    def finish(self) -> None:
+        """Begin no more requests; answer those in hand, then hang up."""
+        if self._is_finishing or self._is_ending:
+            return
+        self._is_finishing = True
+        if self._reading is not None:
+            self._reading.cancel()
+        else:
+            self._to_task()
+
+    def rest_if_quiet(self, now: float) -> None:
+        """End tasks that a busy client needed and this one does not any more."""
+        if now - self.last_active > QUIET_S:
+            if self._lingering is not None:
+                self._lingering.cancel()
+            self.replies.rest()
+
+    def hang_up_if_stalled(self, now: float) -> bool:
+        """Close when idle, or stuck in the middle of a frame or of an answer, for too long."""
+        limits = self._shared.limits
+        quiet_ms = (now - self.last_active) * 1000
+        stalled_since = self.replies.stalled_since
+        if stalled_since is not None:
+            is_over = (now - stalled_since) * 1000 > limits.send_stall_ms
+        elif self._partial is not None:
+            is_over = self._is_too_slow(self._partial, now, quiet_ms)
+            if self._large is not None and quiet_ms > LINGER_S * 1000:
+                self._large.tolerate()
+        else:
+            is_over = self.replies.is_idle and quiet_ms > limits.connection_idle_ms
+        if is_over:
+            self.close()
+        return is_over
+
+    def _is_too_slow(self, frame: PartialFrame, now: float, quiet_ms: float) -> bool:
+        limits = self._shared.limits
+        if frame.is_waiting:
+            return False  # for us
+        is_over = quiet_ms > limits.request_receive_timeout_ms or frame.age_s(now) > receive_s_max(
+            frame.size, limits
+        )
+        if is_over:
+            self._shared.refused("request_receive_timeout_ms")
+            _log.warning(
+                "connection closed: its request came too slowly",
+                peer=self.peer,
+                bytes_came=frame.held,
+                bytes_announced=frame.size,
+            )
+        return is_over
+
+    def _evicted(self) -> None:
+        """Others wait for the memory that an incomplete frame of this client holds."""
+        frame = self._partial
+        self._shared.refused("request_memory_bytes_max")
+        _log.warning(
+            "connection closed: request memory is wanted by others",
+            peer=self.peer,
+            bytes_came=0 if frame is None else frame.held,
+            bytes_announced=0 if frame is None else frame.size,
+        )
+        self.broken()
+
+    # ---- reading at rest ----
+
+    def hush(self) -> None:
+        """This client was answered and is expected to say nothing urgent: listen to it at certain
+        moments only. Not while it is busy, or on its way out."""
+        if self._reading is None and not self._is_ending:
+            try:
+                self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
+            except OSError as error:
+                self._cannot_be_watched(error)
+                self.broken()
+
+    def listen(self) -> None:
+        """Listen again whenever something comes."""
+        if self.is_quiet:
+            self.is_quiet = False
+            try:
+                self._shared.readiness.rouse(self._sock.fileno())
+            except OSError as error:
+                self._cannot_be_watched(error)
+                self.broken()
+
+    def receive(self) -> None:
+        """Begin what came, as far as that needs no waiting."""
+        if self._is_ending or self._reading is not None:
+            return
+        if not self.replies.has_room:
+            self._to_task()
+            return
+        self._turn_frames = self._turn_bytes = 0
+        try:
+            if not self._receive_now():
+                self.close()
+            elif self._must_wait() and not self._is_ending:
+                self._to_task()
+        except RemoteProtocolError as error:
+            self._refused(error)
+            self.close()
+        except OSError:
+            self.close()  # the client is gone: nobody is left to tell
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this connection alone
+            self._shared.failed(error, self.peer)
+            self.close()
+
+    def _receive_now(self) -> bool:
+        """Take in what the socket has; False when that is its end."""
+        shared = self._shared
+        scratch = shared.scratch
+        while True:
+            pending = self._pending
+            start = len(pending)
+            if start:
+                scratch[:start] = pending
+            try:
+                count = self._sock.recv_into(scratch[start:] if start else scratch)
+            except BlockingIOError:
+                shared.turns.give_back(RECEIVE_COST)
+                return True
+            if count == 0:
+                return False
+            self._received(count)
+            end = start + count
+            used = self._begin_complete(scratch[:end])
+            self._pending = bytes(scratch[used:end]) if used < end else b""
+            if used < end or start:
+                self._note_pending(used)
+            if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
+                cost = QUIET_RECEIVE_COST if self.is_quiet else SMALL_RECEIVE_COST
+                shared.turns.give_back(RECEIVE_COST - cost)
+                return True
+            if end < SCRATCH_BYTES or self._is_ending or self._must_wait():
+                return True  # that was all there is: asking the socket again would only tell so
+            if self._turn_bytes >= TURN_BYTES_MAX or not shared.turns.try_take(RECEIVE_COST):
+                return True  # it is named again in the next pass
+
+    def _must_wait(self) -> bool:
+        """True when there is something to do that takes a task."""
+        if not self.replies.has_room:
+            return True
+        pending = self._pending
+        if len(pending) < FRAME_HEAD.size:
+            return False
+        end: int = FRAME_HEAD.unpack_from(pending)[0] + 4
+        return end > SCRATCH_BYTES or end <= len(pending)
+
+    def _to_task(self) -> None:
+        self._shared.readiness.unwatch(self._sock.fileno())
+        self.is_quiet = False
+        self._reading = trio.CancelScope()
+        self._shared.spawn(self._read)
+
+    # ---- reading in a task ----
+
+    async def _read(self) -> None:
+        """Read until the client is quiet, or either side ends it."""
+        if self.is_closed:
+            return  # since this task was made: nothing more is begun
+        is_over = True
+        try:
+            scope = self._reading
+            assert scope is not None, "whoever began this task said so"
+            if not self._is_finishing:
+                with scope:
+                    is_over = await self._read_while_busy()
+            if self._is_finishing and not self.is_closed:
+                with trio.CancelScope() as self._reading:
+                    await self._part()
+                is_over = True
+        except RemoteProtocolError as error:
+            self._refused(error)
+        except (OSError, trio.ClosedResourceError):
+            pass  # the client is gone: nobody is left to tell
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            is_over = True
+            self._shared.failed(error, self.peer)
+        finally:
+            self._reading = self._lingering = None
+            if is_over:
+                self.close()
+        if not self._is_ending:
+            self.open()
+
+    async def _read_while_busy(self) -> bool:
+        """Read; True at the end, False when the client is quiet."""
+        replies = self.replies
+        sock = self._sock
+        scratch = self._shared.scratch
+        turns = self._shared.turns
+        while not self._is_ending:
+            if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
+                await trio.lowlevel.checkpoint()
+                self._turn_frames = self._turn_bytes = 0
+            # After that wait, in which an answer may have taken the room: what is here would else
+            # not be begun, and be waited with for more to come.
+            if not replies.has_room:
+                await replies.room()
+                if self.is_closed:
+                    break
+            pending = self._pending
+            used = self._begin_complete(memoryview(pending))
+            if used:
+                self._pending = pending[used:]
+                self._note_pending(used)
+                continue
+            size = self._size_of_large(pending)
+            if size:
+                await self._receive_large(size, pending)
+                continue
+            start = len(pending)
+            if not turns.try_take(RECEIVE_COST):
+                await turns.take(RECEIVE_COST)
+            scratch[:start] = pending
+            try:
+                count = sock.recv_into(scratch[start:])
+            except BlockingIOError:
+                turns.give_back(RECEIVE_COST)
+                if not await self._linger():
+                    return False
+                continue
+            if count == 0:
+                return True
+            self._received(count)
+            used = self._begin_complete(scratch[: start + count])
+            self._pending = pending = bytes(scratch[used : start + count])
+            if pending or start:
+                self._note_pending(used)
+            is_all = not pending and start + count < SCRATCH_BYTES and replies.has_room
+            # If so, asking the socket again would only tell that.
+            if is_all and not await self._linger():
+                return False
+        return True
+
+    async def _linger(self) -> bool:
+        """Wait until there is more to read; False when that takes too long for a task."""
+        self._turn_frames = self._turn_bytes = 0
+        with trio.CancelScope() as self._lingering:
+            await trio.lowlevel.wait_readable(self._sock)
+        scope, self._lingering = self._lingering, None
+        return not scope.cancelled_caught
+
+    async def _part(self) -> None:
+        """Answer what was begun; then let the client hang up first, lest unread requests turn our
+        end into a reset that takes answers on their way along."""
+        await self.replies.idle()
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(PART_S):
+            while True:
+                await trio.lowlevel.wait_readable(self._sock)
+                if not self._sock.recv(SCRATCH_BYTES):
+                    return
+
+    # ---- writing in a task ----
+
+    def stalled(self) -> None:
+        """Answers wait for the socket, or for their bytes: let a task go on with them."""
+        self._writing = trio.CancelScope()
+        self._shared.spawn(self._write)
+
+    async def _write(self) -> None:
+        scope = self._writing
+        assert scope is not None, "whoever began this task said so"
+        try:
+            with scope:
+                await self.replies.drain()
+        except (OSError, trio.ClosedResourceError, DiskError, SpanTruncatedError):
+            self.close()  # part of an answer may have left: there is no way back
+        except Exception as error:  # noqa: BLE001 - as in receive()
+            self._shared.failed(error, self.peer)
+            self.close()
+        finally:
+            self._writing = None
+
+    # ---- frames ----
+
+    def _begin_complete(self, view: memoryview) -> int:
+        """Begin the complete frames at the front while there is room; how many bytes they took."""
+        if len(view) >= 2 * FRAME_HEAD.size:
+            first_end = 4 + FRAME_HEAD.unpack_from(view)[0]
+            if first_end + FRAME_HEAD.size <= len(view):
+                with self._shared.cork.together():
+                    return self._begin_each(view)
+        return self._begin_each(view)
+
+    def _begin_each(self, view: memoryview) -> int:
+        position = 0
+        shared = self._shared
+        while len(view) - position >= FRAME_HEAD.size:
+            size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
+            check_frame(size, api_key, shared.limits)
+            end = position + 4 + size
+            if end > len(view) or self._is_ending:
+                break
+            if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
+                break
+            # A copy of its own: the log and the peers may keep the records for a while.
+            frame = bytearray(view[position + 4 : end])
+            shared.memory.charge(size)
+            self._begin(frame)
+            position = end
+        return position
+
+    def _begin(self, frame: bytearray) -> None:
+        self._turn_frames += 1
+        slot = self.replies.open_slot(len(frame))
+        try:
+            self._shared.begin(memoryview(frame), slot, self)
+        except RemoteProtocolError:
+            slot.fail()
+            raise
+
+    def _size_of_large(self, pending: bytes) -> int:
+        """Size of the frame at the front if it does not fit the scratch buffer, else 0."""
+        if len(pending) < FRAME_HEAD.size:
+            return 0
+        size: int = FRAME_HEAD.unpack_from(pending)[0]
+        return size if size + 4 > SCRATCH_BYTES else 0
+
+    def _note_pending(self, used: int) -> None:
+        """What is pending changed: `used` bytes were begun. Charge what came of the frame at the
+        front, unless that frame only waits for its turn here."""
+        pending = self._pending
+        if used:
+            self._drop_partial()
+        size = 0
+        if len(pending) >= FRAME_HEAD.size:
+            size = FRAME_HEAD.unpack_from(pending)[0]
+        if not pending or 0 < size <= len(pending) - 4 or self._is_ending:
+            self._drop_partial()
+            return
+        memory = self._shared.memory
+        frame = self._partial
+        if frame is None:
+            frame = self._partial = memory.open(size, trio.current_time(), self._evicted)
+        frame.size = size
+        memory.hold(frame, len(pending))
+
+    def _drop_partial(self) -> None:
+        frame, self._partial = self._partial, None
+        if frame is not None:
+            self._shared.memory.drop(frame)
+
+    async def _receive_large(self, size: int, pending: bytes) -> None:
+        """Receive and begin the frame of which `pending` is all that came so far."""
+        shared = self._shared
+        memory = shared.memory
+        partial = self._partial
+        assert partial is not None, "a frame that came in part is charged"
+        if not shared.piece:
+            shared.piece = memoryview(bytearray(PIECE_BYTES_MAX))
+        frame = bytearray(pending[4:])
+        self._pending = b""
+        self._large = LowWater(self._sock)
+        try:
+            memory.shrink(partial, 4)
+            while len(frame) < size:
+                await self._receive_piece(partial, frame, size - len(frame), self._large)
+            self._large.end()
+            charge = memory.complete(partial)
+            self._partial = None
+        finally:
+            self._large = None
+        try:
+            if not shared.turns.try_take(size):
+                await shared.turns.take(size)
+            if self._is_ending:
+                raise trio.ClosedResourceError("hung up on meanwhile")
+        except BaseException:
+            memory.release(charge)
+            raise
+        self._begin(frame)
+
+    async def _receive_piece(
+        self, partial: PartialFrame, frame: bytearray, missing: int, large: LowWater
+    ) -> None:
+        """Add to `frame` what is there of it, or wait until something is."""
+        memory, sock = self._shared.memory, self._sock
+        wanted = min(missing, PIECE_BYTES_MAX)
+        granted = memory.try_grow(partial, wanted)
+        if not granted:
+            self._turn_frames = self._turn_bytes = 0
+            granted = await memory.grow(partial, wanted)
+            self.last_active = trio.current_time()  # it was not the client who kept us waiting
+            self._check_open(partial)
+        piece = self._shared.piece[:granted]
+        try:
+            count = sock.recv_into(piece)
+        except BlockingIOError:
+            memory.shrink(partial, granted)
+            memory.pauses(partial)
+            self._turn_frames = self._turn_bytes = 0
+            large.wait_for(missing)
+            await trio.lowlevel.wait_readable(sock)
+            self._check_open(partial)
+            return
+        memory.shrink(partial, granted - count)
+        if count == 0:
+            raise ConnectionResetError("closed in the middle of a frame")
+        frame += piece[:count]  # grows by what came, an eighth more where that is little
+        self._received(count)
+
+    def _check_open(self, partial: PartialFrame) -> None:
+        if self._is_ending or not partial.is_open:
+            raise trio.ClosedResourceError("hung up on meanwhile")
+
+    def _received(self, count: int) -> None:
+        self._shared.metrics.bytes_in += count
+        self._turn_bytes += count
+        self.last_active = trio.current_time()
+
+    def _refused(self, error: RemoteProtocolError) -> None:
+        self._shared.metrics.protocol_errors += 1
+        _log.warning("connection closed: bad request", peer=self.peer, why=str(error))

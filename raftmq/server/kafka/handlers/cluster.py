@@ -1,0 +1,199 @@
+"""DescribeQuorum, DescribeLogDirs, ElectLeaders, ListPartitionReassignments: an operator's view."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+from uuid import UUID
+
+from raftmq.controller.quorum_state import QuorumMember, QuorumState
+from raftmq.errors import ErrorCode
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader, Struct
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns
+from raftmq.types import METADATA_TOPIC, TopicPartition
+
+PREFERRED: Final = 0
+
+
+def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
+    """Answer DescribeQuorum (KIP-595) about the metadata group; a follower asks its leader."""
+    told: dict[tuple[str, int], None] = {}
+    count = 0
+    for topic in request.topics:
+        for part in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            told[topic.topic_name, part.partition_index] = None  # once, however often it is asked
+    state: QuorumState | None = None
+    if (METADATA_TOPIC, 0) in told:
+        (state,) = yield from all_of([broker.quorum_state()])
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for count, (name, index) in enumerate(told, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        fields = _quorum_fields(state if (name, index) == (METADATA_TOPIC, 0) else None)
+        topics.setdefault(name, []).append({"partition_index": index, **fields})
+    answer: dict[str, Any] = {
+        "error_code": 0,
+        "error_message": None,
+        "topics": [{"topic_name": name, "partitions": rows} for name, rows in topics.items()],
+    }
+    if header.api_version >= 2:
+        answer["nodes"] = [
+            {
+                "node_id": node.node_id,
+                "listeners": [{"name": "CLIENT", "host": node.host, "port": node.port}],
+            }
+            for node in broker.endpoints(broker.metadata_voters())
+        ]
+    return answer
+
+
+def _quorum_fields(state: QuorumState | None) -> dict[str, Any]:
+    if state is None:
+        return {
+            "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "error_message": None,
+            "leader_id": -1,
+            "leader_epoch": -1,
+            "high_watermark": -1,
+            "current_voters": [],
+            "observers": [],
+        }
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "leader_id": state.leader_id,
+        "leader_epoch": state.leader_epoch,
+        "high_watermark": state.high_watermark,
+        "current_voters": [_member_row(member) for member in state.voters],
+        "observers": [_member_row(member) for member in state.observers],
+    }
+
+
+def _member_row(member: QuorumMember) -> dict[str, Any]:
+    return {
+        "replica_id": member.node_id,
+        "replica_directory_id": UUID(int=member.storage_id),
+        "log_end_offset": member.log_end_offset,
+        "last_fetch_timestamp": member.last_fetch_ms,
+        "last_caught_up_timestamp": member.last_caught_up_ms,
+    }
+
+
+def describe_log_dirs(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
+    """Answer DescribeLogDirs for the one data folder of this node."""
+    wanted: dict[str, set[int]] | None = None
+    if request.topics is not None:
+        wanted = {}
+        for count, topic in enumerate(request.topics, 1):
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for count, partition in enumerate(list(broker.partitions), 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        name, index = partition.name
+        if wanted is not None and index not in wanted.get(name, ()):
+            continue
+        topics.setdefault(name, []).append(
+            {
+                "partition_index": index,
+                "partition_size": partition.size_bytes,
+                "offset_lag": partition.lag,
+                "is_future_key": False,
+            }
+        )
+    total_bytes, usable_bytes = _disk_space(str(broker.config.data))
+    return {
+        "throttle_time": 0,
+        "error_code": 0,
+        "results": [
+            {
+                "error_code": 0,
+                "log_dir": str(broker.config.data.absolute()),
+                "topics": [{"name": name, "partitions": topics[name]} for name in sorted(topics)],
+                "total_bytes": total_bytes,
+                "usable_bytes": usable_bytes,
+            }
+        ],
+    }
+
+
+def _disk_space(folder: str) -> tuple[int, int]:
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return -1, -1  # Kafka's "unknown"
+    return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
+
+
+def list_partition_reassignments(_broker: Broker, _header: RequestHeader, _request: Struct) -> Any:
+    """Answer ListPartitionReassignments: none can be under way, since none can be asked for."""
+    return {"throttle_time": 0, "error_code": 0, "error_message": None, "topics": []}
+
+
+def elect_leaders(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
+    """Answer ElectLeaders: hand partitions to their preferred leaders."""
+    names, names_all = _named(broker, request)
+    is_preferred = header.api_version < 1 or request.election_type == PREFERRED
+    timeout_ms = max(request.timeout, 0)
+
+    def elect(name: TopicPartition) -> ErrorCode | Promise[ErrorCode]:
+        return broker.elect_preferred(name, timeout_ms) if is_preferred else _unclean(broker, name)
+
+    asked = yield from in_turns(names, elect)
+    codes = yield from all_of(asked)
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for count, (name, code) in enumerate(zip(names, codes, strict=True), 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        if names_all and code is ErrorCode.ELECTION_NOT_NEEDED:
+            continue  # as in Kafka: asked for all, told what happened
+        topics.setdefault(name.topic, []).append(
+            {
+                "partition_id": name.partition,
+                "error_code": code,
+                "error_message": None if code is ErrorCode.NONE else code.name,
+            }
+        )
+    return {
+        "throttle_time": 0,
+        "error_code": 0,
+        "replica_election_results": [
+            {"topic": topic, "partition_result": rows} for topic, rows in topics.items()
+        ],
+    }
+
+
+def _named(broker: Broker, request: Struct) -> tuple[list[TopicPartition], bool]:
+    if request.topic_partitions is None:
+        every = [
+            TopicPartition(topic.name, partition.index)
+            for topic in broker.image.topics_by_id()
+            for partition in topic.partitions
+        ]
+        return every, True
+    named = [
+        TopicPartition(topic.topic, index)
+        for topic in request.topic_partitions
+        for index in topic.partitions
+    ]
+    return list(dict.fromkeys(named)), False
+
+
+def _unclean(broker: Broker, name: TopicPartition) -> ErrorCode:
+    """A Raft group never elects a replica that lacks acknowledged records."""
+    found = broker.image.partition(name)
+    if found is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    leader = broker.current_leader(name.topic, None, name.partition)
+    if leader.leader_id >= 0 and not broker.offline_nodes([leader.leader_id]):
+        return ErrorCode.ELECTION_NOT_NEEDED
+    return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE

@@ -1,0 +1,607 @@
+"""Fetch: spans of each wanted partition up to its high watermark; parked until there is enough.
+
+A fetch that finds less than `min_bytes` waits at its partitions and looks again when one of them
+moves, until `max_wait_ms` is over. What it finally answers is read at that moment, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec
+from uuid import UUID
+
+from raftmq.counts import TopicCounts
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.partition.deadlines import Deadline
+from raftmq.partition.partition import Partition
+from raftmq.ports import Runnable
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader
+from raftmq.protocol.fetch import (
+    DivergingEpoch,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopicResponse,
+)
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.fetch_memo import FetchMemo
+from raftmq.server.kafka.fetch_sessions import FetchContext, TopicKey, Wanted
+from raftmq.server.kafka.parked import Abandonable
+from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once
+from raftmq.types import Offset, RaftIndex
+
+TOPIC_IDS_FROM: Final = 13
+FOLLOWERS_FROM: Final = 11
+LEADER_HINTS_FROM: Final = 12
+ENDPOINTS_FROM: Final = 16
+MAX_WAIT_MS_MAX: Final = 300_000
+BYTES_MAX: Final = 64 << 20
+"""More than this in one answer serves nobody: the client asks again at once."""
+LONG_WAIT_MS: Final = 400
+WAIT_GRID_MS: Final = 50
+WAIT_GRID_MS_MAX: Final = 200
+"""A long wait ends up to so much later than it was asked to: a tenth of it, within these. Those
+that end together are one wake-up of an idle node, which its ticks, 50 ms apart, share."""
+COLD_ROUNDS_MAX: Final = 4
+"""Index, bytes, their check, and once more where memory is so short that they left it again."""
+
+_MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+def handle(
+    broker: Broker, header: RequestHeader, request: FetchRequest, memo: FetchMemo | None = None
+) -> FetchResponse | Promise[FetchResponse]:
+    """Read what there is; wait when that is too little. `memo` remembers this very request."""
+    version = header.api_version
+    if memo is not None and memo.reading is not None:
+        reading, memo.reading = memo.reading, None
+        if reading.finds_nothing():
+            parked = ParkedFetch(reading, request.min_bytes, memo)
+            parked.park(min(request.max_wait_ms, MAX_WAIT_MS_MAX))
+            return parked
+    if request.replica_id >= 0:
+        # Replicas of ours do not come this way; nobody else may claim to be one.
+        return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
+    try:
+        context = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
+    except KafkaError as error:
+        return _refuse_all(broker, error.code)
+    reading = Reading(broker, version, request, context)
+    min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
+    if reading.is_large:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.look(broker.clock.monotonic_ms() + wait_ms)
+        return parked
+    reading.read()
+    if reading.jobs:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.check(wait_ms)
+        return parked
+    waits = reading.next_leaders()
+    if waits is not None:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.await_leaders(waits)
+        return parked
+    if reading.beyond:
+        parked = ParkedFetch(reading, min_bytes)
+        parked.finish()
+        return parked
+    if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
+        return reading.respond()
+    parked = ParkedFetch(reading, min_bytes, None if request.rack_id else memo)
+    parked.park(wait_ms)
+    return parked
+
+
+def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
+    broker.metrics.api("fetch").error(code)
+    return FetchResponse(error_code=code)
+
+
+class _EndedLog:
+    """A partition that ended where a client was."""
+
+    __slots__ = ("_end", "_epoch", "_moves", "_name", "_partition", "_start", "_topic_id")
+
+    def __init__(
+        self, partition: Partition, wanted: Wanted, answer: FetchPartitionResponse
+    ) -> None:
+        self._partition = partition
+        self._name, self._topic_id = _named(wanted)
+        self._end, self._start = answer.high_watermark, answer.log_start_offset
+        self._epoch = wanted.request.current_leader_epoch
+        self._moves = -1  # of the partition, when it was found to be so
+
+    def is_still(self, broker: Broker) -> bool:
+        """True when it is led here, begins and ends there, in the epoch that the client names."""
+        partition = self._partition
+        moves = partition.fetches.moves
+        if moves == self._moves:
+            return True
+        replica = partition.replica
+        if (
+            partition.readable_end != self._end
+            or replica.log_start_offset != self._start
+            or not partition.is_leader
+            or not partition.serves_fetches
+            or (self._epoch >= 0 and self._epoch != replica.leader_epoch)
+            or broker.find_partition(self._name, self._topic_id, partition.index) is not partition
+        ):
+            return False
+        self._moves = moves
+        return True
+
+
+class Reading:
+    """One look at all wanted partitions."""
+
+    __slots__ = (
+        "_answer",
+        "_broker",
+        "_context",
+        "_ended",
+        "_ends",
+        "_found",
+        "_may_wait",
+        "_request",
+        "_version",
+        "answers",
+        "beyond",
+        "broker",
+        "is_urgent",
+        "jobs",
+        "partitions",
+        "size",
+    )
+
+    def __init__(
+        self, broker: Broker, version: int, request: FetchRequest, context: FetchContext
+    ) -> None:
+        self._broker = broker
+        self.broker = broker
+        self._version = version
+        self._request = request
+        self._context = context
+        self.answers: list[tuple[Wanted, FetchPartitionResponse]] = []
+        self._ends: list[int] = []
+        self.partitions: list[tuple[Partition, int]] = []
+        """Those found here, with the offset wanted."""
+        self.size = 0
+        self.is_urgent = False
+        """An error or a hint that the client must learn at once."""
+        self.jobs: list[tuple[Partition, Runnable]] = []
+        """What a worker must read or check before it can be served."""
+        self.beyond: dict[int, Partition] = {}
+        """Leaders that were asked beyond their log's end, by the place of their answer."""
+        self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
+        self._answer: FetchResponse | None = None  # of a look that found nothing, to repeat it
+        self._ended: tuple[_EndedLog, ...] | None = None  # what is compared before that
+
+    @property
+    def is_large(self) -> bool:
+        """True when a look at all of them is too much for one turn of the loop."""
+        return len(self._context.wanted) > TURN_PARTITIONS
+
+    def read(self, *, may_wait: bool = False) -> None:
+        """Look at every partition, within the request's limits."""
+        all_at_once(self.steps(may_wait=may_wait))
+
+    def steps(self, *, may_wait: bool = False) -> Work[None]:
+        """As `read`, in short turns."""
+        self._may_wait = may_wait
+        self.answers = []
+        self.partitions = []
+        self._ends = []
+        self.jobs = []
+        self.beyond = {}
+        self._found = []
+        self._answer = self._ended = None
+        self.size = 0
+        self.is_urgent = not self._context.wanted
+        left = min(self._request.max_bytes, BYTES_MAX)
+        for count, wanted in enumerate(self._context.wanted, 1):
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            answer = self._read_one(wanted, left)
+            self.answers.append((wanted, answer))
+            if answer.records:
+                for span in answer.records:
+                    left -= span.size
+                    self.size += span.size
+
+    def not_leading(self, place: int) -> None:
+        """Who was asked beyond its log's end turns out to have been replaced."""
+        wanted, _ = self.answers[place]
+        self.answers[place] = wanted, self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def respond(self) -> FetchResponse:
+        """The answer to what was read last."""
+        response = FetchResponse(session_id=self._context.session_id)
+        for counts, messages, size in self._found:
+            counts.messages_out += messages
+            counts.bytes_out += size
+        by_topic: dict[TopicKey, FetchTopicResponse] = {}
+        hinted: list[int] = []
+        by_id = self._version >= TOPIC_IDS_FROM
+        for wanted, answer in self._context.select(self.answers):
+            topic = by_topic.get(wanted.topic)
+            if topic is None:
+                key = wanted.topic
+                if isinstance(key, str):
+                    topic = FetchTopicResponse(key, None, [])
+                else:
+                    topic = FetchTopicResponse(None if by_id else "", key, [])
+                by_topic[key] = topic
+                response.topics.append(topic)
+            topic.partitions.append(answer)
+            if answer.error_code:
+                self._broker.metrics.api("fetch").error(answer.error_code)
+            if answer.current_leader is not None:
+                hinted.append(answer.current_leader.leader_id)
+        if hinted and self._version >= ENDPOINTS_FROM:
+            response.node_endpoints = self._broker.endpoints(hinted)
+        return response
+
+    def respond_again(self) -> FetchResponse:
+        """As `respond`, for a look that `finds_nothing`: always the same object."""
+        if self._answer is None:
+            self._answer = self.respond()
+        return self._answer
+
+    def finds_nothing(self) -> bool:
+        """True when looking again, here and now, would find what was found last: nothing, and that
+        each log ends where the client is."""
+        if self._ended is None:
+            self._ended = self._all_ended()
+        for log in self._ended:
+            if not log.is_still(self._broker):
+                return False
+        return bool(self._ended)
+
+    def _all_ended(self) -> tuple[_EndedLog, ...]:
+        """The logs that were looked at, if all of them ended where the client is; else nothing,
+        as for requests that are to be looked at whatever was found."""
+        request = self._request
+        if self.is_urgent or self.size or self.jobs or request.rack_id or self._context.session_id:
+            return ()  # a rack may have a replica of its own by now
+        if request.min_bytes <= 0 or request.max_wait_ms <= 0 or self.is_large:
+            return ()
+        logs = []
+        for (wanted, answer), (partition, offset) in zip(
+            self.answers, self.partitions, strict=True
+        ):
+            if answer.high_watermark != offset or wanted.request.last_fetched_epoch >= 0:
+                return ()
+            logs.append(_EndedLog(partition, wanted, answer))
+        return tuple(logs)
+
+    def next_leaders(self) -> Promise[None] | None:
+        """Kept when it is known who leads what this node has just ceased to lead; None when that is
+        so already: a client that is told "not here" alone backs off before it asks again."""
+        if not self.is_urgent:
+            return None
+        moved = [
+            (*_named(wanted), wanted.request.partition)
+            for wanted, answer in self.answers
+            if answer.error_code in _MOVED
+        ]
+        return self._broker.next_leaders(moved) if moved else None
+
+    def has_moved(self) -> bool:
+        """True when a partition's end is another than it was when it was looked at."""
+        return any(
+            partition.readable_end != end
+            for (partition, _), end in zip(self.partitions, self._ends, strict=True)
+        )
+
+    def has_news(self, min_bytes: int) -> bool:
+        """After a wake: read again only where that can change the answer."""
+        for partition, offset in self.partitions:
+            if partition.fetches.is_over:
+                self.read(may_wait=True)
+                return True
+            if partition.readable_end > offset or not partition.serves_fetches:
+                break
+        else:
+            return False
+        self.read(may_wait=True)
+        return self.is_urgent or self.size >= min_bytes
+
+    def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
+        request = wanted.request
+        broker = self._broker
+        key = wanted.topic
+        name, topic_id = (key, None) if isinstance(key, str) else (None, key)
+        found = broker.find_partition(name, topic_id, request.partition)
+        if isinstance(found, ErrorCode):
+            return self._refuse(wanted, found)
+        self.partitions.append((found, request.fetch_offset))
+        self._ends.append(found.readable_end)
+        is_first = self.size == 0
+        result = found.read(
+            Offset(request.fetch_offset),
+            min(request.partition_max_bytes, left),
+            current_epoch=request.current_leader_epoch,
+            last_fetched_epoch=request.last_fetched_epoch,
+            may_follow=self._version >= FOLLOWERS_FROM,
+            at_least_one=is_first,
+            may_wait=self._may_wait,
+        )
+        if result.job is not None:
+            self.jobs.append((found, result.job))
+        if result.code is not ErrorCode.NONE:
+            is_beyond = result.code is ErrorCode.OFFSET_OUT_OF_RANGE and found.is_leader
+            if is_beyond and request.fetch_offset > result.high_watermark:
+                self.beyond[len(self.answers)] = found
+            answer = self._refuse(wanted, result.code)
+            answer.high_watermark = result.high_watermark
+            answer.log_start_offset = result.log_start_offset
+            return answer
+        answer = FetchPartitionResponse(
+            request.partition,
+            ErrorCode.NONE,
+            result.high_watermark,
+            result.high_watermark,
+            result.log_start_offset,
+            [] if self._request.isolation_level == 1 else None,
+            -1,
+            result.spans,
+        )
+        if result.diverging is not None:
+            self.is_urgent = True
+            answer.diverging_epoch = DivergingEpoch(*result.diverging)
+        elif self._request.rack_id and self._version >= FOLLOWERS_FROM and found.is_leader:
+            closest = broker.closest_replica(found, self._request.rack_id, request.fetch_offset)
+            if closest is not None:
+                self.is_urgent = True
+                answer.preferred_read_replica = closest
+                answer.records = ()
+        if answer.records:
+            self._found.append((found.counts, result.record_count, result.size))
+        return answer
+
+    def _refuse(self, wanted: Wanted, code: ErrorCode) -> FetchPartitionResponse:
+        self.is_urgent = True
+        request = wanted.request
+        answer = FetchPartitionResponse(request.partition, code, records=())
+        if code in _MOVED and self._version >= LEADER_HINTS_FROM:
+            name, topic_id = _named(wanted)
+            answer.current_leader = self._broker.leader_hint(name, topic_id, request.partition)
+        return answer
+
+
+def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
+    key = wanted.topic
+    return (key, None) if isinstance(key, str) else (None, key)
+
+
+def grid_ms(wait_ms: float) -> int:
+    """How far apart the ends of long waits of about this length are, in milliseconds."""
+    steps = int(wait_ms / (10 * WAIT_GRID_MS))
+    return min(max(steps * WAIT_GRID_MS, WAIT_GRID_MS), WAIT_GRID_MS_MAX)
+
+
+P = ParamSpec("P")
+Step = Callable[Concatenate["ParkedFetch", P], None]
+
+
+def _costs_its_fetch(step: Step[P]) -> Step[P]:
+    """Let a fault in a step fail that fetch: what called the step may be the engine, which has
+    nothing to do with it."""
+
+    def guarded(fetch: ParkedFetch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(fetch, *args, **kwargs)
+        except Exception as error:
+            if fetch.is_done:
+                raise  # of what was to be done with the answer
+            fetch._unpark()
+            fetch.fail(error)
+
+    return guarded
+
+
+class ParkedFetch(Abandonable[FetchResponse]):
+    """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
+
+    __slots__ = (
+        "_is_parked",
+        "_memo",
+        "_min_bytes",
+        "_parked_at",
+        "_reading",
+        "_rounds",
+        "_until_ms",
+        "_wait",
+    )
+
+    def __init__(self, reading: Reading, min_bytes: int, memo: FetchMemo | None = None) -> None:
+        """`memo` gets the reading back when the wait ended as it began."""
+        super().__init__()
+        self._reading = reading
+        self._memo = memo
+        self._min_bytes = min_bytes
+        self._parked_at: list[Partition] = []
+        self._wait: Deadline | float | None = None  # the latter: a time on the grid
+        self._is_parked = False
+        self._rounds = 0
+        self._until_ms = 0.0
+
+    def check(self, wait_ms: float) -> None:
+        """Let workers read and check what is cold, then look again."""
+        left = len(self._reading.jobs)
+        self._rounds += 1
+
+        def settled_for(partition: Partition, job: Runnable) -> Callable[[Promise[None]], None]:
+            def settled(done: Promise[None]) -> None:
+                nonlocal left
+                left -= 1
+                if done.error is None:
+                    partition.prepared(job)
+                # An error of the disk shows again when the partition is read.
+                if left == 0 and not self.is_done:
+                    self._look(wait_ms)
+
+            return settled
+
+        self._reading.broker.metrics.read_aheads += left
+        for partition, job in self._reading.jobs:
+            promise = self._reading.broker.workers.submit(job.run)
+            promise.when_done(settled_for(partition, job))
+
+    @_costs_its_fetch
+    def _look(self, wait_ms: float) -> None:
+        reading = self._reading
+        if reading.is_large:
+            self.look(reading.broker.clock.monotonic_ms() + wait_ms)
+            return
+        # An index that was cold says now where the cold bytes are, and these may need a check.
+        reading.read(may_wait=self._rounds >= COLD_ROUNDS_MAX)
+        self._judge(wait_ms)
+
+    def look(self, until_ms: float) -> None:
+        """Look at many partitions in short turns, and again for as long as there is too little."""
+        reading = self._reading
+
+        def looked(done: Promise[None]) -> None:
+            if self.is_done:
+                return
+            if done.error is not None:
+                self.fail(done.error)
+            else:
+                self._judge(until_ms - reading.broker.clock.monotonic_ms())
+
+        self._until_ms = until_ms
+        work = reading.steps(may_wait=self._rounds >= COLD_ROUNDS_MAX)
+        result = reading.broker.slices.run(work)
+        assert isinstance(result, Promise), "so many partitions take more than a turn"
+        result.when_done(looked)
+
+    @_costs_its_fetch
+    def _judge(self, wait_ms: float) -> None:
+        reading = self._reading
+        if reading.jobs:
+            self.check(wait_ms)
+        elif reading.is_urgent or reading.size >= self._min_bytes or wait_ms <= 0:
+            self.answer()
+        else:
+            self.park(wait_ms)
+
+    def park(self, wait_ms: float) -> None:
+        """Wait at every partition; where too many wait already, answer what there is."""
+        broker = self._reading.broker
+        if broker.metrics.parked_fetches >= broker.config.parked_fetches_max:
+            self.resolve(self._reading.respond())
+            return
+        self._is_parked = True
+        self._parked_at = [partition for partition, _ in self._reading.partitions]
+        for partition in self._parked_at:
+            partition.fetches.park(self)
+        if wait_ms >= LONG_WAIT_MS:
+            # Those that end at about the same time are answered, and ask again, in one pass.
+            self._wait = broker.deadlines.together(wait_ms, grid_ms(wait_ms), self)
+        else:
+            self._wait = broker.deadlines.after(wait_ms, self.expire)
+        broker.metrics.parked_fetches += 1
+        if self._reading.is_large and self._reading.has_moved():
+            self.woken()  # while the others were looked at
+
+    @_costs_its_fetch
+    def woken(self) -> None:
+        """A partition moved: answer if that is enough."""
+        if self._reading.is_large:
+            if self._is_parked:
+                self._unpark()
+                is_over = any(p.fetches.is_over for p, _ in self._reading.partitions)
+                self.look(0.0 if is_over else self._until_ms)
+        elif not self.is_done and self._reading.has_news(self._min_bytes):
+            self._unpark()
+            self.answer()
+
+    def await_leaders(self, waits: Promise[None]) -> None:
+        """Answer when it is known who leads what this node does not lead any more."""
+
+        def known(_done: Promise[None]) -> None:
+            if not self.is_done:
+                self._reading.read(may_wait=True)
+                self.finish()
+
+        waits.when_done(known)
+
+    @_costs_its_fetch
+    def finish(self) -> None:
+        """Answer what was read last.
+
+        A leader that was replaced and does not know lacks what its successor has; a consumer that
+        it told "out of range" would begin elsewhere, at the risk of records read twice or never.
+        So that is said of what is beyond a log's end only when a read barrier proves that this
+        leader was one when it looked.
+        """
+        reading = self._reading
+        left = len(reading.beyond)
+        if not left:
+            self.resolve(reading.respond())
+            return
+
+        def settled_at(place: int) -> Callable[[Promise[RaftIndex]], None]:
+            def settled(barrier: Promise[RaftIndex]) -> None:
+                nonlocal left
+                left -= 1
+                if barrier.error is not None:
+                    reading.not_leading(place)
+                if left == 0 and not self.is_done:
+                    reading.beyond = {}
+                    self.answer()
+
+            return settled
+
+        for place, partition in reading.beyond.items():
+            partition.replica.read_barrier().when_done(settled_at(place))
+
+    @_costs_its_fetch
+    def answer(self) -> None:
+        """Answer what was read last, once clients can be told where to go with what is not here."""
+        waits = self._reading.next_leaders()
+        if waits is None:
+            self.finish()
+        else:
+            self.await_leaders(waits)
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        if not self.is_done:
+            self._unpark()
+            self.resolve(FetchResponse())
+
+    @_costs_its_fetch
+    def expire(self) -> None:
+        """Its time is over."""
+        reading = self._reading
+        self._unpark()
+        if reading.is_large:
+            self.answer()
+            return
+        if self._memo is not None and reading.finds_nothing():
+            self._memo.reading = reading
+            self.resolve(reading.respond_again())
+            return
+        if self._memo is not None:
+            reading.read(may_wait=True)
+        else:
+            reading.has_news(0)  # reads again where there is anything to read
+        self.finish()
+
+    def _unpark(self) -> None:
+        if not self._is_parked:
+            return
+        self._is_parked = False
+        wait, self._wait = self._wait, None
+        if isinstance(wait, Deadline):
+            wait.cancel()
+        elif wait is not None:
+            self._reading.broker.deadlines.leave(wait, self)
+        for partition in self._parked_at:
+            partition.fetches.unpark(self)
+        self._parked_at = []
+        self._reading.broker.metrics.parked_fetches -= 1

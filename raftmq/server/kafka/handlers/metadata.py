@@ -1,0 +1,410 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster: who leads what, and where brokers listen.
+
+Bodies of Metadata are encoded once per state (image, leader table, in-sync sets) and kept, since
+many clients ask for the same topics at the same moment. A leader once known is named until the next
+one is: -1 makes librdkafka stop asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.metadata_image import PartitionImage, TopicImage
+from raftmq.promise import Promise
+from raftmq.protocol import (
+    ApiKey,
+    RequestHeader,
+    Struct,
+    encode_response,
+    encode_response_slowly,
+)
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.metrics import EncodedAnswer
+from raftmq.server.kafka.parked import HANG_UP, HangUp, chain
+from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, in_turns, value_of
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
+
+NO_OPERATIONS: Final = -(1 << 31)
+TOPIC_OPERATIONS: Final = 0x0DF8
+"""Bits of Kafka's AclOperation that make sense on a topic: all of them, without authorization."""
+CLUSTER_OPERATIONS: Final = 0x1FA0
+"""Those of a cluster: its AclEntry.supportedOperations, as for topics."""
+PARTITIONS_PER_PAGE_MAX: Final = 500
+WAIT_PARTITIONS_MAX: Final = 1000
+
+_TOPIC_IDS_FROM: Final = 10
+_NO_NAMES_FROM: Final = 12
+"""Before it the answer names every topic, though one may be asked for by id alone."""
+_AUTO_FLAG_FROM: Final = 4
+_NULL_IS_ALL_FROM: Final = 1
+_LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+    """Answer Metadata; create missing topics where the client allows it."""
+    version = header.api_version
+    wanted = request.topics
+    if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
+        waits: Any = _next_leaders(broker, broker.image.topics_by_id())
+        if waits is None:
+            return _answer(broker, version, request, None)
+        return chain(waits, lambda _: _answer(broker, version, request, None))
+    if len(wanted) > TURN_PARTITIONS:
+        return _handle_many(broker, version, request)
+    missing = [
+        topic.name
+        for topic in wanted
+        if topic.topic_id is None
+        and topic.name is not None
+        and topic.name not in broker.image.topics
+        and topic.name not in INTERNAL_TOPICS
+    ]
+    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
+    if missing and may_create and broker.may_auto_create:
+        hold = broker.elections.asker
+        created: Any = broker.auto_create(missing)
+
+        def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
+            # The controller knows of the first leaders; what these say of themselves may be on its
+            # way here still. librdkafka asks again no sooner than in two seconds.
+            waits: Any = _next_leaders(broker, _known(broker, wanted), hold)
+            return chain(waits, lambda _: _encoded(broker, version, request, wanted, codes))
+
+        return chain(created, when_created)
+    waits = _next_leaders(broker, _known(broker, wanted))
+    if waits is None:
+        return _answer(broker, version, request, wanted)
+    return chain(waits, lambda _: _answer(broker, version, request, wanted))
+
+
+def _handle_many(broker: Broker, version: int, request: Struct) -> Work[bytes | HangUp]:
+    """As `handle`, in short turns; nothing of it is kept, and nobody's leader waited for."""
+    hold = broker.elections.asker
+    wanted: dict[tuple[str | None, UUID | None], Struct] = {}
+    missing: list[str] = []
+    known: list[TopicImage] = []
+    for count, one in enumerate(request.topics, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        key = one.name, one.topic_id
+        if key in wanted:
+            continue
+        wanted[key] = one
+        topic = broker.find_topic(*key)
+        if topic is not None:
+            known.append(topic)
+        elif one.topic_id is None and one.name is not None and one.name not in INTERNAL_TOPICS:
+            missing.append(one.name)
+    codes: dict[str, ErrorCode] = {}
+    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
+    if missing and may_create and broker.may_auto_create:
+        codes = yield from value_of(broker.auto_create(missing))
+        waits = _next_leaders(broker, known, hold)
+        if waits is not None and not waits.is_done:
+            yield waits
+    elif broker.is_cut_off() and broker.misses_leaders(known):
+        return HANG_UP
+    flags = (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
+    return (yield from _encode(broker, version, list(wanted.values()), flags, codes))
+
+
+def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
+    """Those of the topics asked for that exist."""
+    found = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
+    return [topic for topic in found if topic is not None]
+
+
+def _next_leaders(
+    broker: Broker, topics: Sequence[TopicImage], hold: Hold | None = None
+) -> Promise[None] | None:
+    """What an answer about these topics should wait for. With so many that looking would hold up
+    others nobody waits: such a client asks for an overview."""
+    if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
+        return None
+    return broker.elections.next_leaders(topics, hold)
+
+
+def _answer(
+    broker: Broker, version: int, request: Struct, wanted: list[Struct] | None
+) -> bytes | HangUp | Promise[bytes]:
+    """The answer, unless another node should be asked: a client with one connection would else
+    be told the same old leader for as long as this node is cut off."""
+    if broker.is_cut_off():
+        asked = broker.image.topics_by_id()
+        if wanted is not None:
+            asked = _known(broker, wanted)
+        if broker.misses_leaders(asked):
+            return HANG_UP
+    return _encoded(broker, version, request, wanted, {})
+
+
+def _encoded(
+    broker: Broker,
+    version: int,
+    request: Struct,
+    wanted: list[Struct] | None,
+    codes: dict[str, ErrorCode],
+) -> bytes | Promise[bytes]:
+    names = None if wanted is None else tuple((topic.name, topic.topic_id) for topic in wanted)
+    flags = (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
+    key = (version, names, flags, tuple(sorted(codes.items())))
+    cache = broker.metadata_cache
+    state = broker.metadata_state
+    body = cache.get(state, key)
+    if body is not None:
+        return body
+    under_way = cache.under_way(key)
+    if under_way is not None:
+        return under_way
+    result = broker.slices.run(_encode(broker, version, wanted, flags, codes))
+    if isinstance(result, Promise):
+        cache.begin(state, key, result)
+    else:
+        cache.put(state, key, result)
+    return result
+
+
+def _encode(
+    broker: Broker,
+    version: int,
+    wanted: list[Struct] | None,
+    flags: tuple[bool, bool],
+    codes: dict[str, ErrorCode],
+) -> Work[bytes]:
+    """Gather and encode; in short turns where there are many partitions."""
+    with_cluster_operations, with_topic_operations = flags
+    operations = TOPIC_OPERATIONS if with_topic_operations else NO_OPERATIONS
+    found: list[tuple[dict[str, Any], TopicImage | None]] = []
+    if wanted is None:
+        found += [(_topic(topic, operations), topic) for topic in broker.image.topics_by_id()]
+    else:
+        found += yield from in_turns(
+            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
+        )
+    count = 0
+    for row, topic in found:
+        count += 1
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        if topic is None:
+            continue
+        partitions = row["partitions"] = []
+        for partition in topic.partitions:
+            partitions.append(_partition(broker, topic, partition))
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+    topics = [row for row, _ in found]
+    message = {
+        "throttle_time": 0,
+        "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints()],
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.controller_id,
+        "topics": topics,
+        "cluster_authorized_operations": (
+            CLUSTER_OPERATIONS if with_cluster_operations else NO_OPERATIONS
+        ),
+        "error_code": 0,
+    }
+    if count < TURN_PARTITIONS:
+        answer = EncodedAnswer(encode_response(ApiKey.METADATA, version, message))
+    else:
+        body = yield from encode_response_slowly(ApiKey.METADATA, version, message)
+        answer = EncodedAnswer(body)
+    errors: list[int] = []
+    for number, topic_row in enumerate(topics, 1):
+        if number % TURN_PARTITIONS == 0 and count >= TURN_PARTITIONS:
+            yield None
+        errors += [int(part["error_code"]) for part in topic_row["partitions"]]
+        errors.append(int(topic_row["error_code"]))
+    answer.errors = tuple(filter(None, errors))
+    return answer
+
+
+def _broker_row(endpoint: Any) -> dict[str, Any]:
+    return {
+        "node_id": endpoint.node_id,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "rack": endpoint.rack,
+    }
+
+
+def _wanted_topic(
+    broker: Broker, version: int, one: Struct, operations: int, codes: dict[str, ErrorCode]
+) -> tuple[dict[str, Any], TopicImage | None]:
+    """A topic's row, and the topic whose partitions it still lacks."""
+    name, topic_id = one.name, one.topic_id
+    if name is None or topic_id is not None:
+        if version < _TOPIC_IDS_FROM or topic_id is None:
+            return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
+        topic = broker.find_topic(None, topic_id)
+        if topic is None:
+            no_name = None if version >= _NO_NAMES_FROM else ""
+            return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
+        return _topic(topic, operations), topic
+    topic = broker.image.topics.get(name)
+    if topic is not None:
+        return _topic(topic, operations), topic
+    if name == METADATA_TOPIC:
+        return _metadata_topic(broker, operations), None
+    code = codes.get(name)
+    if code is None:
+        code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return _no_topic(code, name, None), None
+
+
+def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": False,
+        "partitions": [],
+        "topic_authorized_operations": NO_OPERATIONS,
+    }
+
+
+def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
+    """A topic's row without its partitions."""
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.name in INTERNAL_TOPICS,
+        "partitions": [],
+        "topic_authorized_operations": operations,
+    }
+
+
+def _partition(broker: Broker, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+    leader = broker.leader_of(topic.topic_id, partition.index)
+    replicas = partition.replicas
+    return {
+        "error_code": _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE,
+        "partition_index": partition.index,
+        "leader_id": leader.leader_id,
+        "leader_epoch": leader.leader_epoch,
+        "replica_nodes": list(replicas),
+        "isr_nodes": broker.in_sync_nodes(topic.topic_id, partition),
+        "offline_replicas": broker.offline_nodes(replicas),
+    }
+
+
+def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
+    """The metadata log itself, for an operator who asks for it by name; any live node serves it."""
+    voters = broker.metadata_voters()
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": METADATA_TOPIC,
+        "topic_id": METADATA_TOPIC_ID,
+        "is_internal": True,
+        "partitions": [
+            {
+                "error_code": ErrorCode.NONE if broker.controller_id >= 0 else _LEADERLESS,
+                "partition_index": 0,
+                "leader_id": broker.controller_id,
+                "leader_epoch": broker.engine.controller_epoch,
+                "replica_nodes": voters,
+                "isr_nodes": voters,
+                "offline_replicas": broker.offline_nodes(voters),
+            }
+        ],
+        "topic_authorized_operations": operations,
+    }
+
+
+def describe_topic_partitions(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
+    """Answer DescribeTopicPartitions (KIP-966), page by page."""
+    image = broker.image
+    limit = max(1, min(request.response_partition_limit, PARTITIONS_PER_PAGE_MAX))
+    cursor = request.cursor
+    asked: set[str] = set()
+    for count, one in enumerate(request.topics, 1):
+        asked.add(one.name)
+        if count % TURN_PARTITIONS == 0:
+            yield None
+    names = sorted(asked or image.topics)
+    topics: list[dict[str, Any]] = []
+    next_cursor = None
+    for count, name in enumerate(names, 1):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        start = 0
+        if cursor is not None:
+            if name < cursor.topic_name:
+                continue
+            start = cursor.partition_index if name == cursor.topic_name else 0
+        if limit <= 0:
+            next_cursor = {"topic_name": name, "partition_index": start}
+            break
+        topic = image.topics.get(name)
+        if topic is None:
+            code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(_no_topic(code, name, None))
+            continue
+        page = topic.partitions[max(start, 0) : max(start, 0) + limit]
+        limit -= len(page)
+        topics.append(
+            {
+                **_topic(topic, TOPIC_OPERATIONS),
+                "partitions": [
+                    {
+                        **_partition(broker, topic, partition),
+                        "eligible_leader_replicas": [],
+                        "last_known_elr": [],
+                    }
+                    for partition in page
+                ],
+            }
+        )
+        reached = max(start, 0) + len(page)
+        if reached < len(topic.partitions):
+            next_cursor = {"topic_name": name, "partition_index": reached}
+            break
+    return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+
+
+def describe_cluster(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+    """Answer DescribeCluster (KIP-700)."""
+    code, message = ErrorCode.NONE, None
+    endpoint_type = request.endpoint_type if header.api_version >= 1 else 1
+    if endpoint_type != 1:
+        code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        if endpoint_type == 2:
+            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        message = "this is a broker's endpoint"
+    fenced = header.api_version >= 2 and request.include_fenced_brokers
+    rows = []
+    for node_id in sorted(broker.image.brokers):
+        image = broker.image.brokers[node_id]
+        endpoint = broker.endpoint(image)
+        if endpoint is None or (image.is_fenced and not fenced):
+            continue
+        row = _broker_row(endpoint)
+        row["broker_id"] = row.pop("node_id")
+        rows.append({**row, "is_fenced": image.is_fenced})
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "error_message": message,
+        "endpoint_type": endpoint_type,
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.controller_id,
+        "brokers": rows if code is ErrorCode.NONE else [],
+        "cluster_authorized_operations": (
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        ),
+    }

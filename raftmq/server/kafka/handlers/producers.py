@@ -1,0 +1,93 @@
+"""InitProducerId and DescribeProducers.
+
+Without a transactional id every producer gets a fresh id of the broker's block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raftmq.errors import ErrorCode
+from raftmq.partition.partition import Partition
+from raftmq.promise import Promise
+from raftmq.protocol import RequestHeader, Struct
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.slices import TURN_PARTITIONS, Work
+
+WAITING_MAX: Final = 10_000
+NO_TIMESTAMP: Final = -1
+
+
+def init_producer_id(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+    """Answer InitProducerId for idempotent producers; transactions are not offered."""
+    if request.transactional_id is not None:
+        if not request.transactional_id:
+            return _answer(ErrorCode.INVALID_REQUEST)
+        return _answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    blocks = broker.producer_ids
+    if blocks.waiting_count >= WAITING_MAX:
+        return _answer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    answer: Promise[Any] = Promise()
+
+    def settled(promise: Promise[int]) -> None:
+        if promise.error is None:
+            answer.resolve(_answer(ErrorCode.NONE, promise.result(), 0))
+        else:
+            # Librdkafka and Java ask again at this code, whatever kept the metadata group.
+            answer.resolve(_answer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    blocks.take().when_done(settled)
+    return answer
+
+
+def _answer(code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> dict[str, Any]:
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "producer_id": producer_id,
+        "producer_epoch": epoch,
+    }
+
+
+def describe_producers(
+    broker: Broker, _header: RequestHeader, request: Struct
+) -> Work[dict[str, Any]]:
+    """Answer DescribeProducers (KIP-664)."""
+    topics = []
+    told: dict[tuple[str, int], dict[str, Any]] = {}
+    count = 0
+    for topic in request.topics:
+        rows = []
+        for index in topic.partition_indexes:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            if (topic.name, index) in told:
+                continue  # asked again
+            found = broker.find_partition(topic.name, None, index)
+            if isinstance(found, Partition) and not found.is_leader:
+                found = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            is_partition = isinstance(found, Partition)
+            row = told[topic.name, index] = {
+                "partition_index": index,
+                "error_code": ErrorCode.NONE if is_partition else found,
+                "error_message": None,
+                "active_producers": _producer_rows(found) if is_partition else [],
+            }
+            rows.append(row)
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"throttle_time": 0, "topics": topics}
+
+
+def _producer_rows(partition: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "producer_id": producer_id,
+            "producer_epoch": producer.epoch,
+            "last_sequence": producer.last_sequence,
+            "last_timestamp": producer.batches[-1].timestamp if producer.batches else NO_TIMESTAMP,
+            "coordinator_epoch": -1,
+            "current_txn_start_offset": producer.open_since,
+        }
+        for producer_id, producer in partition.producers.producers()
+    ]

@@ -1,0 +1,279 @@
+"""The client port: accepts connections, bounds their number, hangs up on stalled ones.
+
+Running out of file descriptors must not end the port nor spin: the loop waits and accepts again.
+A connection above the limit is accepted and closed, so that the client sees an end, not a hang.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from raftmq.runtime.turns import Turns
+from raftmq.server.kafka.connection import Begin, Connection, Shared
+from raftmq.server.kafka.cork import Cork, Drains
+from raftmq.server.kafka.limits import Limits, canonical_host
+from raftmq.server.kafka.log_rate import RateLimitedLog
+from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.pace import Pace
+from raftmq.server.kafka.readiness import LookLater
+from raftmq.server.kafka.request_memory import RequestMemory
+
+BACKLOG: Final = 1024
+ACCEPTS_PER_PASS: Final = 16
+ACCEPT_RETRY_S: Final = 0.1
+SWEEP_S: Final = 1.0
+LOCAL_SEND_BYTES: Final = 48 << 10
+"""To a client of this machine nothing is on its way for long: a small buffer keeps the bytes in the
+processor's cache, and the reader in step with the sender (a third of the CPU time per byte)."""
+KEEP_ALIVE_IDLE_S: Final = 60
+KEEP_ALIVE_INTERVAL_S: Final = 10
+KEEP_ALIVE_PROBES: Final = 6
+
+_OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+def open_listen_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen, without a loop, so that a parent may do it before it forks.
+
+    Raises:
+        OSError: the address is taken or not ours.
+    """
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+class ClientPort:
+    """Accepts and keeps client connections."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        limits: Limits,
+        metrics: ServerMetrics,
+        *,
+        drains: Drains | None = None,
+        memory: RequestMemory | None = None,
+        look_later: LookLater | None = None,
+        turns: Turns | None = None,
+        pause: Callable[[float], Awaitable[None]] = trio.sleep,
+    ) -> None:
+        """`pause` waits for about so many seconds, between two looks at all connections."""
+        self.limits = limits
+        self.metrics = metrics
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
+        self.connections: dict[int, Connection] = {}
+        self._hosts: dict[str, int] = {}  # open connections by the address they came from
+        self._next_id = 0
+        self._pause = pause
+        self._accepting = trio.CancelScope()
+        self._emptied = trio.Event()
+
+    async def serve(
+        self,
+        listen_sock: socket.socket,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept until cancelled; closes the listening socket and every connection then."""
+        listen_sock.setblocking(False)
+        try:
+            async with self.served() as nursery:
+                nursery.start_soon(self._sweep)
+                task_status.started()
+                with self._accepting:
+                    await self._accept_forever(listen_sock)
+                _close_listener(listen_sock)
+                await trio.sleep_forever()
+        finally:
+            _close_listener(listen_sock)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[trio.Nursery]:
+        """Connections are served within this; hangs up on all of them at its end."""
+        shared = self.shared
+        try:
+            async with trio.open_nursery() as nursery:
+                shared.nursery = nursery
+                nursery.start_soon(shared.turns.run)
+                nursery.start_soon(shared.readiness.run)
+                try:
+                    yield nursery
+                finally:
+                    # The nursery is open until here, so nobody asks for a task of a closed one.
+                    self.hang_up_all()
+                    nursery.cancel_scope.cancel()
+        finally:
+            shared.readiness.close()
+
+    async def drain(self, answer_parked: Callable[[], None]) -> None:
+        """Accept nobody, begin no request, answer those in hand, and hang up.
+
+        `answer_parked` lets go what only waits for something to happen.
+        """
+        self._accepting.cancel()
+        for connection in list(self.connections.values()):
+            connection.finish()
+        answer_parked()
+        self._emptied = trio.Event()
+        if self.connections:
+            await self._emptied.wait()
+
+    def hang_up_all(self) -> None:
+        """End every connection (the node stops)."""
+        for connection in list(self.connections.values()):
+            connection.close()
+
+    async def _accept_forever(self, listen_sock: socket.socket) -> None:
+        answered = 0
+        rate = self.limits.connection_creation_rate_max
+        descriptors_max = (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self.limits.descriptors_reserved
+        )
+        pace = Pace(lambda: trio.current_time() * 1e3, rate, rate)
+        while True:
+            try:
+                sock, address = listen_sock.accept()
+            except (BlockingIOError, InterruptedError):
+                await trio.lowlevel.wait_readable(listen_sock)
+                continue
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    _log.error("cannot accept connections", why=error.strerror)
+                    await trio.sleep(ACCEPT_RETRY_S)
+                    continue
+                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                continue  # this one client is gone already (ECONNABORTED and its kin)
+            bound = self._full(sock, _host(_peer_name(address)), descriptors_max)
+            if bound is not None:
+                self.metrics.connections_refused += 1
+                self.metrics.refuse(bound)
+                _log.warning(f"connection refused: {bound}", peer=_peer_name(address))
+                sock.close()
+            else:
+                try:
+                    self.adopt(sock, _peer_name(address))
+                except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+                    self.shared.failed(error, _peer_name(address))
+                    sock.close()
+            answered += 1
+            if rate and (wait_ms := pace.wait_ms()):
+                self.metrics.refuse("connection_creation_rate_max")
+                await trio.sleep(wait_ms / 1e3)  # the kernel keeps the next ones
+            elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
+                await trio.lowlevel.checkpoint()
+
+    def _full(self, sock: socket.socket, host: str, descriptors_max: int) -> str | None:
+        """The limit that refuses another connection from there, if any."""
+        limits = self.limits
+        if sock.fileno() >= descriptors_max:
+            return "descriptors_reserved"  # the kernel gives the lowest number that is free
+        if len(self.connections) >= limits.connections_max:
+            return "connections_max"
+        of_host = self._hosts.get(host, 0)
+        if limits.connections_per_ip_overrides:
+            own_max = limits.connections_per_ip_overrides.get(canonical_host(host))
+            if own_max is not None:
+                return "connections_per_ip_overrides" if of_host >= own_max else None
+        if limits.connections_per_ip_max and of_host >= limits.connections_per_ip_max:
+            return "connections_per_ip_max"
+        return None
+
+    def adopt(self, sock: socket.socket, peer: str) -> Connection:
+        """Serve a connected socket from now on."""
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):  # it is gone already: the first read will say so
+                self._set_options(sock)
+        self._next_id += 1
+        connection_id = self._next_id
+        host = _host(peer)
+        closed = partial(self._closed, connection_id, host)
+        connection = Connection(sock, peer, self.shared, closed)
+        self.connections[connection_id] = connection
+        self._hosts[host] = self._hosts.get(host, 0) + 1
+        self.metrics.connections += 1
+        self.metrics.connections_accepted += 1
+        connection.open()
+        if self._accepting.cancel_called:
+            connection.finish()  # it came in the very moment in which the port began to drain
+        return connection
+
+    def _set_options(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_bytes = self.limits.socket_send_bytes or _local_send_bytes(sock)
+        if send_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+        # A client whose machine vanished while it waits for records says nothing, ever.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
+
+    def _closed(self, connection_id: int, host: str) -> None:
+        del self.connections[connection_id]
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
+        self.metrics.connections -= 1
+        if not self.connections:
+            self._emptied.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._pause(SWEEP_S)
+            now = trio.current_time()
+            for connection in list(self.connections.values()):
+                try:
+                    if not connection.hang_up_if_stalled(now):
+                        connection.rest_if_quiet(now)
+                except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+                    connection.failed(error)
+            self.shared.memory.relieve(now)
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0]
+
+
+def _close_listener(listen_sock: socket.socket) -> None:
+    if listen_sock.fileno() >= 0:
+        trio.lowlevel.notify_closing(listen_sock)
+        listen_sock.close()
+
+
+def _local_send_bytes(sock: socket.socket) -> int:
+    """`LOCAL_SEND_BYTES` where both ends are on this machine, else 0."""
+    try:
+        is_local = sock.getpeername()[0] == sock.getsockname()[0]
+    except OSError:
+        return 0  # the client is gone already; its connection will say so
+    return LOCAL_SEND_BYTES if is_local else 0
+
+
+def _peer_name(address: object) -> str:
+    if isinstance(address, tuple) and len(address) >= 2:
+        return f"{address[0]}:{address[1]}"
+    return str(address) or "local"

@@ -1,0 +1,481 @@
+"""Giving up what is lost, at an operator's word: offline work on one stopped node's data.
+
+Two words. *A majority is lost* (`account_for` and `give_up_lost`): every group whose voters are
+mostly gone goes on with those that survive, as they say it in their own logs. *Damage that nobody
+can repair is accepted* (`account_for_loss`, `accept_loss`): one partition keeps its offsets and
+lacks the records. Both tell first what they would do, and what may be lost with it.
+
+Looking opens the logs as a start of the node would. Then: the journal first (a term above any that
+a lost node can have known, no vote, no floor), made durable; then each log (`reconfigure.py`).
+
+Invariants: every step can be done again, and a crash at any point leaves what doing it again ends;
+groups of which a majority survives are left alone; what is given up is fenced by a new formation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from attrs import define, evolve, field, frozen
+
+from raftmq.errors import CorruptBatchError, RaftmqError
+from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import LogConfig, UnusableLogError
+from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.ports import Clock, Disk
+from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import EntryKind
+from raftmq.replication.recovery import is_forgotten
+from raftmq.tools.reconfigure import replace_configuration
+from raftmq.types import (
+    METADATA_GROUP,
+    METADATA_TOPIC,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+    TopicId,
+)
+
+TERM_STEP: Final = 1 << 16
+"""More elections than the lost nodes can have held since this disk last heard of them: no entry
+gets a position and term that one of theirs has, and clients see the leader epoch rise."""
+CHECK_BYTES: Final = 4 << 20
+
+
+class RecoveryRefusedError(RaftmqError):
+    """What was asked for is not needed, or would make things worse; the message says why."""
+
+
+class Verdict(Enum):
+    """What becomes of a group."""
+
+    STAYS = "a majority survives: left alone"
+    RECOVERED = "its majority is lost: goes on with those that survive"
+    NOT_HELD = "no survivor is a member"
+    UNREADABLE = "this replica cannot be read"
+
+
+@define(slots=True, kw_only=True)
+class Account:
+    """One group as this node's disk tells it, and what would become of it.
+
+    Attributes:
+        before: who belonged to it, by the newest entry of this log.
+        after: who would; None where nothing changes.
+        log_end: the first offset that this replica does not have.
+        flushed_end: below it everything was certainly on this disk.
+        high_watermark: the last commit this replica recorded; consumers may have read further.
+        damaged: offsets whose bytes are damaged here.
+        is_forgotten: the journal does not know any more what this replica promised, so it has no
+            vote before a leader admits it anew.
+        note: why it cannot be read.
+    """
+
+    name: str
+    group: RaftGroupId
+    folder: str
+    identity: ReplicaId
+    verdict: Verdict = Verdict.UNREADABLE
+    before: Configuration = field(factory=Configuration)
+    after: Configuration | None = None
+    log_start: Offset = Offset(0)
+    log_end: Offset = Offset(0)
+    flushed_end: Offset = Offset(0)
+    high_watermark: Offset = Offset(0)
+    last_epoch: int = 0
+    damaged: tuple[tuple[Offset, Offset], ...] = ()
+    is_forgotten: bool = False
+    note: str = ""
+
+
+@frozen(slots=True)
+class Findings:
+    """A node's groups, and partitions of the cluster of which no survivor has anything.
+
+    Attributes:
+        image: the metadata as this node has it; None where it cannot be read.
+    """
+
+    accounts: tuple[Account, ...]
+    gone: tuple[str, ...]
+    image: MetadataImage | None
+
+    def of(self, verdict: Verdict) -> list[Account]:
+        """The accounts with a verdict."""
+        return [account for account in self.accounts if account.verdict is verdict]
+
+    @property
+    def metadata(self) -> Account:
+        """That of the metadata group."""
+        return self.accounts[0]
+
+
+@frozen(slots=True)
+class Place:
+    """A stopped node's data, opened by nobody else; it passes over `skips` of the metadata."""
+
+    disk: Disk
+    path: str
+    node: ReplicaId
+    journal: HardStateJournal
+    clock: Clock
+    skips: tuple[Skip, ...] = ()
+
+
+# ---- looking ----
+
+
+def account_for(place: Place, survivors: Sequence[NodeId]) -> Findings:
+    """Open every log of a node and judge its group; the survivors are all nodes that will go on.
+
+    Raises:
+        RecoveryRefusedError: this node is not among the survivors, or keeps no metadata.
+        DiskError: the device failed.
+    """
+    if place.node.node_id not in survivors:
+        raise RecoveryRefusedError(f"node {place.node.node_id} must be one of the survivors")
+    if not place.disk.exists(f"{place.path}/meta/log-start"):
+        raise RecoveryRefusedError(f"{place.path} holds no metadata: this node never joined")
+    metadata, log = open_account(
+        place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta", reads_all=True
+    )
+    image = None if log is None else _image(log, place.skips)
+    _judge(metadata, log, survivors)
+    accounts = [metadata]
+    for name, group, folder in _partition_folders(place, image):
+        account, log = open_account(place, name, group, folder)
+        _judge(account, log, survivors)
+        accounts.append(account)
+    return Findings(tuple(accounts), tuple(_gone(image, survivors)), image)
+
+
+def _partition_folders(
+    place: Place, image: MetadataImage | None
+) -> Iterator[tuple[str, RaftGroupId, str]]:
+    known = {(group.topic_id, group.partition): group for group in place.journal.groups()}
+    root = f"{place.path}/topics"
+    if not place.disk.exists(root):
+        return
+    for folder in sorted(place.disk.list(root)):
+        try:
+            topic_id = TopicId(UUID(folder[-36:]))
+        except ValueError:
+            continue
+        for child in sorted(place.disk.list(f"{root}/{folder}")):
+            head, _, index = child.partition("partition-")
+            if head or not index.isdigit():
+                continue
+            group = known.get((topic_id, int(index)))
+            topic = None if image is None else image.topic_by_id(topic_id)
+            if group is None and topic is not None and int(index) < len(topic.partitions):
+                group = topic.group_id(int(index))
+            if group is not None:
+                yield f"{folder[:-37]}-{index}", group, f"{root}/{folder}/{child}"
+
+
+def partition_group(place: Place, topic: str, partition: int) -> tuple[str, RaftGroupId, str]:
+    """Name, group and folder of one partition, the metadata's too.
+
+    Raises:
+        RecoveryRefusedError: it is not here.
+    """
+    if topic == METADATA_TOPIC and partition == 0:
+        return METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta"
+    name = f"{topic}-{partition}"
+    for row in _partition_folders(place, None):
+        if row[0] == name:
+            return row
+    raise RecoveryRefusedError(f"this node holds no {name}")
+
+
+def read_image(place: Place) -> MetadataImage | None:
+    """The metadata as this node has it; None where it cannot be read to its end."""
+    _, log = open_account(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
+    return None if log is None else _image(log, place.skips)
+
+
+def open_account(
+    place: Place, name: str, group: RaftGroupId, folder: str, *, reads_all: bool = False
+) -> tuple[Account, ReplicatedLog | None]:
+    """Recover a log as a start would, say what it holds, and close it again."""
+    journal = place.journal
+    state = journal.get(group) or GroupState()
+    identity = ReplicaId(place.node.node_id, state.bootstrapped or place.node.storage_id)
+    account = Account(name=name, group=group, folder=folder, identity=identity)
+    if not place.disk.exists(f"{folder}/log-start"):
+        account.note = "its files are gone"
+        return account, None
+
+    def before_cut(floor: RaftIndex) -> None:
+        latest = journal.get(group) or state
+        journal.put(group, evolve(latest, cut_floor=max(floor, latest.cut_floor)))
+        journal.flush_now()
+
+    try:
+        log = ReplicatedLog.open(
+            place.disk,
+            folder,
+            LogConfig(),
+            claimed_flushed_end=RaftIndex(state.flushed_end),
+            clock=place.clock,
+            before_cut=before_cut,
+        )
+    except UnusableLogError as error:
+        account.note = str(error)
+        return account, None
+    if reads_all:
+        _check_every_byte(log)
+    commit_end = max(min(RaftIndex(state.commit_end), log.flushed_end), log.log_start.index)
+    account.before = latest_configuration(log)
+    account.is_forgotten = is_forgotten(journal, state, is_empty=False) or (
+        identity not in account.before.members
+        and identity.node_id in {member.node_id for member in account.before.members}
+    )
+    account.log_start = log.log_start_offset
+    account.log_end = log.log_end_offset
+    account.flushed_end = log.offset_of(
+        max(log.log_start.index, min(RaftIndex(state.flushed_end), log.end_index))
+    )
+    account.high_watermark = log.offset_of(commit_end)
+    account.last_epoch = max((epoch for epoch, _ in log.epochs()), default=0)
+    account.damaged = tuple(log.damaged)
+    if (job := log.flush_job()) is not None:
+        job.run()
+        log.complete(job)
+    if group != METADATA_GROUP:
+        log.close()
+    return account, log
+
+
+def _check_every_byte(log: ReplicatedLog) -> None:
+    offset = Offset(-1)
+    while (job := log.scrub_job(CHECK_BYTES)) is not None:
+        job.run()
+        log.checked(job)
+        if job.offset <= offset or job.offset >= log.log_end_offset:
+            return
+        offset = Offset(job.offset)
+
+
+def latest_configuration(log: ReplicatedLog) -> Configuration:
+    """Who belongs to the group, by the newest entry of its log."""
+    payload = log.log_start.configuration
+    for entry in log.bare_entries():
+        if entry.kind == EntryKind.MEMBERSHIP:
+            payload = entry.payload
+    return Configuration.decode(payload)
+
+
+def _image(log: ReplicatedLog, skips: Sequence[Skip]) -> MetadataImage | None:
+    """The metadata with everything that this log holds: all of it will count."""
+    machine = MetadataMachine(skips)
+    machine.attach_log(log)
+    machine.restore(log.log_start)
+    # A majority that is gone cannot agree to skip a command: that comes after this recovery.
+    with suppress(UnappliableCommandError):
+        machine.committed(log.log_end_offset, log.end_index)
+    is_whole = machine.applied_end == log.end_index
+    log.close()
+    return machine.image if is_whole else None
+
+
+def _judge(account: Account, log: ReplicatedLog | None, survivors: Sequence[NodeId]) -> None:
+    if log is None:
+        return
+    after = surviving_configuration(account.before, account.identity, survivors)
+    voters = account.before.voters
+    alive = [voter for voter in voters if voter.node_id in survivors]
+    if account.is_forgotten and len(survivors) == 1:
+        alive = []  # among others its leader admits it anew; alone there is nobody who could
+    if after is None:
+        account.verdict = Verdict.NOT_HELD
+    elif len(alive) > len(voters) // 2:
+        account.verdict = Verdict.STAYS
+    else:
+        account.verdict = Verdict.RECOVERED
+        account.after = after
+
+
+def surviving_configuration(
+    before: Configuration, identity: ReplicaId, survivors: Sequence[NodeId]
+) -> Configuration | None:
+    """The survivors among the members: voters where there are any, else learners take their place.
+    Every survivor comes to the same answer from the same log. None: no member survives.
+
+    `identity` is that of the replica at hand; its log may still know it under a former storage.
+    """
+
+    def alive(members: Sequence[ReplicaId]) -> dict[NodeId, ReplicaId]:
+        found: dict[NodeId, ReplicaId] = {}
+        for member in members:
+            if member.node_id in survivors:
+                found[member.node_id] = identity if member.node_id == identity[0] else member
+        return found
+
+    voters, learners = alive(before.voters), alive(before.learners)
+    if not voters:
+        voters, learners = learners, {}
+    if not voters:
+        return None
+    rest = (learners[node_id] for node_id in sorted(learners) if node_id not in voters)
+    return Configuration(tuple(voters[node_id] for node_id in sorted(voters)), tuple(rest))
+
+
+def _gone(image: MetadataImage | None, survivors: Sequence[NodeId]) -> Iterator[str]:
+    if image is None:
+        return
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            if not any(n in survivors for n in (*partition.replicas, *partition.voters)):
+                yield f"{topic.name}-{partition.index}"
+
+
+# ---- a lost majority ----
+
+
+def check_is_lost(findings: Findings, survivors: Sequence[NodeId]) -> None:
+    """Refuse where no group has lost its majority.
+
+    Raises:
+        RecoveryRefusedError: says so.
+    """
+    if not findings.of(Verdict.RECOVERED):
+        ids = ",".join(str(node_id) for node_id in survivors)
+        reason = f"with nodes {ids} every group on this node has its majority: start them instead"
+        if findings.metadata.is_forgotten:
+            reason += (
+                "; state.journal of this node is lost, so it votes once it was admitted anew: "
+                "where too few others are left for that, go on with those of them alone"
+            )
+        raise RecoveryRefusedError(reason)
+
+
+def give_up_lost(place: Place, findings: Findings) -> None:
+    """Make the survivors the members of every group that lost its majority, durably.
+
+    Raises:
+        DiskError: do it again.
+    """
+    journal = place.journal
+    accounts = findings.of(Verdict.RECOVERED)
+    for account in accounts:
+        state = journal.get(account.group) or GroupState()
+        term = max(state.term, account.last_epoch)
+        journal.put(
+            account.group,
+            evolve(
+                state,
+                term=term + TERM_STEP,
+                vote=None,
+                bootstrapped=account.identity.storage_id,
+                cut_floor=0,
+            ),
+        )
+    journal.flush_now()
+    for account in accounts:
+        assert account.after is not None
+        replace_configuration(
+            place.disk, account.folder, EntryKind.MEMBERSHIP, account.after.encode()
+        )
+
+
+# ---- damage that nobody can repair ----
+
+
+@frozen(slots=True, kw_only=True)
+class Loss:
+    """What accepting the loss of one partition would give up.
+
+    Attributes:
+        damaged: offsets whose bytes are damaged: their records go.
+        cut: offsets that a torn end claimed, which this replica may have promised to keep.
+        is_anew: nothing of the log can be read; it would begin again at offset 0.
+        others: other voters, who may still have what is missing here.
+    """
+
+    account: Account
+    damaged: tuple[tuple[Offset, Offset], ...]
+    cut: tuple[Offset, Offset] | None
+    is_anew: bool
+    others: tuple[NodeId, ...]
+
+
+def account_for_loss(place: Place, topic: str, partition: int) -> Loss:
+    """Look at one partition and say what would go.
+
+    Raises:
+        RecoveryRefusedError: it is not here, or there is nothing to accept.
+        DiskError: the device failed.
+    """
+    name, group, folder = partition_group(place, topic, partition)
+    account, log = open_account(place, name, group, folder, reads_all=True)
+    if log is None:
+        raise RecoveryRefusedError(
+            f"{name} cannot be read at all ({account.note}): start the node once, which sets the "
+            "folder aside, stop it, and accept the loss then"
+        )
+    if topic == METADATA_TOPIC:
+        log.close()
+    state = place.journal.get(account.group) or GroupState()
+    voters = account.before.voters
+    others = tuple(v.node_id for v in voters if v.node_id != place.node.node_id)
+    is_anew = not others and account.identity not in voters
+    cut = None
+    if state.cut_floor:
+        floor = max(account.log_end, log.offset_of(RaftIndex(state.cut_floor)))
+        cut = account.log_end, floor
+    if not (account.damaged or cut or is_anew):
+        raise RecoveryRefusedError(f"{name} is whole here: there is no loss to accept")
+    if topic == METADATA_TOPIC and others and (account.damaged or is_anew):
+        raise RecoveryRefusedError(
+            "metadata differs between nodes if one of them leaves commands out: move this node's "
+            "data folder away instead, and let it fetch everything from the others"
+        )
+    return Loss(account=account, damaged=account.damaged, cut=cut, is_anew=is_anew, others=others)
+
+
+def accept_loss(place: Place, loss: Loss) -> None:
+    """Do what `account_for_loss` said.
+
+    Raises:
+        DiskError: do it again.
+    """
+    account, journal = loss.account, place.journal
+    state = journal.get(account.group) or GroupState()
+    journal.put(
+        account.group,
+        evolve(state, cut_floor=0, bootstrapped=account.identity.storage_id),
+    )
+    journal.flush_now()
+    if loss.is_anew:
+        after = Configuration((account.identity,))
+        replace_configuration(place.disk, account.folder, EntryKind.MEMBERSHIP, after.encode())
+    if not loss.damaged:
+        return
+    log = ReplicatedLog.open(
+        place.disk,
+        account.folder,
+        LogConfig(),
+        claimed_flushed_end=RaftIndex(state.flushed_end),
+        initial=LogStart(),
+        clock=place.clock,
+    )
+    try:
+        _check_every_byte(log)
+        for start, _ in loss.damaged:
+            if any(start == damage[0] for damage in log.damaged):  # else an earlier try did it
+                log.accept_loss(start)
+    except CorruptBatchError as error:
+        raise RecoveryRefusedError(f"{account.name}: the damage has changed: {error}") from error
+    finally:
+        log.close()

@@ -1,0 +1,141 @@
+"""The control plane under crashes, partitions, loss: safety always, liveness when it is healed."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.metadata.broker_messages import ReplaceNodeCall
+from tests.controller.control_world import ControlWorld
+
+SEEDS = range(4)
+
+
+def _nemesis(world: ControlWorld, *, wipes: bool) -> None:
+    random = world.random
+    nodes = list(world.nodes.values())
+    voters = [world.nodes[n] for n in world.voters]
+    draw = random.random()
+    if draw < 0.35:
+        node = random.choice(nodes)
+        node.crash()
+        world.schedule(random.uniform(50, 1_500), lambda: None if node.is_up else node.boot())
+    elif draw < 0.75:
+        alone = random.choice(nodes)
+        for other in nodes:
+            if other is not alone:
+                world.cut[alone.node_id, other.node_id] = True
+                if random.random() < 0.7:
+                    world.cut[other.node_id, alone.node_id] = True
+        world.schedule(random.uniform(100, 2_000), world.cut.clear)
+    elif draw < 0.85:
+        for node in nodes:  # power fails everywhere at once
+            node.crash()
+            world.schedule(
+                random.uniform(10, 400), lambda node=node: None if node.is_up else node.boot()
+            )
+    elif wipes and all(node.is_up for node in voters):
+        node = random.choice(voters)
+        node.crash(wipe=True)
+        world.schedule(random.uniform(10, 300), node.boot)
+
+
+def _heal(world: ControlWorld) -> None:
+    world.cut.clear()
+    world.loss = 0.0
+    for node in world.nodes.values():
+        if not node.is_up:
+            node.boot()  # unless it is gone for good
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_metadata_survives_faults(seed: int) -> None:
+    world = ControlWorld(seed)
+    world.run(1_500)
+    for node in world.nodes.values():
+        world.client(node)
+    for _ in range(12):
+        _nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+    _heal(world)
+    world.run(3_000)
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()
+    assert not any(node.engine.image.removals for node in world.nodes.values())
+    acknowledged = sum(1 for o in world.operations if o.promise.is_done and o.promise.error is None)
+    assert acknowledged > 100
+    assert world.barriers > 30
+    assert any(node.engine.image.topics for node in world.nodes.values()) or world.topics < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wiped_voter_of_the_metadata_group_comes_back(seed: int) -> None:
+    world = ControlWorld(1_000 + seed)
+    world.run(2_000)
+    for node in world.nodes.values():
+        world.client(node)
+    world.run(500)
+    victim = world.nodes[world.random.choice(world.voters)]
+    old = victim.storage_id
+    victim.crash(wipe=True)
+    world.run(world.random.uniform(10, 1_500))
+    victim.boot()
+    _heal(world)
+    world.run(3_000)
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()
+    assert not any(node.engine.image.removals for node in world.nodes.values())
+    for node in world.nodes.values():
+        voters = node.replica.configuration.voters
+        assert [v.node_id for v in voters] == [1, 2, 3]
+        assert old not in [v.storage_id for v in voters]
+        assert node.control.lifecycle.is_ready
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_a_voter_gone_for_good_is_replaced_under_faults(seed: int) -> None:
+    """Crashes, partitions and power failures at any step; the same wish is said again and again."""
+    world = ControlWorld(2_000 + seed, observers=2)
+    world.has_leaders = True
+    world.run(2_000)
+    for node in world.nodes.values():
+        world.client(node)
+    world.run(500)
+    gone = world.nodes[world.random.choice(world.voters)]
+    gone.crash()
+    gone.is_gone = True
+    stay = [n for n in world.nodes.values() if n is not gone]
+
+    def ask() -> None:
+        if world.is_over:
+            return
+        world.schedule(400, ask)
+        node = world.random.choice(stay)
+        if node.is_up:
+            node.control.call(ReplaceNodeCall(old_id=gone.node_id, new_id=4, timeout_ms=300))
+
+    ask()
+    for _ in range(6):
+        _nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+    _heal(world)
+    world.run(5_000)
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()
+    wanted = sorted([*(n for n in world.voters if n != gone.node_id), 4])
+    for node in stay:
+        assert [v.node_id for v in node.replica.configuration.voters] == wanted
+        assert gone.node_id not in node.engine.image.brokers
+        assert node.engine.image.replacements[gone.node_id].is_done
+        assert not node.engine.image.removals
+        for topic in node.engine.image.topics_by_id():
+            for partition in topic.partitions:
+                assert gone.node_id not in partition.replicas

@@ -1,0 +1,189 @@
+"""Reconciling: starts follow the image, data goes only by an order that names it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftmq.controller.reconciler import (
+    Action,
+    Quarantine,
+    StartReplica,
+    StopReplica,
+    UpdateConfigs,
+    UpdateWish,
+    at_start,
+    reconcile,
+)
+from raftmq.metadata.commands import (
+    AlterConfigs,
+    ConfigChange,
+    ConfirmRemoved,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    Envelope,
+    PartitionAddition,
+    ReassignPartition,
+    ReportVoters,
+    VotersReport,
+)
+from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.types import RaftGroupId, TopicPartition
+from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, topic_id
+
+
+@pytest.fixture
+def machine() -> Machine:
+    machine = Machine()
+    machine.register_all(1, 2, 3, 4)
+    machine.apply(CreateTopics(topics=(creation("a", 1, (1, 2, 3), (2, 3, 4)),)))
+    return machine
+
+
+def _names(actions: list[Action], kind: type) -> list[TopicPartition]:
+    return [a.name for a in actions if isinstance(a, kind)]  # type: ignore[union-attr]
+
+
+def test_creation_starts_what_the_node_should_hold(machine: Machine) -> None:
+    actions = reconcile(EMPTY_IMAGE, machine.image, node(1))
+    assert _names(actions, StartReplica) == [TopicPartition("a", 0)]
+    [start] = actions
+    assert isinstance(start, StartReplica)
+    assert [v.node_id for v in start.voters] == [1, 2, 3]
+    assert start.preferred_leader == 1
+    assert reconcile(EMPTY_IMAGE, machine.image, node(5)) == []
+
+
+def test_nothing_changed_nothing_to_do(machine: Machine) -> None:
+    assert reconcile(machine.image, machine.image, node(1)) == []
+
+
+def test_added_partitions(machine: Machine) -> None:
+    before = machine.image
+    addition = PartitionAddition(
+        topic_id=topic_id(1), first_partition=2, replicas=((node(1), node(4)),)
+    )
+    machine.apply(CreatePartitions(additions=(addition,)))
+    actions = reconcile(before, machine.image, node(1))
+    assert _names(actions, StartReplica) == [TopicPartition("a", 2)]
+
+
+def test_deletion_stops_until_confirmed(machine: Machine) -> None:
+    before = machine.image
+    group = before.topics["a"].group_id(1)
+    machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    deleted = machine.image
+    assert reconcile(before, deleted, node(4)) == [StopReplica(group, TopicPartition("a", 1))]
+    # A node that was away finds the order when it returns, and not once it confirmed.
+    folders = [(topic_id(1), 1)]
+    assert at_start(deleted, node(4), folders) == [StopReplica(group, TopicPartition("a", 1))]
+    machine.apply(ConfirmRemoved(node_id=node(4), replicas=((topic_id(1), 1),)))
+    assert reconcile(deleted, machine.image, node(4)) == []
+
+
+def test_recreated_topics_are_other_groups(machine: Machine) -> None:
+    before = machine.image
+    machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    machine.apply(CreateTopics(topics=(creation("a", 2, (1, 2, 3)),)))
+    stop, start = reconcile(before, machine.image, node(1))
+    assert isinstance(stop, StopReplica)
+    assert isinstance(start, StartReplica)
+    assert stop.name == start.name == TopicPartition("a", 0)
+    assert stop.group != start.group
+
+
+def test_configs_reach_the_partitions(machine: Machine) -> None:
+    before = machine.image
+    change = ConfigChange(resource_type="topic", resource_name="a", set={"retention.ms": "1"})
+    machine.apply(AlterConfigs(changes=(change,)))
+    [action] = reconcile(before, machine.image, node(1))
+    assert isinstance(action, UpdateConfigs)
+    assert dict(action.configs) == {"retention.ms": "1"}
+    before = machine.image
+    change = ConfigChange(resource_type="broker", resource_name="", set={"log.retention.ms": "1"})
+    machine.apply(AlterConfigs(changes=(change,)))
+    assert _names(reconcile(before, machine.image, node(2)), UpdateConfigs) == [
+        TopicPartition("a", 0),
+        TopicPartition("a", 1),
+    ]
+
+
+def test_a_reassigned_replica_stays_until_its_group_let_it_go(machine: Machine) -> None:
+    before = machine.image
+    wish = ReassignPartition(
+        topic_id=topic_id(1), partition=0, replicas=(node(2), node(3), node(4))
+    )
+    machine.apply(wish)
+    wished = machine.image
+    [start] = reconcile(before, wished, node(4))[:1]
+    assert isinstance(start, StartReplica)
+    assert _names(reconcile(before, wished, node(1)), StopReplica) == []
+    assert _names(reconcile(before, wished, node(2)), UpdateWish) == [TopicPartition("a", 0)]
+    row = VotersReport(topic_id(1), 0, 3, (node(2), node(3), node(4)))
+    machine.apply(ReportVoters(reports=(row,)))
+    actions = reconcile(wished, machine.image, node(1))
+    assert _names(actions, StopReplica) == [TopicPartition("a", 0)]
+
+
+def test_unknown_folders_are_put_aside_never_deleted(machine: Machine) -> None:
+    strange = (topic_id(9), 0)
+    not_held = (topic_id(1), 1)
+    actions = at_start(machine.image, node(1), [strange, not_held, (topic_id(1), 0)])
+    assert actions[:2] == sorted(
+        [Quarantine(*strange), Quarantine(*not_held)], key=lambda q: (q.topic_id, q.partition)
+    )
+    assert _names(actions, StartReplica) == [TopicPartition("a", 0)]
+    assert at_start(EMPTY_IMAGE, node(1), [strange]) == [Quarantine(*strange)]
+
+
+class _Disk:
+    """What one node would hold, had it done all it was told."""
+
+    def __init__(self) -> None:
+        self.held: dict[RaftGroupId, TopicPartition] = {}
+        self.orders: list[RaftGroupId] = []
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, StartReplica):
+                self.held[action.group] = action.name
+            elif isinstance(action, StopReplica):
+                self.held.pop(action.group, None)
+                self.orders.append(action.group)
+
+
+@settings(max_examples=100, deadline=None)
+@given(envelopes=st.lists(ENVELOPES, max_size=30), steps=st.lists(st.integers(1, 6), min_size=1))
+def test_steps_of_any_size_end_alike(envelopes: list[Envelope], steps: list[int]) -> None:
+    """Images may be skipped (a snapshot was installed): what is held in the end is the same."""
+    machine = Machine()
+    machine.register_all(1, 2, 3, 4, 5)
+    images: list[MetadataImage] = [machine.image]
+    for envelope in envelopes:
+        machine.apply_envelope(envelope)
+        images.append(machine.image)
+    me = node(1)
+    fine, coarse = _Disk(), _Disk()
+    for before, after in pairwise(images):
+        fine.perform(reconcile(before, after, me))
+    at = 0
+    turn = 0
+    while at < len(images) - 1:
+        target = min(len(images) - 1, at + steps[turn % len(steps)])
+        coarse.perform(reconcile(images[at], images[target], me))
+        at, turn = target, turn + 1
+    wanted = {
+        topic.group_id(p.index)
+        for topic in images[-1].topics_by_id()
+        for p in topic.partitions
+        if me in p.replicas or me in p.voters
+    }
+    for disk in (fine, coarse):
+        assert wanted <= set(disk.held)
+        left = {g for g in disk.held if g not in wanted}
+        ordered = {r.group for r in images[-1].removals.values() if me in r.nodes}
+        assert not left & ordered

@@ -1,0 +1,463 @@
+"""Replacing a node: what is wished, moved, refused and told; and all of it through controllers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.replacement import next_end, next_move, plan_replacement, progress
+from raftmq.controller.topic_validation import Settings, load_of, plan_topic
+from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import CreateTopicsCall, NewTopic, Outcome, ReplaceNodeCall
+from raftmq.metadata.commands import (
+    CreateTopics,
+    EndReplacement,
+    FenceBroker,
+    ReassignPartition,
+    Rejection,
+    ReplaceNode,
+    ReportVoters,
+    VotersReport,
+)
+from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.metadata_snapshot import decode_image, encode_image
+from raftmq.metadata.target_members import metadata_wish, partition_wish
+from raftmq.raft.membership import Configuration
+from raftmq.replication.readmission import next_configuration
+from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
+from tests.controller.metadata_cluster import MetadataCluster
+from tests.metadata.metadata_commands import Machine, creation, node, register, topic_id
+
+FIRST = tuple(node(n) for n in (1, 2, 3))
+
+
+def _replica(number: int) -> ReplicaId:
+    return ReplicaId(node(number), StorageId(100 + number))
+
+
+def _group(voters: str, learners: str = "") -> Configuration:
+    return Configuration(
+        tuple(_replica(int(n)) for n in voters), tuple(_replica(int(n)) for n in learners)
+    )
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """Brokers 1 to 5; a topic of six partitions on 1, 2, 3."""
+    machine = Machine()
+    machine.register_all(1, 2, 3, 4, 5)
+    machine.apply(CreateTopics(topics=(creation("a", 1, *([(1, 2, 3)] * 6)),)))
+    return machine
+
+
+def _fence(machine: Machine, number: int) -> None:
+    epoch = machine.image.brokers[node(number)].epoch
+    machine.apply(FenceBroker(node_id=node(number), broker_epoch=epoch))
+
+
+def _move_all(machine: Machine) -> None:
+    """Node 4 took over what node 1 held."""
+    for index in range(6):
+        machine.apply(
+            ReassignPartition(
+                topic_id=topic_id(1), partition=index, replicas=(node(4), node(2), node(3))
+            )
+        )
+        report = VotersReport(topic_id(1), index, 5, (node(2), node(3), node(4)))
+        machine.apply(ReportVoters(reports=(report,)))
+
+
+def _led(image: MetadataImage, leader: int = 2) -> LeaderTable:
+    table = LeaderTable()
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            table.led(
+                topic.topic_id,
+                partition.index,
+                leader=node(leader),
+                leader_epoch=LeaderEpoch(1),
+                isr=partition.voters,
+                voters=partition.voters,
+            )
+    return table
+
+
+def _any(_node_id: NodeId) -> int:
+    return 20_000
+
+
+# ---- apply ----
+
+
+def test_a_replacement_is_state_and_ends_when_nothing_is_left(machine: Machine) -> None:
+    assert not isinstance(machine.apply(ReplaceNode(old_id=node(1), new_id=node(4))), Rejection)
+    version = machine.image.structure_version
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    assert machine.image.structure_version == version, "said twice, done once"
+    assert decode_image(encode_image(machine.image)) == machine.image
+    early = machine.apply(EndReplacement(old_id=node(1)))
+    assert isinstance(early, Rejection)
+    assert "alive" in early.message
+    _fence(machine, 1)
+    early = machine.apply(EndReplacement(old_id=node(1)))
+    assert isinstance(early, Rejection)
+    assert "holds replicas of a" in early.message
+    _move_all(machine)
+    assert machine.image.removals
+    machine.apply(EndReplacement(old_id=node(1)))
+    assert node(1) not in machine.image.brokers
+    assert not machine.image.removals, "nobody waits for a node that is gone"
+    assert machine.image.replacements[node(1)].is_done
+    assert decode_image(encode_image(machine.image)) == machine.image
+    machine.apply(register(1, storage=7))
+    assert node(1) not in machine.image.replacements, "it begins anew"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (None, (1, 9), ErrorCode.BROKER_ID_NOT_REGISTERED),
+        (None, (1, 1), ErrorCode.INVALID_REQUEST),
+        ((4, 5), (1, 4), ErrorCode.INVALID_REQUEST),
+    ],
+    ids=["unknown", "itself", "who is to go"],
+)
+def test_what_apply_rejects(
+    machine: Machine, first: tuple[int, int] | None, second: tuple[int, int], code: ErrorCode
+) -> None:
+    if first is not None:
+        machine.apply(ReplaceNode(old_id=node(first[0]), new_id=node(first[1])))
+    result = machine.apply(ReplaceNode(old_id=node(second[0]), new_id=node(second[1])))
+    assert isinstance(result, Rejection)
+    assert result.code is code
+
+
+def test_another_successor_may_be_named(machine: Machine) -> None:
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(5)))
+    assert machine.image.leaving() == {1: 5}
+
+
+def test_producer_ids_are_skipped_after_a_recovery(machine: Machine) -> None:
+    before = machine.image.next_producer_id
+    machine.apply(replace(register(4), recoveries=1))
+    assert machine.image.next_producer_id == before + 1_000_000
+    machine.apply(replace(register(5), recoveries=1))
+    assert machine.image.next_producer_id == before + 1_000_000, "once for each recovery"
+    assert decode_image(encode_image(machine.image)) == machine.image
+
+
+# ---- wishes ----
+
+
+def test_the_metadata_group_wishes_what_is_missing(machine: Machine) -> None:
+    image = machine.image
+    assert metadata_wish(_group("123", "45"), image, FIRST) is None
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
+    assert metadata_wish(_group("234", "5"), machine.image, FIRST) is None
+    machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
+    _fence(machine, 4)
+    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert wish.voters == (5, 2, 3), "a successor that goes itself is passed over"
+    assert wish.leaving == (4,)
+    _move_all(machine)
+    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.leaving, wish.demoted) == ((1,), (4,)), "who holds nothing and is gone may go"
+
+
+def test_a_node_that_leaves_follows_while_it_holds_anything(machine: Machine) -> None:
+    """It may have been silent for a moment only, and lead what it has to hear that it must give."""
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    _fence(machine, 1)
+    assert metadata_wish(_group("234", "15"), machine.image, FIRST) is None
+    _move_all(machine)
+    wish = metadata_wish(_group("234", "15"), machine.image, FIRST)
+    assert wish is not None
+    assert wish.leaving == (1,)
+
+
+def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> None:
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    wish = metadata_wish(_group("1234", "5"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
+    live = [_replica(n) for n in (2, 1, 3, 4, 5)]
+    step = next_configuration(_group("1234", "5"), {}, live, live, wish)
+    assert step == _group("234", "15")
+    assert metadata_wish(step, machine.image, FIRST) is None
+    assert next_end(machine.image, step) is None
+    _fence(machine, 1)
+    _move_all(machine)
+    wish = metadata_wish(step, machine.image, FIRST)
+    assert wish is not None
+    assert next_configuration(step, {}, live, live, wish) == _group("234", "5")
+
+
+def test_voters_that_were_given_up_are_made_up_for(machine: Machine) -> None:
+    for number in (2, 3):
+        _fence(machine, number)
+    wish = metadata_wish(_group("1", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert wish.voters == (1, 4, 5)
+    machine.apply(ReplaceNode(old_id=node(2), new_id=node(5)))
+    wish = metadata_wish(_group("1", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert wish.voters == (1, 5, 4), "successors first"
+    observer = metadata_wish(_group("145"), machine.image, FIRST)
+    assert observer is None
+
+
+def test_an_observer_that_is_replaced_makes_no_voter(machine: Machine) -> None:
+    machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
+    assert metadata_wish(_group("123", "45"), machine.image, FIRST) is None, "it lives"
+    _fence(machine, 4)
+    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
+    assert wish is not None
+    assert (wish.voters, wish.leaving) == ((1, 2, 3), (4,))
+
+
+def test_a_partition_wishes_live_brokers_only(machine: Machine) -> None:
+    assert partition_wish(machine.image, topic_id(9), 0) is None
+    assert partition_wish(machine.image, topic_id(1), 6) is None
+    _fence(machine, 3)
+    wish = partition_wish(machine.image, topic_id(1), 0)
+    assert wish is not None
+    assert wish.voters == (1, 2, 3)
+    assert sorted(wish.present) == [1, 2]
+
+
+# ---- moves ----
+
+
+def test_moves_are_few_at_a_time_and_end(machine: Machine) -> None:
+    _fence(machine, 1)
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    assert next_move(machine.image, LeaderTable(), 2, _any) is None, "nobody leads"
+    for index in range(2):
+        move = next_move(machine.image, _led(machine.image), 2, _any)
+        assert move is not None
+        assert (move.partition, move.replicas) == (index, (4, 2, 3))
+        machine.apply(move)
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None, "two are on their way"
+    report = VotersReport(topic_id(1), 0, 5, (node(1), node(2), node(3), node(4)))
+    machine.apply(ReportVoters(reports=(report,)))
+    assert next_move(machine.image, _led(machine.image), 2, _any) is None, "one is not gone yet"
+    report = VotersReport(topic_id(1), 0, 5, (node(2), node(3), node(4)))
+    machine.apply(ReportVoters(reports=(report,)))
+    move = next_move(machine.image, _led(machine.image), 2, _any)
+    assert move is not None
+    assert move.partition == 2
+
+
+def test_a_successor_that_holds_the_partition_gives_it_to_another(machine: Machine) -> None:
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(2)))
+    move = next_move(machine.image, _led(machine.image), 9, _any)
+    assert move is not None
+    assert move.replicas == (4, 2, 3)
+    _fence(machine, 4)
+    _fence(machine, 5)
+    assert next_move(machine.image, _led(machine.image), 9, _any) is None
+
+
+def test_a_successor_without_room_is_spared(machine: Machine) -> None:
+    """Its descriptors would run out; another node takes what it cannot."""
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+
+    def limit_of(node_id: NodeId) -> int:
+        return 2 if node_id == 4 else 100
+
+    for _ in range(6):
+        move = next_move(machine.image, _led(machine.image), 9, limit_of)
+        assert move is not None
+        machine.apply(move)
+    held = load_of(machine.image).replicas
+    assert (held[node(4)], held[node(5)]) == (2, 4)
+    assert next_move(machine.image, _led(machine.image), 9, limit_of) is None
+
+
+def test_a_move_waits_where_nobody_has_room(machine: Machine) -> None:
+    _fence(machine, 1)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    assert next_move(machine.image, _led(machine.image), 9, lambda _node: 0) is None
+
+
+def test_the_plan_asks_for_room(machine: Machine) -> None:
+    _fence(machine, 1)
+    limits = {node(4): 4, node(5): 1}
+    command, [verdict] = _plan(machine, 1, 4, limit_of=lambda n: limits.get(n, 100))
+    assert command is None
+    assert "finds no room on the new node" in (verdict.message or "")
+    limits[node(5)] = 2
+    command, rows = _plan(machine, 1, 4, limit_of=lambda n: limits.get(n, 100))
+    assert command is not None
+    assert [row.message for row in rows if "replicas go" in (row.message or "")] == [
+        "4 partition replicas go from node 1 to node 4",
+        "2 partition replicas go from node 1 to node 5",
+    ]
+
+
+def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    wish = NewTopic(name="b", partitions=4, replication_factor=3)
+    made = plan_topic(
+        machine.image, {}, load_of(machine.image), wish, topic_id(2), Settings(node(2), {})
+    )
+    assert {n for replicas in made.replicas for n in replicas} == {2, 3, 4, 5}
+
+
+# ---- telling and refusing ----
+
+
+def _plan(
+    machine: Machine,
+    old: int,
+    new: int,
+    configuration: Configuration | None = None,
+    limit_of: Callable[[NodeId], int] | None = None,
+    **more: Any,
+) -> tuple[ReplaceNode | None, list[Outcome]]:
+    call = ReplaceNodeCall(old_id=old, new_id=new, **more)
+    group = _group("123", "45") if configuration is None else configuration
+    command, outcomes = plan_replacement(machine.image, group, FIRST, call, limit_of or _any)
+    return command, list(outcomes)
+
+
+def test_the_plan_shows_each_quorum(machine: Machine) -> None:
+    _fence(machine, 1)
+    command, rows = _plan(machine, 1, 4, dry_run=True)
+    assert command is None
+    assert rows[0].message == "would begin"
+    assert [row.message for row in rows[1:]] == [
+        "__cluster_metadata: now: voters 1,2,3, 2 of 3 live, quorum 2",
+        "__cluster_metadata: let 4 vote once it has caught up: voters 1,2,3,4, 3 of 4 live, "
+        "quorum 3",
+        "__cluster_metadata: make 1 a learner: voters 2,3,4, 3 of 3 live, quorum 2",
+        "6 partition replicas go from node 1 to node 4",
+    ]
+    command, rows = _plan(machine, 1, 4)
+    assert command == ReplaceNode(old_id=node(1), new_id=node(4))
+    machine.apply(command)
+    assert _plan(machine, 1, 4) == (None, [Outcome(name="verdict", message="goes on")])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (1, 1, "cannot take its own place"),
+        (8, 4, "node 8 is not known"),
+        (1, 9, "node 9 has not joined"),
+        (1, 5, "node 5 is down"),
+        (2, 4, "node 2 is alive: stop it, or say --even-if-alive"),
+    ],
+    ids=["itself", "old unknown", "new unknown", "new down", "old alive"],
+)
+def test_refusals(machine: Machine, old: int, new: int, says: str) -> None:
+    _fence(machine, 1)
+    _fence(machine, 5)
+    command, [verdict] = _plan(machine, old, new)
+    assert command is None
+    assert verdict.code is not ErrorCode.NONE
+    assert says in (verdict.message or "")
+
+
+def test_a_step_that_would_lose_the_quorum_is_refused(machine: Machine) -> None:
+    _fence(machine, 1)
+    _fence(machine, 2)
+    command, [verdict] = _plan(machine, 1, 4)
+    assert command is None
+    assert verdict.code is ErrorCode.INELIGIBLE_REPLICA
+    assert "voters 1,2,3 of which only 3 live" in (verdict.message or "")
+
+
+def test_a_partition_that_nobody_could_take_is_named(machine: Machine) -> None:
+    for number in (1, 4, 5):
+        _fence(machine, number)
+    command, [verdict] = _plan(machine, 1, 2)
+    assert command is None
+    assert "a-0 has replicas on both nodes" in (verdict.message or "")
+
+
+def test_partitions_without_a_majority_are_named(machine: Machine) -> None:
+    machine.apply(CreateTopics(topics=(creation("one", 2, (1,)),)))
+    _fence(machine, 1)
+    _, rows = _plan(machine, 1, 4)
+    assert "1 of them have lost their majority" in (rows[-1].message or "")
+    assert (rows[-1].message or "").endswith(": one-0")
+
+
+def test_the_reference_engine_replaces_nobody(machine: Machine) -> None:
+    call = ReplaceNodeCall(old_id=1, new_id=4)
+    command, [verdict] = plan_replacement(machine.image, None, (), call, _any)
+    assert command is None
+    assert verdict.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_progress(machine: Machine) -> None:
+    machine.apply(CreateTopics(topics=(creation("one", 2, (1,)),)))
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    _fence(machine, 1)
+    table = LeaderTable()
+    for index in range(6):
+        table.led(
+            topic_id(1), index, leader=node(2), leader_epoch=LeaderEpoch(1), isr=(), voters=()
+        )
+    [row] = progress(machine.image, _group("123", "4"), table)
+    assert (row.is_voting_settled, row.partitions, row.stuck) == (False, 7, ("one-0",))
+    assert next_end(machine.image, _group("234")) is None
+    lone = Machine()
+    lone.register_all(1, 4)
+    lone.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    [row] = progress(lone.image, _group("4"), table)
+    assert row.waits_for_end
+    assert next_end(lone.image, _group("4")) is None, "it is alive"
+    _fence(lone, 1)
+    assert next_end(lone.image, _group("14")) is None, "it votes"
+    assert next_end(lone.image, _group("4")) == EndReplacement(old_id=node(1))
+
+
+# ---- through controllers ----
+
+
+def test_a_replacement_survives_its_controllers() -> None:
+    cluster = MetadataCluster.formed(3)
+    cluster.auto_lead = True
+    cluster.start(4)
+    cluster.run(1_000)
+    assert cluster.nodes[4].control.lifecycle.is_ready
+    wish = NewTopic(name="t", partitions=9, replication_factor=3)
+    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(wish,)))
+    cluster.run(300)
+    assert created.result()[0].code is ErrorCode.NONE
+    cluster.kill(3)
+    cluster.run(4_000)
+    promise = cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    cluster.run(50)
+    verdict, *steps = promise.result()
+    assert (verdict.code, verdict.message) == (ErrorCode.NONE, "begun")
+    assert steps
+    cluster.elect(2)
+    cluster.run(200)
+    cluster.elect(1)
+    cluster.run(3_000)
+    image = cluster.nodes[2].engine.image
+    assert [v.node_id for v in cluster.configuration.voters] == [1, 2, 4]
+    assert NodeId(3) not in image.brokers
+    assert image.replacements[NodeId(3)].is_done
+    for partition in image.topics["t"].partitions:
+        assert sorted(partition.voters) == [1, 2, 4]
+    again = cluster.nodes[4].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    cluster.run(50)
+    assert again.result()[0].message == "done already"

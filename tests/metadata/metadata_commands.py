@@ -1,0 +1,248 @@
+"""Commands for tests: short builders, and a Hypothesis strategy over all of them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+from hypothesis import strategies as st
+
+from raftmq.metadata.apply import apply
+from raftmq.metadata.commands import (
+    AllocateProducerIds,
+    AlterConfigs,
+    ConfigChange,
+    ConfirmRemoved,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    Endpoint,
+    EndReplacement,
+    Envelope,
+    FenceBroker,
+    NoOperation,
+    PartitionAddition,
+    ReassignPartition,
+    RegisterBroker,
+    ReplaceNode,
+    ReportVoters,
+    Result,
+    TopicCreation,
+    UnfenceBroker,
+    UnregisterBroker,
+    VotersReport,
+    version_of,
+)
+from raftmq.metadata.group_commands import (
+    ClaimGroup,
+    CommitMany,
+    CommitOffsets,
+    CommittedOffset,
+    DeleteGroup,
+    Generation,
+    GroupMember,
+    ReleaseGroup,
+)
+from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.types import NodeId, Offset, TopicId
+
+
+def node(number: int) -> NodeId:
+    return NodeId(number)
+
+
+def topic_id(number: int) -> TopicId:
+    return TopicId(UUID(int=number, version=4))
+
+
+def register(number: int, *, storage: int | None = None, rack: str | None = None) -> RegisterBroker:
+    return RegisterBroker(
+        node_id=node(number),
+        storage_id=f"{storage or 100 + number:x}",
+        cluster_id="test",
+        rack=rack,
+        endpoints=(Endpoint("client", "127.0.0.1", 9000 + number),),
+    )
+
+
+def creation(name: str, number: int, *replicas: tuple[int, ...]) -> TopicCreation:
+    return TopicCreation(
+        name=name,
+        topic_id=topic_id(number),
+        replicas=tuple(tuple(node(n) for n in nodes) for nodes in replicas),
+    )
+
+
+class Machine:
+    """An image and what was told about each command."""
+
+    def __init__(self) -> None:
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.results: list[Result] = []
+        self.sequence = 0
+
+    def apply(
+        self,
+        command: msgspec.Struct,
+        *,
+        submitter: int = 1,
+        incarnation: int = 1,
+        sequence: int | None = None,
+        broker_epoch: int = -1,
+        expected_version: int = -1,
+    ) -> Result:
+        if sequence is None:
+            self.sequence += 1
+            sequence = self.sequence
+        envelope = Envelope(
+            version=version_of(command),
+            node_id=node(submitter),
+            incarnation=incarnation,
+            sequence=sequence,
+            broker_epoch=broker_epoch,
+            expected_version=expected_version,
+            command=command,
+        )
+        return self.apply_envelope(envelope)
+
+    def apply_envelope(self, envelope: Envelope) -> Result:
+        offset = Offset(self.image.version + 1)
+        self.image, result = apply(self.image, envelope, offset)
+        self.results.append(result)
+        return result
+
+    def register_all(self, *numbers: int) -> None:
+        for number in numbers:
+            epoch = self.apply(register(number)).broker_epoch
+            self.apply(UnfenceBroker(node_id=node(number), broker_epoch=epoch))
+
+
+NODES = st.integers(1, 5).map(node)
+NAMES = st.sampled_from(["a", "b", "c.d", "e_f"])
+TOPIC_IDS = st.integers(0, 6).map(topic_id)
+REPLICAS = st.lists(NODES, min_size=0, max_size=3).map(tuple)
+PLACEMENT = st.lists(REPLICAS, max_size=3).map(tuple)
+GROUPS = st.sampled_from(["g", "h"])
+CONFIGS = st.dictionaries(
+    st.sampled_from(["retention.ms", "segment.bytes"]), st.sampled_from(["1", "2"]), max_size=2
+)
+MEMBERS = st.lists(
+    st.builds(
+        GroupMember,
+        member_id=st.sampled_from(["m", "n"]),
+        session_timeout_ms=st.just(10_000),
+        rebalance_timeout_ms=st.just(10_000),
+        assignment=st.binary(max_size=3),
+    ),
+    max_size=2,
+).map(tuple)
+EPOCHS = st.integers(-1, 12)
+
+COMMANDS = st.one_of(
+    st.builds(
+        RegisterBroker,
+        node_id=NODES,
+        storage_id=st.sampled_from(["1", "ffffffffffffffff"]),
+        cluster_id=st.sampled_from(["test", "test", "test", "other"]),
+        rack=st.sampled_from([None, "r"]),
+    ),
+    st.builds(FenceBroker, node_id=NODES, broker_epoch=EPOCHS),
+    st.builds(UnfenceBroker, node_id=NODES, broker_epoch=EPOCHS),
+    st.builds(UnregisterBroker, node_id=NODES),
+    st.builds(ReplaceNode, old_id=NODES, new_id=NODES),
+    st.builds(EndReplacement, old_id=NODES),
+    st.builds(
+        CreateTopics,
+        topics=st.lists(
+            st.builds(
+                TopicCreation, name=NAMES, topic_id=TOPIC_IDS, replicas=PLACEMENT, configs=CONFIGS
+            ),
+            max_size=3,
+        ).map(tuple),
+    ),
+    st.builds(DeleteTopics, topic_ids=st.lists(TOPIC_IDS, max_size=2).map(tuple)),
+    st.builds(
+        CreatePartitions,
+        additions=st.lists(
+            st.builds(
+                PartitionAddition,
+                topic_id=TOPIC_IDS,
+                first_partition=st.integers(0, 4),
+                replicas=PLACEMENT,
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
+    st.builds(
+        ReassignPartition, topic_id=TOPIC_IDS, partition=st.integers(-1, 3), replicas=REPLICAS
+    ),
+    st.builds(
+        ReportVoters,
+        reports=st.lists(
+            st.builds(VotersReport, TOPIC_IDS, st.integers(-1, 3), EPOCHS, REPLICAS), max_size=2
+        ).map(tuple),
+    ),
+    st.builds(
+        ConfirmRemoved,
+        node_id=NODES,
+        replicas=st.lists(st.tuples(TOPIC_IDS, st.integers(0, 3)), max_size=3).map(tuple),
+    ),
+    st.builds(
+        AlterConfigs,
+        changes=st.lists(
+            st.builds(
+                ConfigChange,
+                resource_type=st.sampled_from(["topic", "broker"]),
+                resource_name=st.sampled_from(["a", "b", "", "1"]),
+                set=CONFIGS,
+                delete=st.lists(st.sampled_from(["retention.ms"]), max_size=1).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
+    st.builds(AllocateProducerIds, node_id=NODES, count=st.integers(-3, 5)),
+    st.builds(NoOperation),
+    st.builds(ClaimGroup, group=GROUPS, node_id=NODES, broker_epoch=EPOCHS),
+    st.builds(ReleaseGroup, group=GROUPS, coordinator_epoch=EPOCHS),
+    st.builds(
+        Generation,
+        group=GROUPS,
+        coordinator_epoch=EPOCHS,
+        generation=st.integers(0, 4),
+        members=MEMBERS,
+    ),
+    st.builds(
+        CommitOffsets,
+        group=GROUPS,
+        coordinator_epoch=EPOCHS,
+        offsets=st.lists(
+            st.builds(CommittedOffset, NAMES, st.integers(0, 2), st.integers(0, 99)), max_size=3
+        ).map(tuple),
+    ),
+    st.builds(
+        CommitMany,
+        commits=st.lists(
+            st.builds(
+                CommitOffsets,
+                group=GROUPS,
+                coordinator_epoch=EPOCHS,
+                offsets=st.lists(
+                    st.builds(CommittedOffset, NAMES, st.integers(0, 2), st.integers(0, 99)),
+                    max_size=2,
+                ).map(tuple),
+            ),
+            max_size=3,
+        ).map(tuple),
+    ),
+    st.builds(DeleteGroup, group=GROUPS, coordinator_epoch=EPOCHS),
+)
+
+ENVELOPES = st.builds(
+    lambda command, **fields: Envelope(version=version_of(command), command=command, **fields),
+    node_id=NODES,
+    incarnation=st.integers(1, 2),
+    sequence=st.integers(1, 12),
+    broker_epoch=st.sampled_from([-1, -1, -1, 0, 1, 2]),
+    expected_version=st.sampled_from([-1, -1, -1, 3, 9]),
+    command=COMMANDS,
+)

@@ -1,0 +1,48 @@
+"""Commands of every kind with odd values, at `propose`: refused or applied, but nowhere raised."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+
+from jepsen_like.fuzz.peers import Plausible, odd_struct
+from raftmq.metadata.commands import CONTROL_COMMANDS, AllocateProducerIds, ProducerIds
+from raftmq.metadata.group_commands import GROUP_COMMANDS
+from raftmq.promise import Promise
+from tests.controller.metadata_cluster import MetadataCluster
+from tests.metadata.metadata_commands import node
+
+KINDS = [*CONTROL_COMMANDS, *GROUP_COMMANDS]
+TRIES = 40
+
+
+@pytest.mark.parametrize("asker", [1, 2], ids=["leader", "follower"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_odd_command_is_nobodys_end(kind: type[msgspec.Struct], asker: int) -> None:
+    """What `apply` cannot take never enters the log, where it would end every node for ever."""
+    world = MetadataCluster(3)
+    world.elect(1)
+    world.run(2_000)
+    random = Random(f"{kind.__name__}/{asker}")
+    image = world.nodes[1].engine.image
+    plausible = Plausible(
+        texts=(image.cluster_id, *image.topics, "topic", "g"),
+        numbers=(1, 2, 3, 0, *(broker.epoch for broker in image.brokers.values())),
+        ids=tuple(topic.topic_id for topic in image.topics.values()),
+    )
+    for _ in range(TRIES):
+        try:
+            promise: Promise[object] = world.nodes[asker].engine.propose(
+                odd_struct(kind, random, plausible)
+            )
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            continue  # it cannot even be written
+        world.run(100)
+        assert promise.is_done
+    good = world.nodes[2].engine.propose(AllocateProducerIds(node_id=node(2)))
+    world.run(1_000)
+    assert isinstance(good.result(), ProducerIds), "the log goes on"
+    images = [one.engine.image for one in world.nodes.values()]
+    assert all(image == images[0] for image in images)

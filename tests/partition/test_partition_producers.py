@@ -1,0 +1,341 @@
+"""Producer checkpoints: fewer headers read, never another answer; a cache that may be lost."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from time import thread_time
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from jepsen_like.disk import SimDisk
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.log_start import LogStart
+from raftmq.log.model import DamagedError
+from raftmq.partition.partition_producers import (
+    CHECKPOINT_BATCHES,
+    COPY_BATCHES,
+    PartitionProducers,
+)
+from raftmq.partition.producer_checkpoints import BYTES_MAX, FILE_NAME, ProducerCheckpoints
+from raftmq.partition.producer_state import PRODUCERS_KEPT, Accept, ProducerStateTable
+from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
+from raftmq.types import LeaderEpoch, Offset
+from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
+from tests.partition.fake_replica import FakeClock
+
+_TEMPLATE = parse_header(
+    build_batch([NewRecord(None, b"")], producer_id=1, producer_epoch=0, base_sequence=0)
+)
+
+
+def header(offset: int) -> BatchHeader:
+    return _TEMPLATE._replace(base_offset=offset, producer_id=offset % 3, base_sequence=offset // 3)
+
+
+@define
+class Log:
+    """Headers alone; counts how many were read."""
+
+    log_start: LogStart = field(factory=LogStart)
+    rows: list[BatchHeader] = field(factory=list)
+    reads: int = 0
+    checks: int = 0
+
+    @property
+    def log_end_offset(self) -> Offset:
+        return Offset(self.rows[-1].next_offset) if self.rows else Offset(0)
+
+    def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        for row in self.rows[start:end]:
+            self.reads += 1
+            yield row
+
+    def check_stored(self, offset: Offset) -> None:
+        self.checks += 1
+
+
+def truth(end: int) -> bytes:
+    table = ProducerStateTable()
+    for offset in range(end):
+        table.append(header(offset))
+    return table.encode()
+
+
+def make(disk: SimDisk | None = None) -> ProducerCheckpoints:
+    if disk is None:
+        return ProducerCheckpoints()
+    disk.make_directories("p")
+    return ProducerCheckpoints(disk, "p")
+
+
+def filled(
+    disk: SimDisk | None = None, count: int = 2 * CHECKPOINT_BATCHES + 100
+) -> tuple[PartitionProducers, Log]:
+    log = Log()
+    producers = PartitionProducers(make(disk), FakeClock())
+    producers.attach(log)
+    for offset in range(count):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+        if offset % 50 == 49:
+            producers.committed(Offset(offset - 20))
+    return producers, log
+
+
+@pytest.mark.parametrize("offset", [0, 17, CHECKPOINT_BATCHES, 2 * CHECKPOINT_BATCHES + 55])
+def test_states_of_the_past_are_exact_and_cheap(offset: int) -> None:
+    producers, log = filled()
+    assert producers.state_at(Offset(offset)) == truth(offset)
+    assert log.reads <= CHECKPOINT_BATCHES
+
+
+def test_truncation_goes_back_exactly() -> None:
+    producers, log = filled()
+    end = 2 * CHECKPOINT_BATCHES + 90
+    del log.rows[end:]
+    producers.truncated()
+    assert producers.table.encode() == truth(end)
+    assert log.reads <= CHECKPOINT_BATCHES
+
+
+def test_what_is_not_committed_is_no_checkpoint() -> None:
+    log = Log()
+    checkpoints = make()
+    producers = PartitionProducers(checkpoints, FakeClock())
+    producers.attach(log)
+    for offset in range(CHECKPOINT_BATCHES + 5):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    assert len(checkpoints) == 0
+    del log.rows[CHECKPOINT_BATCHES - 1 :]
+    producers.truncated()
+    producers.committed(Offset(CHECKPOINT_BATCHES + 5))
+    assert len(checkpoints) == 0, "that future was truncated"
+
+
+@pytest.mark.parametrize("harm", ["none", "lost", "cut", "flipped", "another version"])
+def test_a_restart_reads_little_and_trusts_nothing(harm: str) -> None:
+    disk = SimDisk(Random(1))
+    _, log = filled(disk)
+    path = f"p/{FILE_NAME}"
+    if harm == "lost":
+        disk.remove(path)
+    elif harm != "none":
+        file = disk.open(path)
+        if harm == "cut":
+            file.truncate(file.size() - 5)
+        elif harm == "flipped":
+            file.pwrite(b"\xff", 40)
+        else:
+            file.pwrite(b"\xff\xff", 4)
+        file.close()
+    again = PartitionProducers(make(disk), FakeClock())
+    log.reads = 0
+    again.attach(log)
+    assert again.current().encode() == truth(len(log.rows))
+    least = {"none": 100, "cut": CHECKPOINT_BATCHES + 100}.get(harm, len(log.rows))
+    assert log.reads == least
+
+
+def test_a_log_that_lost_its_end_ignores_later_checkpoints() -> None:
+    disk = SimDisk(Random(1))
+    _, log = filled(disk)
+    del log.rows[CHECKPOINT_BATCHES + 7 :]
+    again = PartitionProducers(make(disk), FakeClock())
+    again.attach(log)
+    assert again.current().encode() == truth(CHECKPOINT_BATCHES + 7)
+
+
+def test_checkpoints_below_the_log_start_go() -> None:
+    disk = SimDisk(Random(1))
+    producers, log = filled(disk)
+    start = CHECKPOINT_BATCHES + 10
+    log.log_start = LogStart(offset=Offset(start), index=start, state=truth(start))  # type: ignore[arg-type]
+    assert producers.state_at(Offset(start)) == truth(start)
+    again = PartitionProducers(make(disk), FakeClock())
+    again.attach(log)
+    assert again.current().encode() == truth(len(log.rows))
+
+
+def test_checkpoints_are_bounded_and_survive_thinning() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    size = BYTES_MAX // 10
+    for i in range(1, 41):
+        checkpoints.add(Offset(i), bytes([i]) * size)
+    checkpoints.add(Offset(3), b"late")
+    again = make(disk)
+    again.load()
+    assert len(again) == len(checkpoints) <= 11
+    assert again.best(Offset(99), Offset(0)) == (40, bytes([40]) * size)
+    assert again.best(Offset(99), Offset(41)) is None
+    low = again.best(Offset(20), Offset(0))
+    assert low is None or low[0] <= 20
+
+
+def test_a_full_disk_is_no_reason_to_stop() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    disk.capacity_bytes = 0
+    checkpoints.add(Offset(1), b"x" * 100)
+    assert checkpoints.best(Offset(5), Offset(0)) == (1, b"x" * 100)
+
+
+def produced(offset: int, producer_id: int, sequence: int) -> bytes:
+    return bytes(
+        build_batch(
+            [NewRecord(None, b"v" * 40)],
+            base_offset=offset,
+            leader_epoch=1,
+            producer_id=producer_id,
+            producer_epoch=3,
+            base_sequence=sequence,
+        )
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 8, 18, 19])
+@pytest.mark.parametrize(
+    "byte",
+    [pytest.param(50, id="id"), pytest.param(43, id="no id"), 52, 56],
+)
+def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int, byte: int) -> None:
+    """Replay reads headers alone; a flipped bit there makes another producer, epoch or sequence."""
+    disk = sim_disk()
+    log = open_log(disk, BIG)
+    elect(log, 1)
+    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
+    for batch in batches:
+        log.append_batch(batch)
+    flush(log)
+    log.close()
+    before = PartitionProducers(make(), FakeClock())
+    before.attach(log)
+    disk.flip(segment(), number * len(batches[0]) + byte, 7)
+    log = open_log(disk, BIG, claimed=log.flushed_end)
+    assert log.damaged == [], "its indexes vouch for a closed segment"
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    with pytest.raises(DamagedError):
+        producers.current()
+    assert log.damaged == [(number, number + 1)]
+    log.repair(Offset(number), [batches[number]])
+    assert producers.current().encode() == before.current().encode()
+
+
+def test_little_is_checked_of_what_is_as_it_should_be() -> None:
+    producers, log = filled(count=300)
+    producers.truncated()
+    assert log.checks == 3, "the first batch of each producer"
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """The collector's time is measured elsewhere, and a node's has other settings."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_collections")
+def test_a_hundred_thousand_producers_are_checkpointed_and_held_in_short_turns() -> None:
+    """Beyond 2,000 producers there was no checkpoint: each truncation read all headers again."""
+    count, written = 100_000, 101_500
+    disk = SimDisk(Random(1))
+    log = Log()
+    producers = PartitionProducers(make(disk), FakeClock())
+    producers.attach(log)
+    watch = Turns()
+
+    def row(offset: int) -> BatchHeader:
+        return _TEMPLATE._replace(
+            base_offset=offset, producer_id=offset % count, base_sequence=offset // count
+        )
+
+    for offset in range(written + 5_000):
+        log.rows.append(row(offset))
+        watch.run(partial(producers.appended, log.rows[-1]))
+        watch.run(partial(producers.committed, Offset(max(0, offset - 20))))
+    log.reads = 0
+    del log.rows[-10:]
+    watch.run(producers.truncated)
+    assert len(producers.table) == count
+    assert log.reads <= COPY_BATCHES + 30
+    end = len(log.rows)
+    expected = producers.table.encode()
+    log.reads = 0
+    while (state := watch.run(partial(producers.state_at, Offset(end - 100)))) is None:
+        pass
+    assert log.reads <= 2 * COPY_BATCHES
+    assert len(ProducerStateTable.decode(state)) == count
+    again = PartitionProducers(make(disk), FakeClock())
+    log.reads = 0
+    watch.run(partial(again.attach, log))
+    while not watch.run(again.read_on):
+        pass
+    assert 0 < log.reads < count // 2, "it began with a checkpoint"
+    assert again.table.encode() == expected
+    assert watch.longest_ms < 150, "the stall metric's limit is 37 on a machine of its own"
+
+
+def test_what_takes_long_to_read_back_refuses_and_then_is_exact() -> None:
+    log = Log(rows=[header(offset) for offset in range(20_000)])
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    batch = header(20_000)
+    with pytest.raises(KafkaError) as refused:
+        producers.judge(batch, LeaderEpoch(1))
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert log.reads < 20_000, "not all in one turn"
+    while not producers.read_on():
+        pass
+    verdict = producers.judge(batch, LeaderEpoch(1))
+    assert isinstance(verdict, Accept)
+    for offset in range(20_000, 20_010):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    assert producers.current().encode() == truth(20_010)
+
+
+def test_appends_and_truncations_while_it_is_read_back() -> None:
+    log = Log(rows=[header(offset) for offset in range(12_000)])
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    for offset in range(12_000, 12_040):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    del log.rows[9_000:]
+    producers.truncated()
+    producers.appended(header(8_999))  # is read back, not added
+    assert producers.current().encode() == truth(9_000)
+
+
+def test_many_expire_at_once_without_looking_at_what_is_gone() -> None:
+    """The first of a plain dict is behind the places of all that were taken out before it."""
+    table = ProducerStateTable(expiration_ms=10)
+    for offset in range(50_000):
+        table.append(_TEMPLATE._replace(base_offset=offset, producer_id=offset, max_timestamp=1))
+    last = _TEMPLATE._replace(base_offset=50_000, producer_id=7, max_timestamp=99)
+    turns = Turns()
+    turns.run(partial(table.append, last))
+    assert len(table) == PRODUCERS_KEPT
+    assert turns.longest_ms < 500
+
+
+class Turns:
+    """The longest of some calls, in time that this thread had a core."""
+
+    longest_ms = 0.0
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        began = thread_time()
+        result = call()
+        self.longest_ms = max(self.longest_ms, (thread_time() - began) * 1e3)
+        return result

@@ -1,0 +1,308 @@
+"""Idempotent producers: Kafka's rules as a table, and properties over random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.partition.producer_state import (
+    ACCEPT,
+    BATCHES_REMEMBERED,
+    PRODUCERS_KEPT,
+    Duplicate,
+    ProducerStateError,
+    ProducerStateTable,
+)
+from raftmq.records import SEQUENCE_MODULUS, BatchHeader
+
+LAST = SEQUENCE_MODULUS - 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def expire_all() -> Iterator[None]:
+    """Let every producer expire: those who wrote last are kept otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raftmq.partition.producer_state.PRODUCERS_KEPT", 0)
+        yield
+
+
+def header(
+    sequence: int,
+    count: int = 1,
+    *,
+    pid: int = 1,
+    epoch: int = 0,
+    offset: int = 0,
+    time: int = 0,
+    attributes: int = 0,
+) -> BatchHeader:
+    return BatchHeader(
+        offset, 100, 0, 2, 0, attributes, count - 1, time, time, pid, epoch, sequence, count
+    )
+
+
+def add(table: ProducerStateTable, batch: BatchHeader) -> int:
+    """Append at the table's end; returns the base offset."""
+    base = int(table.next_offset)
+    table.append(batch._replace(base_offset=base))
+    return base
+
+
+def code_of(table: ProducerStateTable, batch: BatchHeader) -> ErrorCode:
+    before = table.encode()
+    with pytest.raises(KafkaError) as caught:
+        table.check(batch)
+    assert table.encode() == before, "check changes nothing"
+    return caught.value.code
+
+
+def with_batches(*batches: BatchHeader) -> ProducerStateTable:
+    table = ProducerStateTable()
+    for batch in batches:
+        add(table, batch)
+    return table
+
+
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+FENCED = ErrorCode.INVALID_PRODUCER_EPOCH
+
+CASES = [
+    # history, next batch, what is said
+    pytest.param([], header(0), None, id="first batch"),
+    pytest.param([], header(3), None, id="unknown producer above 0"),
+    pytest.param([], header(-1, pid=-1, epoch=-1), None, id="no producer id"),
+    pytest.param([], header(0, epoch=-1), FENCED, id="producer id without epoch"),
+    pytest.param([header(0, 5)], header(5), None, id="next in sequence"),
+    pytest.param([header(0, 5)], header(6), OUT_OF_ORDER, id="gap"),
+    pytest.param([header(0, 5)], header(4), OUT_OF_ORDER, id="overlap"),
+    pytest.param([header(0, 5)], header(0, 4), OUT_OF_ORDER, id="same start, other length"),
+    pytest.param([header(0, 5)], header(0, epoch=1), None, id="new epoch at 0"),
+    pytest.param([header(0, 5)], header(5, epoch=1), OUT_OF_ORDER, id="new epoch above 0"),
+    pytest.param([header(0, epoch=3)], header(1, epoch=2), FENCED, id="older epoch"),
+    pytest.param([header(0, epoch=3)], header(0, epoch=2), FENCED, id="older epoch at 0"),
+    pytest.param([header(LAST)], header(0), None, id="wraps after 2^31-1"),
+    pytest.param([header(LAST - 1, 4)], header(2), None, id="wraps inside a batch"),
+    pytest.param([header(LAST)], header(1), OUT_OF_ORDER, id="gap over the wrap"),
+    pytest.param([header(0)], header(0, pid=2), None, id="another producer"),
+    pytest.param([header(0), header(0, epoch=1)], header(1), FENCED, id="fenced by a bump"),
+]
+
+
+@pytest.mark.parametrize(("history", "batch", "code"), CASES)
+def test_rules(history: list[BatchHeader], batch: BatchHeader, code: ErrorCode | None) -> None:
+    table = with_batches(*history)
+    if code is None:
+        assert table.check(batch) is ACCEPT
+    else:
+        assert code_of(table, batch) is code
+
+
+def test_duplicates_name_their_first_copy() -> None:
+    table = ProducerStateTable()
+    offsets = [add(table, header(i * 3, 3, time=100 + i)) for i in range(8)]
+    for i in range(8 - BATCHES_REMEMBERED, 8):
+        verdict = table.check(header(i * 3, 3))
+        assert verdict == Duplicate(offsets[i], offsets[i] + 3, 100 + i)
+    # Beyond the last five it is merely out of order.
+    assert code_of(table, header(0, 3)) is OUT_OF_ORDER
+
+
+def test_a_new_epoch_forgets_the_duplicates_of_the_old_one() -> None:
+    table = with_batches(header(0, 2), header(0, 2, epoch=1))
+    verdict = table.check(header(0, 2, epoch=1))
+    assert isinstance(verdict, Duplicate)
+    assert verdict.base_offset == 2
+    assert code_of(table, header(2, epoch=0)) is FENCED
+
+
+def test_a_duplicate_across_the_wrap() -> None:
+    table = with_batches(header(LAST - 1, 4))
+    assert isinstance(table.check(header(LAST - 1, 4)), Duplicate)
+
+
+# ---- expiry ----
+
+
+def test_a_clock_that_is_ahead_expires_nobody_who_just_wrote() -> None:
+    table = ProducerStateTable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raftmq.partition.producer_state.PRODUCERS_KEPT", PRODUCERS_KEPT)
+        add(table, header(0, time=1_000_000))
+        add(table, header(0, pid=2, time=1_000_000 + 15 * 86_400_000))
+    assert isinstance(table.check(header(0)), Duplicate), "its first answer may be lost"
+
+
+def test_idle_producers_expire_by_the_logs_own_time() -> None:
+    table = ProducerStateTable(expiration_ms=1000)
+    add(table, header(0, time=5000))
+    add(table, header(0, pid=2, time=5500))
+    add(table, header(-1, pid=-1, epoch=-1, time=5999))
+    assert len(table) == 2
+    add(table, header(-1, pid=-1, epoch=-1, time=6000))
+    assert table.get(1) is None
+    assert table.get(2) is not None
+    # Forgotten: it goes on, under its epoch or a new one.
+    assert table.check(header(1)) is ACCEPT
+    assert table.check(header(0, epoch=1)) is ACCEPT
+
+
+def test_old_create_times_do_not_expire_an_active_producer() -> None:
+    table = ProducerStateTable(expiration_ms=1000)
+    add(table, header(-1, pid=-1, epoch=-1, time=1_000_000))
+    add(table, header(0, time=5))  # a back-fill of records from long ago
+    add(table, header(-1, pid=-1, epoch=-1, time=1_000_500))
+    assert table.check(header(1, time=6)) is ACCEPT
+
+
+def test_an_open_transaction_keeps_its_producer() -> None:
+    table = ProducerStateTable(expiration_ms=1000)
+    add(table, header(0, time=1, attributes=0x10))
+    add(table, header(-1, pid=-1, epoch=-1, time=1_000_000))
+    assert table.get(1) is not None
+    assert table.first_open_offset == 0
+    add(table, header(-1, 1, time=1_000_000, attributes=0x30))
+    assert table.first_open_offset is None
+    add(table, header(-1, pid=-1, epoch=-1, time=3_000_000))
+    assert table.get(1) is None
+
+
+def test_the_number_of_producers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftmq.partition.producer_state.PRODUCERS_MAX", 10)
+    table = with_batches(*(header(0, pid=i) for i in range(25)))
+    assert len(table) == 10
+    assert table.get(3) is None
+    assert table.check(header(1, pid=24)) is ACCEPT
+    opened = with_batches(*(header(0, pid=i, attributes=0x10) for i in range(25)))
+    assert len(opened) == 10
+
+
+# ---- transactions: the seams ----
+
+
+def test_markers_end_transactions_and_keep_the_sequence() -> None:
+    table = with_batches(header(0, 2, attributes=0x10), header(2, 2, attributes=0x10))
+    assert table.first_open_offset == 0
+    add(table, header(-1, 1, attributes=0x30))
+    assert table.first_open_offset is None
+    assert table.check(header(4)) is ACCEPT
+    assert table.last_stable_offset(table.next_offset) == table.next_offset
+
+
+def test_a_marker_of_a_higher_epoch_starts_the_sequence_anew() -> None:
+    table = with_batches(header(0, 2, attributes=0x10))
+    add(table, header(-1, 1, epoch=1, attributes=0x30))
+    assert table.check(header(0, epoch=1)) is ACCEPT
+    assert code_of(table, header(2, epoch=1)) is OUT_OF_ORDER
+    assert code_of(table, header(2, epoch=0)) is FENCED
+
+
+# ---- bytes ----
+
+
+def test_round_trip_and_damage() -> None:
+    table = with_batches(header(0, 3, time=9), header(0, pid=9, epoch=4), header(3, 2, time=12))
+    encoded = table.encode()
+    again = ProducerStateTable.decode(memoryview(encoded))
+    assert again == table
+    assert again.encode() == encoded
+    assert table.copy() == table
+    for position in range(len(encoded)):
+        damaged = bytearray(encoded)
+        damaged[position] ^= 0x10
+        with pytest.raises(ProducerStateError):
+            ProducerStateTable.decode(damaged)
+    for size in range(1, len(encoded)):
+        with pytest.raises(ProducerStateError):
+            ProducerStateTable.decode(encoded[:size])
+    assert ProducerStateTable.decode(b"") == ProducerStateTable()
+
+
+def test_a_newer_format_is_refused_by_name() -> None:
+    from crc32c import crc32c
+
+    body = bytearray(ProducerStateTable().encode()[:-4])
+    body[5] = 9
+    with pytest.raises(ProducerStateError, match="format 9"):
+        ProducerStateTable.decode(body + crc32c(body).to_bytes(4, "big"))
+
+
+# ---- properties ----
+
+steps = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # producer
+        st.sampled_from(["next", "next", "next", "repeat", "gap", "bump", "anonymous"]),
+        st.integers(1, 4),  # records
+        st.integers(0, 400),  # time passes
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(steps, st.integers(0, 60))
+def test_accepted_batches_are_each_producers_sequence_once(
+    moves: list[tuple[int, str, int, int]], cut: int
+) -> None:
+    """Against a model: no gap, no second copy; replay and decode at any point end the same."""
+    table = ProducerStateTable(expiration_ms=100_000_000)
+    log: list[BatchHeader] = []
+    model: dict[int, tuple[int, int]] = {}  # producer -> epoch, next sequence
+    sent: dict[int, list[BatchHeader]] = {}
+    now = 0
+    for pid, move, count, passed in moves:
+        now += passed
+        epoch, sequence = model.get(pid, (0, 0))
+        if move == "anonymous":
+            batch = header(-1, count, pid=-1, epoch=-1, time=now)
+        elif move == "repeat" and sent.get(pid):
+            batch = sent[pid][-1]
+        elif move == "gap" and pid in model:  # else it may start anywhere
+            batch = header(sequence + 1, count, pid=pid, epoch=epoch, time=now)
+        elif move == "bump":
+            epoch, sequence = epoch + 1, 0
+            batch = header(0, count, pid=pid, epoch=epoch, time=now)
+        else:
+            batch = header(sequence, count, pid=pid, epoch=epoch, time=now)
+        try:
+            verdict = table.check(batch)
+        except KafkaError:
+            assert move == "gap"
+            continue
+        if isinstance(verdict, Duplicate):
+            assert move == "repeat"
+            first = log[[h.base_offset for h in log].index(verdict.base_offset)]
+            assert first.base_sequence == batch.base_sequence
+            continue
+        batch = batch._replace(base_offset=int(table.next_offset))
+        table.append(batch)
+        log.append(batch)
+        if pid == batch.producer_id:
+            model[pid] = (epoch, sequence + count)
+            sent.setdefault(pid, []).append(batch)
+    replayed = ProducerStateTable(expiration_ms=100_000_000)
+    for index, entry in enumerate(log):
+        if index == cut:  # a truncation, a restart: state at an offset, then the rest
+            replayed = ProducerStateTable.decode(replayed.encode(), expiration_ms=100_000_000)
+        replayed.append(entry)
+    assert replayed.encode() == table.encode()
+
+
+@given(steps)
+def test_expiry_depends_on_the_log_alone(moves: list[tuple[int, str, int, int]]) -> None:
+    """Two replicas that read the same log, one with a snapshot in between, forget the same."""
+    one = ProducerStateTable(expiration_ms=500)
+    two = ProducerStateTable(expiration_ms=500)
+    now = 0
+    for pid, _move, count, passed in moves:
+        now += passed
+        batch = header(0, count, pid=pid, time=now, offset=int(one.next_offset))
+        one.append(batch)
+        two.append(batch)
+        two = ProducerStateTable.decode(two.encode(), expiration_ms=500)
+        assert one.encode() == two.encode()
+        assert [p for p, _ in one.producers()] == sorted(p for p, _ in one.producers())

@@ -1,0 +1,83 @@
+"""Who is reported in sync: by the age of what a follower lacks, whatever is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from raftmq.replication.in_sync import SAMPLES, InSyncTracker
+from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
+
+A, B = (ReplicaId(NodeId(n), StorageId(n)) for n in (2, 3))
+LAG_MS = 10_000.0
+
+
+def under_load(
+    tracker: InSyncTracker, behind_ms: float, seconds: Iterable[int], rate: int = 1000
+) -> float:
+    """A follower acknowledges every 5 ms what was appended `behind_ms` ago."""
+    now_ms = 0.0
+    for second in seconds:
+        for step in range(200):
+            now_ms = second * 1_000.0 + step * 5
+            log_end = RaftIndex(int(now_ms * rate / 1_000))
+            match_end = RaftIndex(max(0, int((now_ms - behind_ms) * rate / 1_000)))
+            tracker.observe(A, match_end, log_end, now_ms)
+    return now_ms
+
+
+@pytest.mark.parametrize("behind_ms", [0.0, 20.0, 2_000.0, 9_000.0])
+def test_a_follower_that_is_steadily_a_little_behind_is_in_sync(behind_ms: float) -> None:
+    """With megabytes under way it never has what the log's end was at its last reply."""
+    tracker = InSyncTracker(LAG_MS)
+    now_ms = under_load(tracker, behind_ms, range(60))
+    assert tracker.is_in_sync(A, now_ms, LAG_MS)
+    assert not tracker.is_in_sync(A, now_ms, behind_ms - 1_000) or behind_ms < 1_000
+
+
+def test_a_follower_that_is_further_behind_is_not() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    assert not tracker.is_in_sync(A, under_load(tracker, 12_000, range(60)), LAG_MS)
+
+
+def test_a_follower_that_says_nothing_leaves_and_comes_back() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    now_ms = under_load(tracker, 20, range(5))
+    assert tracker.is_in_sync(A, now_ms + LAG_MS - 200, LAG_MS)
+    assert not tracker.is_in_sync(A, now_ms + LAG_MS + 1, LAG_MS)
+    tracker.observe(A, RaftIndex(30_000), RaftIndex(30_000), now_ms + 20_000)
+    assert tracker.is_in_sync(A, now_ms + 20_000, LAG_MS)
+
+
+def test_an_idle_log_keeps_its_followers_in_sync() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    for beat in range(1_000):
+        tracker.observe(A, RaftIndex(7), RaftIndex(7), beat * 50.0)
+    assert tracker.is_in_sync(A, 50_000, LAG_MS)
+    tracker.observe(A, RaftIndex(7), RaftIndex(900), 50_010.0)
+    assert tracker.is_in_sync(A, 50_010 + LAG_MS - 100, LAG_MS), "it had all but a moment ago"
+
+
+def test_a_dead_follower_costs_no_memory_and_spoils_nothing() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    tracker.observe(B, RaftIndex(0), RaftIndex(10), 0.0)
+    now_ms = under_load(tracker, 2_000, range(60))
+    assert tracker.is_in_sync(A, now_ms, LAG_MS)
+    assert not tracker.is_in_sync(B, now_ms, LAG_MS)
+    assert len(tracker._ends) <= SAMPLES + 1
+
+
+def test_what_is_forgotten() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    tracker.observe(A, RaftIndex(1), RaftIndex(1), 0.0)
+    again = ReplicaId(A.node_id, StorageId(99))
+    tracker.observe(again, RaftIndex(1), RaftIndex(1), 0.0)
+    tracker.forget_former(again)
+    assert not tracker.is_in_sync(A, 0, LAG_MS)
+    assert tracker.is_in_sync(again, 0, LAG_MS)
+    tracker.vouch(again, 5_000)
+    assert tracker.is_in_sync(again, 14_000, LAG_MS)
+    tracker.reset()
+    tracker.vouch(again, 5_000)
+    assert not tracker.is_in_sync(again, 5_000, LAG_MS)

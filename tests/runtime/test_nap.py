@@ -1,0 +1,114 @@
+"""Sleeps that end without an exception: by their time, by another task, by a cancellation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import trio
+import trio.testing
+
+from raftmq.runtime.nap import Nap, Sleeper
+
+
+async def test_it_ends_when_its_time_has_come(autojump_clock: trio.testing.MockClock) -> None:
+    nap = Nap()
+    for number in range(1, 4):
+        await nap.until(number * 2.5)
+        assert trio.current_time() == number * 2.5
+
+
+async def test_a_time_that_is_over_lets_others_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ran: list[str] = []
+
+    async def other() -> None:
+        ran.append("other")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(2):  # trio runs those of one turn in any order
+            await Nap().until(trio.current_time() - 1)
+        assert ran == ["other"]
+
+
+async def test_another_task_ends_it(autojump_clock: trio.testing.MockClock) -> None:
+    nap = Nap()
+    nap.wake()
+    async with trio.open_nursery() as nursery:
+        for at_s in (3.0, math.inf):
+            begun = trio.current_time()
+            nursery.start_soon(_wake_after, nap, 1.0)
+            await nap.until(begun + at_s)
+            assert trio.current_time() == begun + 1.0
+    nap.wake()
+
+
+async def _wake_after(nap: Nap, seconds: float) -> None:
+    await trio.sleep(seconds)
+    nap.wake()
+    nap.wake()
+
+
+@pytest.mark.parametrize("outer_s", [1.0, 2.0])
+async def test_a_cancellation_from_outside_is_raised(
+    autojump_clock: trio.testing.MockClock, outer_s: float
+) -> None:
+    """Also one that comes at the very time at which the sleep would have ended."""
+    nap = Nap()
+    with trio.move_on_after(outer_s) as scope:
+        await nap.until(2.0)
+        pytest.fail("cancelled before this")
+    assert scope.cancelled_caught
+    assert trio.current_time() == outer_s
+    nap.wake()
+
+
+async def test_woken_and_out_of_time_in_one_turn_is_one_end(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    nap = Nap()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_wake_after, nap, 1.0)
+        await nap.until(1.0)
+        assert trio.current_time() == 1.0
+    await nap.until(5.0)
+    assert trio.current_time() == 5.0
+
+
+async def test_who_only_naps_until_times_that_are_over_can_be_cancelled(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A task that is always late must end as well: it would keep its node from ending."""
+    nap = Nap()
+    count = 0
+    with trio.CancelScope() as scope:
+        while count < 100:
+            count += 1
+            if count == 3:
+                scope.cancel()
+            await nap.until(trio.current_time() - 1)
+    assert scope.cancelled_caught
+    assert count == 3
+
+
+async def test_a_sleeper_sleeps_until_it_is_woken() -> None:
+    sleeper = Sleeper()
+    sleeper.wake()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleeper.sleep)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sleeper.is_asleep
+        sleeper.wake()
+        assert not sleeper.is_asleep, "a second call would wake it twice"
+        sleeper.wake()
+
+
+async def test_a_sleeper_that_was_cancelled_is_not_woken() -> None:
+    sleeper = Sleeper()
+    with trio.move_on_after(0) as scope:
+        await sleeper.sleep()
+    assert scope.cancelled_caught
+    assert not sleeper.is_asleep
+    sleeper.wake()

@@ -1,0 +1,102 @@
+"""/nodes on the admin port: shown to all, changed only by a well-formed JSON body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from raftmq.server.admin.admin_http import serve_admin
+from raftmq.server.admin.admin_nodes import ReplaceWish
+from raftmq.server.admin.admin_pages import BODY_BYTES_MAX
+from raftmq.server.kafka.listener import open_listen_socket
+
+
+class FakeNodes:
+    """Notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.wishes: list[ReplaceWish] = []
+
+    def show(self) -> dict[str, Any]:
+        return {"nodes": [1, 2]}
+
+    async def replace(self, wish: ReplaceWish) -> dict[str, Any]:
+        self.wishes.append(wish)
+        return {"code": "NONE", "message": "begun", "steps": ["one"]}
+
+
+Ask = Callable[..., Any]
+
+
+@asynccontextmanager
+async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
+    sock = open_listen_socket("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+
+    async def status() -> dict[str, Any]:
+        return {}
+
+    async def metrics(_accept: str) -> tuple[bytes, str]:
+        return b"", "text/plain"
+
+    async def serve() -> None:
+        await serve_admin(
+            sock, health=lambda: (True, {}), status=status, metrics=metrics, nodes=nodes
+        )
+
+    async def ask(
+        method: str, path: str, body: bytes = b"", kind: str = "application/json"
+    ) -> tuple[int, Any]:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        data = b""
+        async with stream:
+            await stream.send_all(head.encode() + body)
+            while piece := await stream.receive_some():
+                data += piece
+        first, _, answer = data.partition(b"\r\n\r\n")
+        return int(first.split()[1]), json.loads(answer) if answer.startswith(b"{") else None
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        with trio.fail_after(10):
+            yield ask
+        nursery.cancel_scope.cancel()
+    sock.close()
+
+
+async def test_nodes_are_shown_and_replaced() -> None:
+    nodes = FakeNodes()
+    async with serving(nodes) as ask:
+        assert await ask("GET", "/nodes") == (200, {"nodes": [1, 2]})
+        body = b'{"old_id": 1, "new_id": 4, "dry_run": true}'
+        code, answer = await ask("POST", "/nodes/replace", body)
+        assert (code, answer["message"]) == (200, "begun")
+        assert nodes.wishes == [ReplaceWish(old_id=1, new_id=4, dry_run=True)]
+        assert (await ask("GET", "/nodes/replace"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code"),
+    [
+        (b'{"old_id": 1, "new_id": 4}', "text/plain", 415),
+        (b'{"old_id": 1}', "application/json", 400),
+        (b'{"old_id": 1, "new_id": 4, "now": true}', "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b" " * (BODY_BYTES_MAX + 1), "application/json", 413),
+    ],
+    ids=["not JSON's type", "a field lacks", "a field too many", "no text", "too long"],
+)
+async def test_anything_else_changes_nothing(body: bytes, kind: str, code: int) -> None:
+    nodes = FakeNodes()
+    async with serving(nodes) as ask:
+        assert (await ask("POST", "/nodes/replace", body, kind))[0] == code
+        assert nodes.wishes == []
