@@ -102,7 +102,7 @@ def test_each_broker_has_room_of_its_own() -> None:
     [outcome] = _create(cluster, NewTopic(name="a", partitions=1, replication_factor=3))
     assert outcome.code is ErrorCode.POLICY_VIOLATION
     assert outcome.message == "Broker 2 would hold 3 partition replicas; replicas_max is 2."
-    manual = NewTopic(name="b", assignments=((2,),))
+    manual = NewTopic(name="b", assignments={0: (NodeId(2),)})
     assert _create(cluster, manual)[0].code is ErrorCode.POLICY_VIOLATION
     cluster.elect(3)
     cluster.run(100)
