@@ -12,7 +12,15 @@ from typing import Annotated
 
 import typer
 
-from raftmq.cli.common import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, CommandError, reported, show
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    open_admin,
+    reported,
+    show,
+)
 from raftmq.cli.console import note
 from raftmq.cli.produce import Acks, Compression
 from raftmq.errors import ErrorCode
@@ -23,6 +31,7 @@ from raftmq_client.blocking.producer import Producer
 from raftmq_client.errors import BrokerError
 
 COLUMNS = ("Test", "Records", "Bytes", "Seconds", "Records/s", "MB/s", "p50 ms", "p99 ms")
+TIMEOUT_S = 15.0
 _LATENCY_RECORDS_MAX = 2_000
 
 
@@ -47,7 +56,7 @@ def bench(
 
     Examples: raftmq bench -c 1000000 -s 170 -z lz4
     """
-    with reported(), Admin(bootstrap) as admin:
+    with reported(), open_admin(bootstrap, TIMEOUT_S) as admin:
         made = _ensure_topic(admin, topic, partitions)
         try:
             value = os.urandom(size // 2 + 1).hex()[:size].encode()

@@ -21,6 +21,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     code_name,
+    open_admin,
     parse_pairs,
     reported,
     show,
@@ -70,7 +71,7 @@ def show_of_node(
 
     Examples: raftmq node config show 1; raftmq node config show 1 num.partitions
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         entries = _entries_of(admin, node)
         _check_names(keys or (), entries)
         wanted = [
@@ -133,7 +134,7 @@ def show_of_cluster(
 
     Examples: raftmq cluster config show; raftmq cluster config show --all --json
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         told = _entries_of_all(admin)
         entries = {name: entry for of_node in told.values() for name, entry in of_node.items()}
         _check_names(keys or (), entries)
@@ -203,7 +204,7 @@ def _change(
         changes: dict[str, str | None] = dict.fromkeys(words)
         if not unsets:
             changes = dict(parse_pairs(words, "setting"))
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             rows = _alter(admin, node, changes, dry_run=dry_run)
         if as_json:
             show_json({"NodeId": node, "DryRun": dry_run, "Changes": rows})

@@ -19,11 +19,14 @@ from attrs import define, field
 from raftmq.cli.broker_configs import cluster_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    REFUSED_S,
     AsJson,
     Bootstrap,
     CommandError,
     Timeout,
+    check_reachable,
     format_time,
+    open_admin,
     parse_addresses,
     reported,
     show,
@@ -135,6 +138,7 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
     deadline = time.monotonic() + wait
     patience_s = min(timeout, NODE_TIMEOUT_S)
     try:
+        check_reachable(bootstrap, max(wait, min(REFUSED_S, timeout)))
         with (
             Admin(bootstrap, timeout_ms=timeout * 1000) as admin,
             Admin(bootstrap, timeout_ms=patience_s * 1000) as finder,
@@ -217,7 +221,7 @@ def quorum(
 
     Examples: raftmq cluster quorum
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         info = admin.cluster([])
         try:
             found = admin.quorum()

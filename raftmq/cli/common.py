@@ -6,7 +6,9 @@ Ctrl-C. No command shows a traceback for anything that can happen to an operator
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +24,7 @@ from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.ports import DiskError
 from raftmq.visible import ascii_json, visible
+from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -30,6 +33,7 @@ from raftmq_client.errors import (
     TimedOutError,
     UsageError,
 )
+from raftmq_client.options import parse_bootstrap
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 
@@ -71,6 +75,53 @@ class CommandError(RaftmqError):
         self.name = name
         self.hint = hint
         super().__init__(message)
+
+
+REFUSED_S: Final = 1.0
+"""So long ports that refuse connections are tried: a broker that starts again is back in less."""
+UNKNOWN_S: Final = 0.5
+"""So long a topic is looked for that brokers say they do not know: it may be quite new."""
+CONNECT_S: Final = 0.25
+"""Whoever takes longer to answer may be far away: the client knows how long to wait for it."""
+
+
+def check_reachable(bootstrap: str, patience_s: float | None = None) -> None:
+    """Whether a connection to a broker can be had: no command need wait long for what is refused.
+
+    Raises:
+        UsageError: no addresses.
+        ConnectionFailedError: every address refuses, or is no host, until the time is over.
+    """
+    deadline = time.monotonic() + (REFUSED_S if patience_s is None else patience_s)
+    addresses = parse_bootstrap(bootstrap)
+    while True:
+        reason = ""
+        for host, port in addresses:
+            try:
+                socket.create_connection((host, port), CONNECT_S).close()
+            except TimeoutError:
+                return
+            except (OSError, UnicodeError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+            else:
+                return
+        if time.monotonic() >= deadline:
+            tried = ", ".join(f"{host}:{port}" for host, port in addresses)
+            raise ConnectionFailedError(f"no broker answered: tried {tried} ({reason})")
+        time.sleep(_AGAIN_S)
+
+
+_AGAIN_S: Final = 0.1
+
+
+def open_admin(bootstrap: str, timeout_s: float) -> Admin:
+    """A client that administers the cluster; `with open_admin(...) as admin`.
+
+    Raises:
+        UsageError, ConnectionFailedError: as `check_reachable`.
+    """
+    check_reachable(bootstrap, min(REFUSED_S, timeout_s))
+    return Admin(bootstrap, timeout_ms=timeout_s * 1000)
 
 
 _as_json: Final = ContextVar("errors_as_json", default=False)

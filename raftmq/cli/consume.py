@@ -16,8 +16,10 @@ import typer
 
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    UNKNOWN_S,
     Bootstrap,
     CommandError,
+    check_reachable,
     parse_time,
     printable,
     reported,
@@ -27,6 +29,7 @@ from raftmq.types import TopicPartition
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.core.admin import EARLIEST, LATEST
 from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.errors import TimedOutError
 
 _POLL_S: Final = 0.5
 TOPIC_TIMEOUT_S: Final = 10.0
@@ -96,6 +99,7 @@ def consume(
         if group is not None and (partition or (offset or "").lstrip("-")[:1].isdigit()):
             message = "a group decides partitions and offsets itself; leave out --partition"
             raise CommandError(f"{message}, or --group", EXIT_USAGE)
+        check_reachable(bootstrap)
         write = _formatter(as_json, record_format, key_delimiter, delimiter, headers)
         is_member = group is not None
         reader = _Reader(write, count, follow and not exit_at_end, idle, is_member=is_member)
@@ -111,7 +115,7 @@ def consume(
             if group is None:
                 _assign(consumer, name, partition, offset or "earliest")
             elif not follow:  # a member without a topic would wait for good
-                consumer.partitions(name, TOPIC_TIMEOUT_S)
+                _partitions(consumer, name)
             reader.run(consumer)
 
 
@@ -198,13 +202,22 @@ class _Reader:
 
 
 def _assign(consumer: Consumer, topic: str, partitions: list[int] | None, offset: str) -> None:
-    total = consumer.partitions(topic, TOPIC_TIMEOUT_S)
+    total = _partitions(consumer, topic)
     numbers = partitions if partitions else list(range(total))
     for number in numbers:
         if not 0 <= number < total:
             raise CommandError(f"topic {topic} has {total} partitions, none is {number}")
     keys = [TopicPartition(topic, number) for number in numbers]
     consumer.assign(_positions(consumer, keys, offset))
+
+
+def _partitions(consumer: Consumer, topic: str) -> int:
+    """How many a topic has. One that no broker knows is no topic: those that were just made are
+    known to all of them; but a broker that does not answer yet may."""
+    try:
+        return consumer.partitions(topic, UNKNOWN_S)
+    except TimedOutError:
+        return consumer.partitions(topic, TOPIC_TIMEOUT_S)
 
 
 def _positions(

@@ -22,6 +22,7 @@ from raftmq.cli.common import (
     AsJson,
     Bootstrap,
     CommandError,
+    check_reachable,
     parse_pairs,
     reported,
     show,
@@ -185,9 +186,12 @@ def export(
         location = locate(to)
         client = _client(bootstrap, security, timeout)
         if verify:
+            if not no_log:
+                check_reachable(bootstrap)
             _verify(location, None if no_log else client, as_json=as_json)
             return
         if replay:
+            check_reachable(bootstrap)
             _replay(location, client, names, into, append, as_json=as_json)
             return
         from raftmq_spark.export import engines, job, planning
@@ -252,6 +256,7 @@ def _export(order: Any, runner: EngineRunner, *, as_json: bool) -> None:
     from raftmq_spark.export.job import export as run
 
     runner.check()
+    check_reachable(order.client.bootstrap)
     with _bar("exporting", as_json) as bar:
         watcher = _watcher(bar)
         runner = evolve(runner, say=watcher.say)

@@ -16,6 +16,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    open_admin,
     reported,
     show,
     show_json,
@@ -56,7 +57,7 @@ def list_groups(
 
     Examples: raftmq group list
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         rows = [
             (item.group, item.group_type, item.state, item.protocol_type, item.coordinator)
             for item in admin.list_groups()
@@ -75,7 +76,7 @@ def describe(
 
     Examples: raftmq group describe billing
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         description = admin.describe_group(group)
         committed = {key: item.offset for key, item in admin.group_offsets(group).items()}
         if description.state == "Dead" and not committed:
@@ -111,7 +112,7 @@ def delete(
 
     Examples: raftmq group delete billing
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         admin.delete_group(group)
         if as_json:
             show_json({"Deleted": [group]})

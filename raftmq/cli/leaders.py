@@ -16,6 +16,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    open_admin,
     reported,
     show,
     show_json,
@@ -53,7 +54,7 @@ def list_leaders(
 
     Examples: raftmq leader list --unbalanced
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         rows = _rows(admin, topic)
         show(COLUMNS, [r for r in rows if not unbalanced or r[2] != r[3]], as_json=as_json)
 
@@ -76,7 +77,7 @@ def balance(
 
     Examples: raftmq leader balance --dry-run
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         wanted = [row for row in _rows(admin, topic) if row[2] != row[3] and row[3] is not None]
         results: dict[TopicPartition, str] = {}
         failed = 0
@@ -117,7 +118,7 @@ def transfer(
     Examples: raftmq leader transfer orders 0 2
     """
     with reported():
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             port = AdminPort.find(admin, timeout)
         if port is None:
             raise CommandError("no node of this cluster tells of an admin port")

@@ -22,6 +22,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    open_admin,
     reported,
     show,
     show_json,
@@ -61,7 +62,7 @@ def list_nodes(
 
     Examples: raftmq node list --json
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         found = AdminPort.find(admin, timeout)
         told = None if found is None else found.get("/nodes")
         rows = _rows_of_cluster(admin) if told is None else [*map(_row, _nodes(told))]
@@ -93,7 +94,7 @@ def replace_node(
     Examples: raftmq node replace 1 4 --dry-run
     """
     with reported():
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             port = AdminPort.find(admin, timeout)
         if port is None:
             raise CommandError("no node of this cluster tells of an admin port")

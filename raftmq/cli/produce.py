@@ -14,12 +14,25 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from raftmq.cli.common import DEFAULT_BOOTSTRAP, Bootstrap, CommandError, hint_for, reported
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    REFUSED_S,
+    UNKNOWN_S,
+    Bootstrap,
+    CommandError,
+    check_reachable,
+    hint_for,
+    open_admin,
+    reported,
+)
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.errors import ErrorCode
+from raftmq_client.blocking.admin import Admin
 from raftmq_client.blocking.producer import Producer
 from raftmq_client.core.accumulator import Receipt
-from raftmq_client.errors import ClientError, Outcome, TimedOutError
+from raftmq_client.core.admin import ResourceType
+from raftmq_client.errors import BrokerError, ClientError, Outcome, TimedOutError
 
 _CHUNK_BYTES = 1 << 16
 _UNSETTLED_MAX = 100_000
@@ -104,6 +117,7 @@ def produce(
         split = _unescape(key_delimiter) if key_delimiter is not None else None
         fixed_key = key.encode() if key is not None else None
         tally = _Tally(verbose)
+        check_reachable(bootstrap, min(REFUSED_S, timeout))
         with Producer(
             bootstrap,
             acks=acks.value,
@@ -112,6 +126,7 @@ def produce(
             max_block_ms=timeout * 1000,
             client_id="raftmq-cli",
         ) as producer:
+            _check_topic(producer, topic, bootstrap, timeout)
             for line in records:
                 found, value = _split(line, split)
                 name = fixed_key if found is None else found
@@ -119,6 +134,32 @@ def produce(
                     name, value = name or None, value or None
                 tally.add(producer.send(topic, value, name, headers, partition))
             tally.finish()  # in the block, which raises what nobody looked at
+
+
+def _check_topic(producer: Producer, topic: str, bootstrap: str, timeout_s: float) -> None:
+    """Whether there is such a topic, or will be: where brokers make none, waiting is for nothing.
+
+    Raises:
+        BrokerError: there is none, and no broker makes it.
+    """
+    try:
+        producer.partitions(topic, min(UNKNOWN_S, timeout_s))
+    except TimedOutError:
+        return  # nobody answered yet: the records wait for that themselves
+    except BrokerError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        with open_admin(bootstrap, timeout_s) as admin:
+            if not _makes_topics(admin):
+                raise
+
+
+def _makes_topics(admin: Admin) -> bool:
+    """Whether a broker makes the topics that clients name; one that does not say may."""
+    for broker in admin.brokers()[:1]:
+        entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
+        return all(e.value != "false" for e in entries if e.name == "auto.create.topics.enable")
+    return True
 
 
 class _Tally:

@@ -19,6 +19,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    open_admin,
     parse_time,
     reported,
     show,
@@ -80,7 +81,7 @@ def seek(
     with reported():
         target = _target(to, shift)
         scopes = [_scope(word) for word in topic or ()]
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             if admin.describe_group(group).state not in _WITHOUT_MEMBERS:
                 raise BrokerError(
                     ErrorCode.NON_EMPTY_GROUP, "it has members", about=f"group {group!r}"

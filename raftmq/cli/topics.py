@@ -18,6 +18,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    open_admin,
     parse_pairs,
     raise_failures,
     reported,
@@ -67,7 +68,7 @@ def create(
 
     Examples: raftmq topic create orders -p 6 -r 3 -c retention.ms=86400000
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         try:
             created = admin.create_topic(
                 name,
@@ -123,7 +124,7 @@ def list_topics(
 
     Examples: raftmq topic list --json
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         topics = [topic for topic in admin.cluster().topics if internal or not topic.is_internal]
         rows = [
             (topic.name, len(topic.partitions), _replication_factor(topic))
@@ -144,7 +145,7 @@ def describe(
 
     Examples: raftmq topic describe orders --configs
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         topic = admin.topic(name)
         settings = admin.describe_configs(ResourceType.TOPIC, name)
         rows = _partition_rows(admin, topic)
@@ -197,7 +198,7 @@ def alter(
         changes.update(dict.fromkeys(unset or ()))
         if not changes:
             raise CommandError("nothing to change; give --set KEY=VALUE or --unset KEY", EXIT_USAGE)
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             if unset:  # brokers take any name for one that is not set
                 known = [e.name for e in admin.describe_configs(ResourceType.TOPIC, name)]
                 for key in unset:
@@ -228,7 +229,7 @@ def delete(
 
     Examples: raftmq topic delete orders
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         deleted: list[str] = []
         failures: dict[str, ClientError] = {}
         for name in dict.fromkeys(names):
@@ -263,7 +264,7 @@ def add_partitions(
 
     Examples: raftmq topic add-partitions orders 12
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         admin.create_partitions(name, total)
         if as_json:
             show_json({"Topic": name, "PartitionCount": total})
@@ -288,7 +289,7 @@ def trim(
 
     Examples: raftmq topic trim orders --partition 0 --before 1000
     """
-    with reported(), Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+    with reported(), open_admin(bootstrap, timeout) as admin:
         numbers = (
             [partition]
             if partition is not None
