@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from attrs import define, evolve
+from crc32c import crc32c
 
 from raftmq.errors import CorruptBatchError
 from raftmq.log.bare_entries import BareEntries, Slot
@@ -29,12 +30,12 @@ from raftmq.log.segments import Segments
 from raftmq.log.shared import Shared
 from raftmq.log.sparse_index import DAMAGED, DamagedIndexError, SegmentSummary
 from raftmq.ports import File
-from raftmq.records import HEADER_SIZE, check_batch, parse_header
+from raftmq.records import HEADER_SIZE, parse_header
 from raftmq.types import Offset, RaftIndex
 
 _SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
 _INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex)")
-_LENGTH_POSITION: Final = 8
+_CRC_POSITION: Final = 17
 
 
 @define(slots=True)
@@ -501,11 +502,13 @@ def _missing(segment: Segment, end: int) -> Segment:
 
 
 def _is_sound_but_for_length(data: bytes) -> bool:
-    """True when the bytes up to the end of the file are a batch whose length field is wrong."""
-    mended = bytearray(data)
-    mended[_LENGTH_POSITION : _LENGTH_POSITION + 4] = (len(data) - 12).to_bytes(4, "big")
-    try:
-        check_batch(mended)
-    except CorruptBatchError:
-        return False
-    return True
+    """True when a batch whose length field is wrong ends with the file, or somewhere in the zeros
+    at its end, which are room allocated ahead or the batch's own."""
+    shortest = max(len(data.rstrip(b"\0")), HEADER_SIZE)
+    wanted = int.from_bytes(data[_CRC_POSITION : _CRC_POSITION + 4], "big")
+    checksum = crc32c(data[_CRC_POSITION + 4 : shortest])
+    for _ in range(shortest, len(data) + 1):
+        if checksum == wanted:
+            return True
+        checksum = crc32c(b"\0", checksum)
+    return False

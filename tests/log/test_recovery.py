@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from raftmq.log.model import DamagedError
+from raftmq.records import NewRecord, build_batch
 from raftmq.types import Offset, RaftIndex
 from tests.log.helpers import (
     BIG,
@@ -44,6 +45,36 @@ def test_torn_tails_of_every_length_are_cut() -> None:
         append(opened, 1)
         flush(opened)
         assert open_log(disk, BIG, claimed=opened.flushed_end).log_end_offset == 7
+
+
+@pytest.mark.parametrize("reserve_bytes", [0, 4096])
+@pytest.mark.parametrize("value", [b"x" * 40, bytes(40)], ids=["other bytes", "zeros at the end"])
+def test_a_wrong_length_of_the_newest_batch_is_no_torn_write(
+    reserve_bytes: int, value: bytes
+) -> None:
+    """It says to be longer than the file, or than the room that is allocated behind it; what it
+    promised is remembered all the same."""
+    disk, config = sim_disk(), attrs.evolve(BIG, segment_reserve_bytes=reserve_bytes)
+    log = filled(disk, 4, config)
+    data = build_batch(
+        [NewRecord(None, value, 1), NewRecord(None, value, 1)], base_offset=8, leader_epoch=1
+    )
+    position = log.size_bytes
+    log.append_batch(data)
+    end = flush(log)
+    content = disk.content(segment())
+    for number in range(32):
+        disk.overwrite(segment(), content)
+        disk.flip(segment(), position + 8 + number // 8, number % 8)
+        opened = open_log(disk, config, claimed=9)
+        assert opened.recovery.cut_claimed_end in (end, end - 1), number
+    # A write that was cut short says nothing.
+    zeros = bytes(len(content) - position - len(data) // 2)
+    disk.overwrite(segment(), content[: position + len(data) // 2] + zeros[:reserve_bytes])
+    short = bytearray(disk.content(segment()))
+    short[position + 8] = 1
+    disk.overwrite(segment(), bytes(short))
+    assert open_log(disk, config, claimed=9).recovery.cut_claimed_end == 0
 
 
 def test_a_whole_but_wrong_last_batch_is_cut_and_its_claim_reported() -> None:
