@@ -124,7 +124,7 @@ class SimNode:
         self.journal = HardStateJournal.open(
             self.disk,
             "data/state.journal",
-            config=JournalConfig(size_max=8 << 10, reserve_bytes=4 << 10),
+            config=JournalConfig(size_max=16 << 10, reserve_bytes=8 << 10),
         )
         multiraft = MultiRaft(
             self.node_id,

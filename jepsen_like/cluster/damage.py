@@ -17,8 +17,7 @@ from jepsen_like.inode import SECTOR
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import HEADER_SIZE as HEADER_SIZE_OF_JOURNAL
-from raftmq.log.hard_state import RECORD_SIZE, decode_header
+from raftmq.log.hard_state import RECORD_SIZE, SECTOR_SIZE, TWICE, decode_header, decode_record
 from raftmq.log.sparse_index import HEADER_SIZE as HEADER_SIZE_OF_INDEX
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
@@ -85,18 +84,19 @@ class Damage:
     def rot_journal(self, node: ClusterNode, random: Random) -> None:
         """Spoil or lose the journal of hard states: this node does not know any more how it voted.
 
-        A flip strikes a record that the header counts. One that no other word vouches for cannot
-        be told from a write that the power loss cut short, by nobody.
+        Two flips strike both copies of a record that the header counts. One that no other word
+        vouches for may look like a write that the power loss cut short.
         """
         disk, path = node.disk, f"{ROOT}/state.journal"
         if path not in disk.files(ROOT):
             return
         content = disk.content(path)
         header = decode_header(content)
-        count, draw = 0 if header is None else header[1], random.random()
+        count, draw = 0 if header is None else header.count, random.random()
         if draw < 0.5 and count:
-            position = HEADER_SIZE_OF_JOURNAL + random.randrange(count * RECORD_SIZE)
-            disk.flip(path, position, random.randrange(8))
+            slot, at = random.randrange(count), random.randrange(RECORD_SIZE)
+            for position in TWICE.positions(slot):
+                disk.flip(path, position + at, random.randrange(8))
         elif draw < 0.8:
             disk.overwrite(path, random.randbytes(len(content)))
         else:
@@ -104,6 +104,41 @@ class Damage:
         self._world.note("rot journal", node.node_id, len(content), count)
         self._world.counts.journals += 1
         self._world.watch.forget(node.node_id)
+
+    def rot_promise(self, node: ClusterNode, random: Random) -> None:
+        """Spoil one copy of what the journal holds, preferably of the newest record that was not
+        lazy: the other one keeps every promise, so this node has forgotten nothing."""
+        disk, path = node.disk, f"{ROOT}/state.journal"
+        if path not in disk.files(ROOT):
+            return
+        data = bytearray(disk.content(path))
+        # A write cut short has no second copy that could be spared.
+        whole = [slot for slot, (one, other) in TWICE.slots(bytes(data)) if one == other]
+        if not whole:
+            return
+        before = _promised(node)
+        copy, draw = random.randrange(TWICE.copies), random.random()
+        newest = _newest_promise(bytes(data), whole)
+        struck = [newest]
+        if draw < 0.2:  # a whole sector
+            first = newest * RECORD_SIZE // SECTOR_SIZE * SECTOR_SIZE // RECORD_SIZE
+            struck = [slot for slot in whole if first <= slot < first + SECTOR_SIZE // RECORD_SIZE]
+        elif draw < 0.4:
+            struck = [random.choice(whole)]
+        for slot in struck:
+            position = TWICE.positions(slot)[copy]
+            if draw < 0.7:
+                piece = bytes(RECORD_SIZE) if draw < 0.1 else random.randbytes(RECORD_SIZE)
+                data[position : position + RECORD_SIZE] = piece
+            else:
+                data[position + random.randrange(RECORD_SIZE)] ^= 1 << random.randrange(8)
+        disk.overwrite(path, bytes(data))
+        after = _promised(node)
+        if after != before:
+            where = f"node {node.node_id}, copy {copy} of {struck}"
+            raise InvariantViolation("PromisesSurvive", f"{where}: {before} became {after}")
+        self._world.note("rot promise", node.node_id, copy, *struck)
+        self._world.had_effect("promise spoilt")
 
     def _groups(self) -> list[RaftGroupId]:
         """Whose bytes may go bad."""
@@ -291,6 +326,26 @@ class Damage:
         answer.when_done(judge)
         end.send((len(head) + len(body)).to_bytes(4) + head + body, 1, answer)
         self._world.schedule(3_000.0, end.close)
+
+
+def _promised(node: ClusterNode) -> tuple[bool, dict[RaftGroupId, object]]:
+    """What a start would make of the journal: whether it is damaged, and all that it holds."""
+    journal = node.open_journal(disk=node.disk.copy(Random(0)))
+    return journal.damaged, {group: journal.get(group) for group in journal.groups()}
+
+
+def _newest_promise(content: bytes, slots: list[int]) -> int:
+    """Where the newest term, vote or floor stands that the record of its group before lacks."""
+    newest = slots[-1]
+    known: dict[RaftGroupId, object] = {}
+    for slot in slots:
+        record = decode_record(content[TWICE.positions(slot)[0] :][:RECORD_SIZE])
+        if record is not None and record.state is not None:
+            state = record.state
+            promised = (state.term, state.vote, state.bootstrapped, state.cut_floor)
+            if known.get(record.group) != promised:
+                known[record.group], newest = promised, slot
+    return newest
 
 
 def _spoil(node: ClusterNode, path: str, position: int, length: int, random: Random) -> bool:

@@ -38,6 +38,7 @@ EFFECTS = (
     "segment lost",
     "index spoilt",
     "one copy spoilt",
+    "promise spoilt",
     "spoilt everywhere",
 )
 """What strikes are for; that one struck does not mean that there was anything to strike."""

@@ -504,17 +504,22 @@ class Nemesis:
     def _rot_index(self) -> None:
         """What a node that is down can do without goes bad: indexes, which are built anew, and one
         copy of what is written twice."""
+        also = (self._damage.rot_one_copy, self._damage.rot_promise)
         node, draw = self._any_node(), Random(self._random.getrandbits(32))
         node.crash()
         node.must_start.append(lambda: self._damage.rot_indexes(node, draw))
-        if draw.random() < 0.5:
-            node.must_start.append(lambda: self._damage.rot_one_copy(node, draw))
+        for rot_it in also:
+            if draw.random() < 0.5:
+                node.must_start.append(partial(rot_it, node, draw))
         self._later(self._world.restart(node))
 
     def _rot_journal(self) -> None:
-        """What a node has promised in all of its groups goes bad. Sometimes another, which it may
-        have voted for, loses power with it: then who knows less might be voted for as well."""
+        """What a node has promised in all of its groups goes bad, or one of the two copies does.
+        Sometimes another, which it may have voted for, loses power with it: then who knows less
+        might be voted for as well."""
         node, draw = self._any_node(), Random(self._random.getrandbits(32))
+        damage = self._damage
+        rot_it = damage.rot_promise if draw.random() < 0.25 else damage.rot_journal
 
         def rot() -> None:
             watch = self._world.watch
@@ -522,7 +527,7 @@ class Nemesis:
             if leaders and draw.random() < 0.7:
                 self._crash(draw.choice(leaders))
             node.crash()
-            node.must_start.append(lambda: self._damage.rot_journal(node, draw))
+            node.must_start.append(lambda: rot_it(node, draw))
             self._world.schedule(draw.uniform(10.0, 200.0), self._world.restart(node))
 
         self._when_whole(rot)

@@ -377,7 +377,7 @@ class ClusterNode:
         return HardStateJournal.open(
             disk or self.disk,
             f"{ROOT}/state.journal",
-            config=JournalConfig(size_max=16 << 10, reserve_bytes=4 << 10),
+            config=JournalConfig(size_max=32 << 10, reserve_bytes=8 << 10),
             is_expected=is_expected,
         )
 

@@ -18,9 +18,9 @@ from raftmq import records
 from raftmq.controller.broker_lifecycle import BrokerLifecycle
 from raftmq.controller.isolation import Isolation
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
-from raftmq.log import batch_reader
+from raftmq.log import batch_reader, hard_state
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.hard_state import GroupState
+from raftmq.log.hard_state import GroupState, JournalRecord
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
@@ -46,6 +46,7 @@ def _same_storage(cls: type[DataFolder], /, disk: Any, root: str, **named: Any) 
     return folder
 
 
+_sound_copy = hard_state._sound_copy
 _check_batch_at = records.check_batch_at
 
 
@@ -115,6 +116,11 @@ def _any_sum(_records: memoryview, _header: Any) -> bool:
 def _lost_with_its_folder(_journal: object, state: GroupState | None, *, is_empty: bool) -> bool:
     """What a lost journal held is not missed."""
     return state is not None and state.bootstrapped is not None and is_empty
+
+
+def _first_copy(pieces: list[bytes], sequence: int | None) -> tuple[bytes, JournalRecord] | None:
+    """A record is torn where its first copy is bad, whatever the second one says."""
+    return _sound_copy(pieces[:1], sequence)
 
 
 def _check_the_step_alone(self: leader.Leadership, configuration: Configuration) -> None:
@@ -188,6 +194,13 @@ NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
         4,
         (6, 10),
         ("SingleLeaderPerTerm", "LogMatching", "LeaderCompleteness"),
+    ),
+    "good-copy-not-read": Bug(
+        patching((hard_state, "_sound_copy", _first_copy)),
+        stress.journals,
+        4,
+        (1, 10),
+        ("PromisesSurvive",),
     ),
     "damage-served": Bug(
         patching((batch_reader, "check_batch_at", _check_all_but_the_sum)),

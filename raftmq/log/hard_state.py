@@ -4,24 +4,32 @@ A vote, a term, "this storage takes part in that group" must be durable before a
 on them is sent; one file for all groups makes a thousand elections a handful of fsyncs. Lazy
 records (claimed flushed end, high watermark) reach the page cache and ride with the next flush.
 
-Each record is a whole state of one group and fits one sector, so the newest sound one counts. Each
-also says up to which sequence the journal was flushed when it was written. So a bad or missing
-record at or below that sequence was durable once, and nobody knows of which group it was: then
-`damaged` is set and no state is given out, since any may be older than what was promised. Bad bytes
-above it, at the end, are writes that were never promised.
+Each record is a whole state of one group, so the newest sound one counts. It is written twice by
+one write, into two sectors of one page; a sector reaches the device whole or not at all. So:
+
+- One copy sound, the other not: the record counts. Either a flushed copy went bad, or a power loss
+  kept half of a write that nobody was promised. To keep a promise that was never given is harmless.
+- Neither sound, and both hold something: no power loss leaves that, so it is damage.
+- Neither sound, and one is empty: a write that was never promised, unless a later record says that
+  the journal was flushed that far when it was written, or the header counts it: then it is damage.
+
+After damage nobody knows of which group the record was: `damaged` is set and no state is given out,
+since any may be older than what was promised. The n-th record has the sequence of the header plus
+n, so a record that belongs elsewhere is none.
 
 Room is kept allocated, so that votes work on a full disk. A full file is rewritten under another
-name, synced and renamed, all in a flush job. After a failed fsync the node stops.
+name, synced and renamed, all in a flush job. After a failed fsync the node stops. Files of format
+1, where each record is written once, are read, and rewritten when there is room.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 from uuid import UUID
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 from crc32c import crc32c
 
 from raftmq.log.flush import FlushJob
@@ -29,13 +37,15 @@ from raftmq.log.model import NewerFormatError
 from raftmq.ports import Disk, DiskError, DiskFullError, File
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
-VERSION: Final = 1
+VERSION: Final = 2
 RECORD_SIZE: Final = 128
-HEADER_SIZE: Final = 512
+SECTOR_SIZE: Final = 512
 _MAGIC: Final = b"RMQJ"
-# File header, twice, 256 bytes each: magic 4s, version uint16, is_damaged uint8, spare byte, first
-# sequence uint64, count of records that were written with the header uint32, crc uint32.
+# File header, twice in every sector of it, 256 bytes each, so that a reader of format 1 finds and
+# refuses it: magic 4s, version uint16, is_damaged uint8, spare byte, first sequence uint64, count
+# of records that were written with the header uint32, crc uint32.
 _HEADER: Final = struct.Struct(">4sHBxQI")
+_HEADER_PITCH: Final = 256
 # Record: flags uint8, 3 spare bytes, sequence uint64, flushed sequence uint64, topic id 16s,
 # partition int32, creation epoch int64, term int64, vote node int32, vote storage uint64,
 # bootstrapped storage uint64, flushed end int64, cut floor int64, commit end int64, zeros, and at
@@ -46,8 +56,56 @@ _CRC_POSITION: Final = RECORD_SIZE - _CRC.size
 _HAS_VOTE: Final = 1
 _HAS_BOOTSTRAPPED: Final = 2
 _FORGOTTEN: Final = 4
+_VOID: Final = 8  # in the place of a record that was never flushed; says nothing
 _EMPTY: Final = bytes(RECORD_SIZE)
 assert _RECORD.size <= _CRC_POSITION
+
+
+@frozen(slots=True)
+class Layout:
+    """Where records stand in a file of one format.
+
+    A file grows by cells: so many records one after the other, then the same again. A cell of
+    format 2 is two sectors of one 4 KiB page, so it costs the device no more than one.
+
+    Attributes:
+        half_size: bytes of the records of a cell, once.
+    """
+
+    version: int
+    copies: int
+    header_size: int
+    half_size: int
+
+    def image(self, records: bytes) -> bytes:
+        """Bytes of whole cells for records that begin one."""
+        size, copies = self.half_size, self.copies
+        if 0 < len(records) <= size:
+            return records.ljust(size, b"\0") * copies
+        cells = (records[at : at + size] for at in range(0, len(records), size))
+        return b"".join([cell.ljust(size, b"\0") * copies for cell in cells])
+
+    def positions(self, slot: int) -> tuple[int, ...]:
+        """Where the copies of the n-th record stand."""
+        cell, at = divmod(slot * RECORD_SIZE, self.half_size)
+        first = self.header_size + cell * self.half_size * self.copies + at
+        return tuple(first + number * self.half_size for number in range(self.copies))
+
+    def slots(self, data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+        """Number and copies of every place for a record that is not empty."""
+        data = data.rstrip(b"\0")
+        cells = -(-(len(data) - self.header_size) // (self.half_size * self.copies))
+        for slot in range(cells * self.half_size // RECORD_SIZE):
+            pieces = [
+                data[at : at + RECORD_SIZE].ljust(RECORD_SIZE, b"\0") for at in self.positions(slot)
+            ]
+            if any(piece != _EMPTY for piece in pieces):
+                yield slot, pieces
+
+
+ONCE: Final = Layout(version=1, copies=1, header_size=SECTOR_SIZE, half_size=RECORD_SIZE)
+TWICE: Final = Layout(version=2, copies=2, header_size=2 * SECTOR_SIZE, half_size=SECTOR_SIZE)
+_LAYOUTS: Final = {layout.version: layout for layout in (ONCE, TWICE)}
 
 
 @frozen(slots=True)
@@ -59,8 +117,8 @@ class JournalConfig:
         reserve_bytes: allocated beyond that, for votes while the disk is full.
     """
 
-    size_max: int = 4 << 20
-    reserve_bytes: int = 256 * 1024
+    size_max: int = 8 << 20
+    reserve_bytes: int = 512 * 1024
 
 
 @frozen(slots=True)
@@ -121,15 +179,25 @@ def _encode(
     return data + _CRC.pack(crc32c(data))
 
 
+def _encode_void(sequence: int) -> bytes:
+    data = _RECORD.pack(_VOID, sequence, 0, bytes(16), 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    data = data.ljust(_CRC_POSITION, b"\0")
+    return data + _CRC.pack(crc32c(data))
+
+
 @frozen(slots=True)
-class _Record:
+class JournalRecord:
+    """A state, or what stands for none: of a group that is forgotten, or of nobody (`is_void`)."""
+
     sequence: int
     flushed_sequence: int
     group: RaftGroupId
     state: GroupState | None
+    is_void: bool = False
 
 
-def _decode(data: bytes) -> _Record | None:
+def decode_record(data: bytes) -> JournalRecord | None:
+    """One copy of a record; None where it is not sound."""
     if crc32c(data[:_CRC_POSITION]) != _CRC.unpack_from(data, _CRC_POSITION)[0]:
         return None
     (
@@ -148,8 +216,8 @@ def _decode(data: bytes) -> _Record | None:
         commit_end,
     ) = _RECORD.unpack_from(data)
     group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, creation_epoch)
-    if flags & _FORGOTTEN:
-        return _Record(sequence, flushed_sequence, group, None)
+    if flags & (_FORGOTTEN | _VOID):
+        return JournalRecord(sequence, flushed_sequence, group, None, bool(flags & _VOID))
     vote = ReplicaId(NodeId(vote_node), StorageId(vote_storage))
     state = GroupState(
         term=term,
@@ -159,37 +227,101 @@ def _decode(data: bytes) -> _Record | None:
         cut_floor=cut_floor,
         commit_end=commit_end,
     )
-    return _Record(sequence, flushed_sequence, group, state)
+    return JournalRecord(sequence, flushed_sequence, group, state)
 
 
-def _encode_header(first_sequence: int, count: int, *, is_damaged: bool) -> bytes:
-    data = _HEADER.pack(_MAGIC, VERSION, is_damaged, first_sequence, count)
-    half = (data + _CRC.pack(crc32c(data))).ljust(HEADER_SIZE // 2, b"\0")
-    return half + half
-
-
-def decode_header(data: bytes) -> tuple[int, int, bool] | None:
-    """First sequence, count of records that were written with it, whether damage was found before;
-    None where neither copy is sound."""
-    for at in (0, HEADER_SIZE // 2):
-        if len(data) < at + _HEADER.size + _CRC.size:
-            return None
-        part = data[at : at + _HEADER.size]
-        magic, version, is_damaged, first_sequence, count = _HEADER.unpack(part)
-        if magic == _MAGIC and crc32c(part) == _CRC.unpack_from(data, at + _HEADER.size)[0]:
-            if version > VERSION:
-                raise NewerFormatError(f"the journal has format {version}, known is {VERSION}")
-            return first_sequence, count, bool(is_damaged)
+def _sound_copy(pieces: list[bytes], sequence: int | None) -> tuple[bytes, JournalRecord] | None:
+    """The record of a place, from whichever copy is sound and belongs there."""
+    for piece in pieces:
+        record = decode_record(piece)
+        if record is not None and sequence in (None, record.sequence):
+            return piece, record
     return None
 
 
+@frozen(slots=True)
+class JournalHeader:
+    """What a file says of itself.
+
+    Attributes:
+        first: records from this sequence on must be there, as far as they were flushed.
+        count: of records that were written with the header.
+        is_damaged: damage was found before.
+    """
+
+    layout: Layout
+    first: int
+    count: int
+    is_damaged: bool
+
+
+def _encode_header(layout: Layout, first: int, count: int, *, is_damaged: bool) -> bytes:
+    data = _HEADER.pack(_MAGIC, layout.version, is_damaged, first, count)
+    one = (data + _CRC.pack(crc32c(data))).ljust(_HEADER_PITCH, b"\0")
+    return one * (layout.header_size // _HEADER_PITCH)
+
+
+def decode_header(data: bytes) -> JournalHeader | None:
+    """The newest of the copies, of which a power loss may have left some; None where none is sound.
+
+    Raises:
+        NewerFormatError: of a newer raftmq.
+    """
+    found: list[JournalHeader] = []
+    for at in range(0, min(len(data), TWICE.header_size), _HEADER_PITCH):
+        part, rest = data[at : at + _HEADER.size], data[at + _HEADER.size : at + _HEADER_PITCH]
+        if not part.startswith(_MAGIC) or rest[: _CRC.size] != _CRC.pack(crc32c(part)):
+            continue
+        _, version, is_damaged, first, count = _HEADER.unpack(part)
+        if version > VERSION:
+            raise NewerFormatError(f"the journal has format {version}, known is {VERSION}")
+        found.append(JournalHeader(_LAYOUTS[version], first, count, bool(is_damaged)))
+    return max(found, key=lambda header: (header.first, header.is_damaged), default=None)
+
+
 @define(slots=True)
-class _OldFile:
-    """The file that a rewrite replaces, and what it lacks while that is under way."""
+class _RecordFile:
+    """A file and what its last cell holds so far.
+
+    Attributes:
+        end: of the last cell.
+        missing: records that a rewrite put into another file, and this one lacks.
+    """
 
     file: File
-    position: int
-    records: list[bytes]
+    layout: Layout
+    end: int
+    held: bytes
+    missing: list[bytes] = field(factory=list)
+
+    @classmethod
+    def after(cls, file: File, layout: Layout, records: bytes) -> _RecordFile:
+        """Go on behind records that are there."""
+        cells, rest = divmod(len(records), layout.half_size)
+        end = layout.header_size + (cells + (rest > 0)) * layout.half_size * layout.copies
+        return cls(file, layout, end, records[len(records) - rest :])
+
+    def append(self, records: bytes) -> None:
+        """Write records at the end; the cell under way is written again as a whole.
+
+        Raises:
+            DiskFullError: nothing changed.
+            DiskError: fatal to the node.
+        """
+        layout = self.layout
+        records = self.held + records
+        image = layout.image(records)
+        position = self.end
+        if self.held:
+            position -= layout.half_size * layout.copies
+        try:
+            self.file.pwrite(image, position)
+        except DiskFullError:
+            self.file.truncate(self.end)
+            raise
+        self.end = position + len(image)
+        rest = len(records) % layout.half_size
+        self.held = records[-rest:] if rest else b""
 
 
 class HardStateJournal:
@@ -198,6 +330,7 @@ class HardStateJournal:
     Attributes:
         damaged: a record that was durable once cannot be read: what all groups promised until then
             is forgotten. Kept over restarts until `accept_damage`.
+        mended: records that were durable, and of which one copy was bad when the file was opened.
         flushed_sequence: every record up to this one is durable.
     """
 
@@ -229,15 +362,15 @@ class HardStateJournal:
         self._folder = path.rpartition("/")[0]
         self._config = config
         self._states: dict[RaftGroupId, GroupState] = {}
-        self._file: File | None = None
-        self._position = 0
-        self._old: _OldFile | None = None
+        self._file: _RecordFile | None = None
+        self._old: _RecordFile | None = None  # what a rewrite replaces, while it is under way
         self._sequence = 0  # of the newest record
         self._must_flush = 0  # the newest record that is not lazy
         self._limit = config.size_max
         self._job: FlushJob | None = None
         self.flushed_sequence = 0
         self.damaged = False
+        self.mended = 0
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -252,64 +385,103 @@ class HardStateJournal:
             self._finish(self._begin_rewrite())
             return
         data = file.pread(file.size(), 0)
-        is_sound = self._replay(data, decode_header(data))
-        if not is_sound:
+        header = decode_header(data)
+        records = self._replay(data, header)
+        if records is None:
             self.damaged = True
             self._states.clear()
         # Anew: whatever was read becomes durable, and no torn bytes stay behind.
         try:
             self._finish(self._begin_rewrite())
         except DiskFullError:
-            self._go_on_with(file, data if is_sound else self._wiped(file, data))
+            self._go_on_with(file, data, header, records)
 
     def _finish(self, job: FlushJob) -> None:
         job.run()
         self.complete(job)
 
-    def _wiped(self, file: File, data: bytes) -> bytes:
-        """Durably drop all records of a damaged file that cannot be replaced."""
-        empty = data[:HEADER_SIZE] + bytes(max(0, len(data) - HEADER_SIZE))
-        file.pwrite(empty, 0)
-        file.fdatasync()
-        return empty
-
-    def _go_on_with(self, file: File, data: bytes) -> None:
-        """Use the file as it is, since there is no room for another.
-
-        The header says from which sequence on records must be there: unflushed ones may be gone.
-        """
-        used = len(data.rstrip(b"\0"))
-        records = max(0, used - HEADER_SIZE + RECORD_SIZE - 1) // RECORD_SIZE
-        self._position = HEADER_SIZE + RECORD_SIZE * records
-        self._file = file
-        file.pwrite(_encode_header(self._sequence + 1, 0, is_damaged=self.damaged), 0)
-        file.fdatasync()
+    def _go_on_with(
+        self,
+        file: File,
+        data: bytes,
+        header: JournalHeader | None,
+        records: dict[int, bytes] | None,
+    ) -> None:
+        """Use the file as it is, since there is no room for another."""
+        if header is None or records is None:
+            self._file = self._emptied(file, len(data))
+        elif header.layout is ONCE:
+            self._file = self._kept(file, data)
+        else:
+            self._file = self._repaired(file, data, header, records)
         self.flushed_sequence = self._must_flush = self._sequence
+        self._limit = min(self._limit, file.size() - self._config.reserve_bytes)
 
-    def _replay(self, data: bytes, header: tuple[int, int, bool] | None) -> bool:
-        """Take over the states; False when something that was durable is not there."""
-        found: dict[int, _Record] = {}
-        states: dict[RaftGroupId, GroupState] = self._states
-        for position in range(HEADER_SIZE, len(data) - RECORD_SIZE + 1, RECORD_SIZE):
-            piece = data[position : position + RECORD_SIZE]
-            if piece == _EMPTY:
-                continue
-            record = _decode(piece)
-            if record is None:
-                continue
-            found[record.sequence] = record
-            if record.state is None:
-                states.pop(record.group, None)
-            else:
-                states[record.group] = record.state
-        flushed = max((r.flushed_sequence for r in found.values()), default=0)
-        is_sound = header is not None  # written whole and synced before it got its name
+    def _emptied(self, file: File, size: int) -> _RecordFile:
+        """Durably drop all records of a damaged file."""
+        # Without a header it stays damaged, whatever a crash leaves of the rest.
+        file.pwrite(bytes(TWICE.header_size), 0)
+        file.fdatasync()
+        file.pwrite(bytes(max(0, size - TWICE.header_size)), TWICE.header_size)
+        file.fdatasync()
+        file.pwrite(_encode_header(TWICE, self._sequence + 1, 0, is_damaged=True), 0)
+        file.fdatasync()
+        return _RecordFile.after(file, TWICE, b"")
+
+    def _kept(self, file: File, data: bytes) -> _RecordFile:
+        """Go on in format 1. Records that were not flushed may be gone, so the header says from
+        which sequence on they must be there."""
+        used = max(0, len(data.rstrip(b"\0")) - ONCE.header_size)
+        header = _encode_header(ONCE, self._sequence + 1, 0, is_damaged=self.damaged)
+        file.pwrite(header, 0)
+        file.fdatasync()
+        end = ONCE.header_size + -(-used // RECORD_SIZE) * RECORD_SIZE
+        return _RecordFile(file, ONCE, end, b"")
+
+    def _repaired(
+        self, file: File, data: bytes, header: JournalHeader, records: dict[int, bytes]
+    ) -> _RecordFile:
+        """Make both copies of every record sound, where they lie: sound ones do not change."""
+        sequences = range(header.first, self._sequence + 1)
+        sound = b"".join([records.get(number) or _encode_void(number) for number in sequences])
+        room = len(data) - TWICE.header_size
+        image = TWICE.image(sound).ljust(len(data.rstrip(b"\0")) - TWICE.header_size, b"\0")[:room]
+        head = _encode_header(TWICE, header.first, header.count, is_damaged=self.damaged)
+        file.pwrite(head + image, 0)
+        file.fdatasync()
+        return _RecordFile.after(file, TWICE, sound)
+
+    def _replay(self, data: bytes, header: JournalHeader | None) -> dict[int, bytes] | None:
+        """Take over the states, and give the records by sequence; None when something that was
+        durable is not there."""
+        layout, first, count = TWICE, None, 0
         if header is not None:
-            first, count, self.damaged = header
-            flushed = max(flushed, first + count - 1)
-            is_sound = all(sequence in found for sequence in range(first, flushed + 1))
+            layout, first, count = header.layout, header.first, header.count
+            self.damaged = header.is_damaged
+        found: dict[int, bytes] = {}
+        halved: list[int] = []
+        flushed = count + (first or 1) - 1
+        is_sound = header is not None  # written whole and synced before it got its name
+        for slot, pieces in layout.slots(data):
+            place = None if first is None or layout is ONCE else first + slot
+            copy = _sound_copy(pieces, place)
+            if copy is None:
+                is_sound &= layout is ONCE or _EMPTY in pieces
+                continue
+            piece, record = copy
+            found[record.sequence] = piece
+            flushed = max(flushed, record.flushed_sequence)
+            if any(other != piece for other in pieces):
+                halved.append(record.sequence)
+            if record.state is not None:
+                self._states[record.group] = record.state
+            elif not record.is_void:
+                self._states.pop(record.group, None)
         self._sequence = max([flushed, *found], default=0)
-        return is_sound
+        self.mended = sum(sequence <= flushed for sequence in halved)
+        if not is_sound or any(n not in found for n in range(first or 1, flushed + 1)):
+            return None
+        return found
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -353,20 +525,15 @@ class HardStateJournal:
         return self._write(group, None, lazy=False)
 
     def _write(self, group: RaftGroupId, state: GroupState | None, *, lazy: bool) -> int:
-        if lazy and self._position >= self._limit:
-            return self._sequence  # the coming rewrite holds it; until then the rest is for votes
         file = self._open_file()
+        if lazy and file.end >= self._limit:
+            return self._sequence  # the coming rewrite holds it; until then the rest is for votes
         sequence = self._sequence + 1
         record = _encode(group, state, sequence, self.flushed_sequence)
-        try:
-            file.pwrite(record, self._position)
-        except DiskFullError:
-            file.truncate(self._position)
-            raise
+        file.append(record)
         self._sequence = sequence
-        self._position += RECORD_SIZE
         if self._old is not None:
-            self._old.records.append(record)
+            self._old.missing.append(record)
         if not lazy:
             self._must_flush = sequence
         return sequence
@@ -380,14 +547,15 @@ class HardStateJournal:
         """
         if self._job is not None:
             return None
-        if self._position >= self._limit:
+        file = self._open_file()
+        if file.end >= self._limit:
             try:
                 return self._begin_rewrite()
             except DiskFullError:
                 pass  # go on in the reserve; the next job tries again
         if self._must_flush <= self.flushed_sequence:
             return None
-        self._job = FlushJob(self._disk, (self._open_file(),), sequence=self._sequence)
+        self._job = FlushJob(self._disk, (file.file,), sequence=self._sequence)
         return self._job
 
     def complete(self, job: FlushJob) -> int:
@@ -410,11 +578,10 @@ class HardStateJournal:
         if self._old is not None:
             # A rewritten file is on its way to its name; until that is durable, the old one counts.
             old = self._old
-            old.file.pwrite(b"".join(old.records), old.position)
-            old.position += RECORD_SIZE * len(old.records)
-            old.records.clear()
+            old.append(b"".join(old.missing))
+            old.missing.clear()
             old.file.fdatasync()
-        self._open_file().fdatasync()
+        self._open_file().file.fdatasync()
         self.flushed_sequence = self._sequence
         return self.flushed_sequence
 
@@ -430,11 +597,11 @@ class HardStateJournal:
         """
         if self.damaged:
             self.damaged = False
-            self._limit = self._position
+            self._limit = 0
 
     # --- rewriting --------------------------------------------------------------------------
 
-    def _open_file(self) -> File:
+    def _open_file(self) -> _RecordFile:
         assert self._file is not None, "the journal is open"
         return self._file
 
@@ -450,23 +617,24 @@ class HardStateJournal:
             _encode(group, state, first + number, self.flushed_sequence)
             for number, (group, state) in enumerate(self._states.items())
         ]
-        size = HEADER_SIZE + RECORD_SIZE * len(records)
-        limit = max(self._config.size_max, 4 * size)
+        data = b"".join(records)
+        header = _encode_header(TWICE, first, len(records), is_damaged=self.damaged)
+        content = header + TWICE.image(data)
+        limit = max(self._config.size_max, 4 * len(content))
         temporary = f"{self._path}.tmp"
         file = self._disk.open(temporary, create=True)
         try:
             file.truncate(0)
             file.allocate(limit + self._config.reserve_bytes)
-            header = _encode_header(first, len(records), is_damaged=self.damaged)
-            file.pwrite(header + b"".join(records), 0)
+            file.pwrite(content, 0)
         except DiskFullError:
             file.close()
             self._disk.remove(temporary)
             raise
-        if self._file is not None:
-            self._old = _OldFile(self._file, self._position, records)
-        self._file = file
-        self._position = size
+        self._old = self._file
+        if self._old is not None:
+            self._old.missing = records
+        self._file = _RecordFile.after(file, TWICE, data)
         self._limit = limit
         self._sequence += len(records)
         self._must_flush = self._sequence

@@ -104,6 +104,8 @@ class Node(NodeCore):
         journal = HardStateJournal.open(
             disk, f"{folder.path}/state.journal", is_expected=not folder.is_new
         )
+        if journal.mended:
+            logger.warning("the journal of hard states was mended", records=journal.mended)
         try:
             folder.take()
             self._compose_here(disk, folder, journal)

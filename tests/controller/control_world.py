@@ -133,7 +133,7 @@ class WorldNode:
         disk, world = self.disk, self.world
         disk.make_directories("data")
         journal = HardStateJournal.open(
-            disk, "data/state.journal", config=JournalConfig(size_max=8 << 10, reserve_bytes=4096)
+            disk, "data/state.journal", config=JournalConfig(size_max=16 << 10, reserve_bytes=8192)
         )
         self.multiraft = MultiRaft(
             self.node_id,

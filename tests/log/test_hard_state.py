@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 from uuid import UUID
 
@@ -10,7 +11,13 @@ import pytest
 
 from jepsen_like.disk import CrashOdds, SimDisk
 from raftmq.log import hard_state
-from raftmq.log.hard_state import RECORD_SIZE, GroupState, HardStateJournal, JournalConfig
+from raftmq.log.hard_state import (
+    RECORD_SIZE,
+    TWICE,
+    GroupState,
+    HardStateJournal,
+    JournalConfig,
+)
 from raftmq.log.model import NewerFormatError
 from raftmq.ports import Disk, DiskError, DiskFullError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
@@ -18,9 +25,8 @@ from tests.log.conftest import Place
 from tests.log.helpers import flush_journal, sim_disk
 from tests.log.test_disk_full import until_full
 
-SMALL = JournalConfig(size_max=4096, reserve_bytes=1024)
+SMALL = JournalConfig(size_max=8192, reserve_bytes=2048)
 PATH = "data/state.journal"
-FIRST = 512
 
 
 def group(number: int) -> RaftGroupId:
@@ -133,11 +139,12 @@ def test_every_flipped_bit_in_what_was_flushed_is_noticed() -> None:
         flush_journal(journal)
     journal.put(group(0), state(8), lazy=True)  # says how far the journal was flushed
     content = disk.content(PATH)
-    for position in range(FIRST, FIRST + 3 * RECORD_SIZE):
+    for slot, at in product(range(3), range(RECORD_SIZE)):
         disk.overwrite(PATH, content)
-        disk.flip(PATH, position, position % 8)
+        for position in TWICE.positions(slot):
+            disk.flip(PATH, position + at, at % 8)
         opened = start(disk)
-        assert opened.damaged, position
+        assert opened.damaged, (slot, at)
         assert not list(opened.groups()), "whose record was lost, nobody knows"
         assert start(disk).damaged, "kept over a restart"
         opened = start(disk)
@@ -153,7 +160,12 @@ def test_the_header_is_there_twice() -> None:
     journal.put(group(1), state(1))
     journal.close()
     content = disk.content(PATH)
-    for positions, is_damaged in (((0,), False), ((257,), False), ((0, 257), True)):
+    for positions, is_damaged in (
+        ((0,), False),
+        ((0, 257), False),
+        ((513, 770), False),
+        ((0, 257, 513, 770), True),
+    ):
         disk.overwrite(PATH, content)
         for position in positions:
             disk.flip(PATH, position)
@@ -182,7 +194,8 @@ def test_damage_forgets_what_was_promised_before_and_nothing_later() -> None:
         journal.put(group(1), state(2))
         flush_journal(journal)
         journal.put(group(2), state(7), lazy=True)
-        disk.flip(PATH, FIRST + RECORD_SIZE)  # term 2, and whatever was voted in it
+        for position in TWICE.positions(1):  # term 2, and whatever was voted in it
+            disk.flip(PATH, position)
         disk.capacity_bytes = None if capacity is None else disk.used_bytes()
         journal = start(disk)
         assert journal.damaged
@@ -211,7 +224,7 @@ def test_a_full_file_is_rewritten() -> None:
         journal.put(group(term % 5), state(term), lazy=term % 2 == 0)
         flush_journal(journal)
     assert disk.counters.renames > renames + 3
-    assert disk.files()[PATH] < 8000
+    assert disk.files()[PATH] < 16_000
     assert disk.list("data") == ["state.journal"]
     flush_journal(journal)
     lose(disk)
@@ -268,7 +281,7 @@ def test_votes_work_on_a_full_disk() -> None:
         flush_journal(journal)
 
     size = until_full(vote)
-    assert size >= (4096 - FIRST) // RECORD_SIZE // 2 + 1024 // RECORD_SIZE - 1
+    assert size >= 8192 // RECORD_SIZE // 2 // 2 + 2048 // RECORD_SIZE // 2 - 6
     with pytest.raises(DiskFullError):
         journal.put(group(3), state(1))
     assert journal.get(group(3)) is None
@@ -292,10 +305,13 @@ def test_a_start_on_a_full_disk() -> None:
     journal.put(group(7), state(9))
     journal.put(group(8), state(9))
     content = disk.content(PATH)
-    last = FIRST + 5 * RECORD_SIZE
     for garbage in (b"", b"?" * RECORD_SIZE, b"?" * 100):
         # The last but one was never flushed and did not reach the device.
-        disk.overwrite(PATH, content[:last] + garbage + content[last + len(garbage) :])
+        data = bytearray(content)
+        for position in TWICE.positions(5):
+            data[position : position + RECORD_SIZE] = bytes(RECORD_SIZE)
+        data[position : position + len(garbage)] = garbage
+        disk.overwrite(PATH, bytes(data))
         disk.capacity_bytes = disk.used_bytes()
         for _ in range(2):
             journal = start(disk)

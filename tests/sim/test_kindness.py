@@ -214,6 +214,25 @@ def test_every_strike_on_a_journal_is_noticed() -> None:
             world.close()
 
 
+def test_one_bad_copy_in_a_journal_is_no_loss() -> None:
+    """So a node keeps its word after such a strike, and the watch goes on to take it at it."""
+    for draw in range(24):
+        with quiet_logs():
+            world = ClusterWorld(1, ClusterOptions(weights=()))
+            world.start()
+            world.run_until(2_000.0)
+            node = world.node(2)
+            node.crash()
+            before = node.open_journal(disk=node.disk.copy(Random(1)))
+            Damage(world).rot_promise(node, Random(draw))
+            journal = node.open_journal()
+            assert world.counts.effects["promise spoilt"] == 1
+            assert not journal.damaged
+            for group in before.groups():
+                assert journal.get(group) == before.get(group)
+            world.close()
+
+
 def test_who_forgot_its_votes_is_admitted_as_somebody_else() -> None:
     with quiet_logs():
         world = ClusterWorld(1, ClusterOptions(weights=()))
