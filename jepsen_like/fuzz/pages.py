@@ -34,6 +34,14 @@ BODIES: Final = (
     b"null",
 )
 
+LAST_HEADERS: Final = (
+    "Connection: close",
+    "Transfer-Encoding: chunked",
+    "Accept: \x01\x02",
+    "Connection: upgrade\r\nUpgrade: h2c",
+    "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13",
+)
+
 
 class PageMaker:
     """Draws HTTP requests."""
@@ -48,7 +56,11 @@ class PageMaker:
             method, path = random.choice(("POST", "PUT", "DELETE")), random.choice(POSTS)
             body = random.choice(BODIES)
         else:
-            method, path, body = random.choice(("GET", "GET", "HEAD", "BREW")), "", b""
+            method, path, body = (
+                random.choice(("GET", "GET", "HEAD", "BREW", "PRI", "gEt")),
+                "",
+                b"",
+            )
             path = random.choice(PATHS)
         length = random.choice((len(body), len(body), len(body) + 7, 1 << 40, -1))
         lines = [
@@ -56,7 +68,7 @@ class PageMaker:
             "Host: x",
             f"Content-Length: {length}",
             *(f"X-{i}: {'v' * 200}" for i in range(random.choice((0, 0, 3, 400)))),
-            random.choice(("Connection: close", "Transfer-Encoding: chunked", "Accept: \x01\x02")),
+            random.choice(LAST_HEADERS),
         ]
         data = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
         return spoiled(Frame(f"{method} {path[:30]}", data), random)

@@ -13,10 +13,12 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
+import h11
 import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -44,6 +46,7 @@ CONNECTIONS_MAX: Final = 100
 """At a time, so that nobody takes the descriptors of the node here."""
 REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
+METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
 _JSON: Final = "application/json"
 FAULTS_BYTES_MAX: Final = 64 << 10
 FAULTS_REFUSED: Final = (
@@ -125,13 +128,56 @@ def make_app(
     )
 
 
+class _Parser(h11.Connection):
+    """Reads requests: plain ones only, and leaves nothing of its errors behind."""
+
+    def next_event(self) -> Any:
+        """The next part of a request.
+
+        Raises:
+            h11.RemoteProtocolError: the client's bytes are none.
+        """
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            # h11 raises it from a method of its own: its traceback holds it, and all that was read.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same one
+        if not isinstance(event, h11.Request):
+            return event
+        if event.method not in METHODS:
+            # "hEAD" would be HEAD to Hypercorn, and something else with a body to h11.
+            raise h11.RemoteProtocolError("not a method of this port", error_status_hint=501)
+        if all(name != b"upgrade" for name, _ in event.headers):
+            return event
+        return h11.Request(
+            method=event.method,
+            target=event.target,
+            headers=[pair for pair in event.headers if pair[0] != b"upgrade"],
+            http_version=event.http_version,
+        )
+
+
 class _Connection(TCPServer):
     """One connection, which is over when its client hangs up: Hypercorn would wait for the end of
     the time that an idle one may stay."""
 
     async def _read_data(self) -> None:
+        protocol: Any = self.protocol.protocol
+        protocol.connection = _Parser(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
         await super()._read_data()
         await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:
+            await self.protocol.handle(Closed())  # it is being closed just now
+
+    def forget(self) -> None:
+        """Drop all that belongs to it: its parts hold each other, and full collections are rare."""
+        vars(self).clear()
 
 
 async def serve_admin(
@@ -168,13 +214,15 @@ async def serve_admin(
             await trio.aclose_forcefully(stream)
             return
         open_connections += 1
+        plain: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
+        connection = _Connection(app, config, context, ConnectionState({}), plain)
         try:
-            connection: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
-            await _Connection(app, config, context, ConnectionState({}), connection)
+            await connection
         except Exception as error:  # noqa: BLE001 - the border of one connection
             _log.error("an admin connection met a bug", why=repr(error)[:REASON_LENGTH_MAX])
             await trio.aclose_forcefully(stream)
         finally:
+            connection.forget()
             open_connections -= 1
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import h11
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from raftmq.server.admin import admin_http
@@ -117,6 +120,64 @@ async def test_a_bug_in_the_servers_protocol_costs_one_connection(
             await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
         assert (await get(port, "/health"))[0] == 200
+
+
+async def say(port: int, sent: bytes) -> bytes:
+    """The first that is answered to these bytes, or nothing."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(sent)
+        with trio.move_on_after(0.2):
+            return bytes(await stream.receive_some())
+    return b""
+
+
+HEADERS = b" /health HTTP/1.1\r\nHost: x\r\n"
+ODD = {
+    "hEAD": (b"hEAD" + HEADERS + b"\r\n", b"501"),
+    "BREW": (b"BREW" + HEADERS + b"\r\n", b"501"),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"501"),
+    "h2c": (b"GET" + HEADERS + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n", b"200"),
+    "websocket": (
+        b"GET"
+        + HEADERS
+        + b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        + b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"200",
+    ),
+    "no request": (b"\xff\xfe\r\n\r\n", b"400"),
+    "length": (b"GET" + HEADERS + b"Content-Length: -1\r\n\r\n", b"400"),
+    "half a body": (b"POST" + HEADERS + b"Content-Length: 99\r\n\r\nabc", b"405"),
+    "half a request": (b"GET /hea", b""),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_an_odd_request_is_answered_and_leaves_nothing(name: str) -> None:
+    """No ring of objects either: full collections are rare, and freeze what they find."""
+    sent, code = ODD[name]
+    async with served() as port:
+        await say(port, sent)  # what is imported at first use stays
+        with capture_logs() as logs:
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    assert (await say(port, sent))[9:12] == code
+                for _ in range(100):
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    if not servers():
+                        break
+                assert not servers()
+            finally:
+                gc.enable()
+        assert logs == []
+
+
+def servers() -> list[object]:
+    return [
+        one for one in gc.get_objects() if isinstance(one, (admin_http._Connection, h11.Connection))
+    ]
 
 
 async def test_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
