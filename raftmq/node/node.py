@@ -276,6 +276,7 @@ class Node(NodeCore):
             health=lambda: health(self),
             status=lambda: describe(self),
             metrics=exposition.Exposition(self).render,
+            count_bug=self.broker.metrics.admin_bug,
             faults=self.faults,
             nodes=nodes_page.NodesPage(self),
             leaders=leaders_page.LeadersPage(self),

@@ -360,6 +360,21 @@ def leader_of(found: list[Page], topic: str) -> Page:
     return page
 
 
+async def test_bugs_are_counted_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "AREAS", (SERVER,))
+    node = FakeNode(1, 1)
+    for error in (ValueError(), ValueError("again"), KeyError()):
+        node.broker.metrics.admin_bug(error)
+    node.broker.metrics.bug(KeyError())
+    body, _ = await Exposition(node).render("text/plain")  # type: ignore[arg-type]
+    shown = [line for line in body.decode().splitlines() if re.match(r"raftmq\w+_bugs_total", line)]
+    assert shown == [
+        'raftmq_connection_bugs_total{kind="KeyError"} 1.0',
+        'raftmq_admin_bugs_total{kind="KeyError"} 1.0',
+        'raftmq_admin_bugs_total{kind="ValueError"} 2.0',
+    ]
+
+
 @pytest.mark.live
 @pytest.mark.slow
 def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
@@ -372,7 +387,8 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
         for metric in METRICS
         if not any(page.families[metric.name.removesuffix("_total")].samples for page in found)
     ]
-    assert empty == ["raftmq_connection_bugs_total", "raftmq_refusals_total"], "all went well"
+    bugs = ["raftmq_connection_bugs_total", "raftmq_admin_bugs_total"]
+    assert empty == [*bugs, "raftmq_refusals_total"], "all went well"
     assert all(sample.value >= 0 for page in found for sample in page.samples)
 
 

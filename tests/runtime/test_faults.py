@@ -40,10 +40,16 @@ def links() -> Iterator[PeerLinks]:
 @asynccontextmanager
 async def admin_port(faults: FaultSwitch | None) -> AsyncIterator[Callable[..., Any]]:
     sock = open_listen_socket("127.0.0.1", 0)
+    bugs: list[Exception] = []
 
     async def serve() -> None:
         await serve_admin(
-            sock, health=lambda: (True, {}), status=status, metrics=metrics, faults=faults
+            sock,
+            health=lambda: (True, {}),
+            status=status,
+            metrics=metrics,
+            count_bug=bugs.append,
+            faults=faults,
         )
 
     async def request(method: str, body: bytes = b"") -> tuple[int, Any]:
@@ -56,6 +62,7 @@ async def admin_port(faults: FaultSwitch | None) -> AsyncIterator[Callable[..., 
             yield request
         nursery.cancel_scope.cancel()
     sock.close()
+    assert bugs == []
 
 
 def test_only_a_one_arms_it() -> None:

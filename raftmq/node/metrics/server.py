@@ -36,7 +36,14 @@ LATENCY: Final = Metric(
 BUGS: Final = Metric(
     "raftmq_connection_bugs_total",
     "counter",
-    "Exceptions of this node that cost a client its connection, by kind; each is in the log",
+    "Exceptions of this node at the client port, by kind; each cost one connection at most",
+    ("kind",),
+)
+ADMIN_BUGS: Final = Metric(
+    "raftmq_admin_bugs_total",
+    "counter",
+    "Exceptions of this node that cost a request at the admin port, or its connection, by kind; "
+    "the log has one of them in ten seconds",
     ("kind",),
 )
 REFUSALS: Final = Metric(
@@ -113,6 +120,8 @@ def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
             scrape[ERRORS].add((name, error), count)
     for kind, count in sorted(node.broker.metrics.bugs.items()):
         scrape[BUGS].add((kind,), count)
+    for kind, count in sorted(node.broker.metrics.admin_bugs.items()):
+        scrape[ADMIN_BUGS].add((kind,), count)
     for bound, count in sorted(node.broker.metrics.refusals.items()):
         scrape[REFUSALS].add((bound,), count)
     yield None
@@ -144,6 +153,7 @@ SERVER: Final = Area(
         FAILURES,
         LATENCY,
         BUGS,
+        ADMIN_BUGS,
         REFUSALS,
         *(metric for metric, _ in _TOPIC),
         LEFT_OUT,

@@ -39,6 +39,8 @@ Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type, for an Accept header."""
+CountBug = Callable[[Exception], None]
+"""Told of each exception of ours that a request or a connection here met."""
 
 KEEP_ALIVE_S: Final = 30.0
 READ_TIMEOUT_S: Final = 60
@@ -186,6 +188,7 @@ async def serve_admin(
     health: Health,
     status: Status,
     metrics: Metrics,
+    count_bug: CountBug,
     faults: FaultPort | None = None,
     nodes: NodesPort | None = None,
     leaders: LeadersPort | None = None,
@@ -204,7 +207,7 @@ async def serve_admin(
     pages = make_app(
         health=health, status=status, metrics=metrics, faults=faults, nodes=nodes, leaders=leaders
     )
-    app: Any = ASGIWrapper(guarded(pages))
+    app: Any = ASGIWrapper(guarded(pages, count_bug))
     context = WorkerContext(None)
     open_connections = 0
 
@@ -219,7 +222,11 @@ async def serve_admin(
         try:
             await connection
         except Exception as error:  # noqa: BLE001 - the border of one connection
-            _log.error("an admin connection met a bug", why=repr(error)[:REASON_LENGTH_MAX])
+            bug = _only(error)
+            count_bug(bug)
+            _log.error(
+                "an admin connection met a bug", why=repr(bug)[:REASON_LENGTH_MAX], exc_info=error
+            )
             await trio.aclose_forcefully(stream)
         finally:
             connection.forget()
@@ -229,7 +236,14 @@ async def serve_admin(
     await trio.serve_listeners(serve_connection, [listener])
 
 
-def guarded(app: Any) -> Any:
+def _only(error: Exception) -> Exception:
+    """What was raised in a nursery, where it is one exception."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def guarded(app: Any, count_bug: CountBug) -> Any:
     """The same pages, with what a request meets told here: once a while, and to nobody else.
 
     The one who asked has a 500 by then; the connection ends.
@@ -241,6 +255,7 @@ def guarded(app: Any) -> Any:
         except (ClientDisconnect, trio.BusyResourceError):
             pass  # it went away in the middle, or spoke out of turn: nobody is left to answer
         except Exception as error:  # noqa: BLE001 - the border of an admin request
+            count_bug(_only(error))
             _log.error(
                 "an admin request met a bug",
                 path=str(scope.get("path", ""))[:REASON_LENGTH_MAX],

@@ -298,14 +298,17 @@ class Connection:
     def _evicted(self) -> None:
         """Others wait for the memory that an incomplete frame of this client holds."""
         frame = self._partial
-        self._shared.refused("request_memory_bytes_max")
-        _log.warning(
-            "connection closed: request memory is wanted by others",
-            peer=self.peer,
-            bytes_came=0 if frame is None else frame.held,
-            bytes_announced=0 if frame is None else frame.size,
-        )
-        self.broken()
+        try:
+            self._shared.refused("request_memory_bytes_max")
+            _log.warning(
+                "connection closed: request memory is wanted by others",
+                peer=self.peer,
+                bytes_came=0 if frame is None else frame.held,
+                bytes_announced=0 if frame is None else frame.size,
+            )
+            self.broken()
+        except Exception as error:  # noqa: BLE001 - those who want the memory have no part in it
+            self.failed(error)
 
     # ---- reading at rest ----
 

@@ -166,24 +166,27 @@ class ClientPort:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # this one client is gone already (ECONNABORTED and its kin)
-            bound = self._full(sock, _host(_peer_name(address)), descriptors_max)
-            if bound is not None:
-                self.metrics.connections_refused += 1
-                self.metrics.refuse(bound)
-                _log.warning(f"connection refused: {bound}", peer=_peer_name(address))
-                sock.close()
-            else:
-                try:
-                    self.adopt(sock, _peer_name(address))
-                except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
-                    self.shared.failed(error, _peer_name(address))
-                    sock.close()
+            self._take(sock, _peer_name(address), descriptors_max)
             answered += 1
             if rate and (wait_ms := pace.wait_ms()):
                 self.metrics.refuse("connection_creation_rate_max")
                 await trio.sleep(wait_ms / 1e3)  # the kernel keeps the next ones
             elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
+
+    def _take(self, sock: socket.socket, peer: str, descriptors_max: int) -> None:
+        """Serve a client that was accepted, or refuse it."""
+        try:
+            bound = self._full(sock, _host(peer), descriptors_max)
+            if bound is None:
+                self.adopt(sock, peer)
+                return
+            self.metrics.connections_refused += 1
+            self.metrics.refuse(bound)
+            _log.warning(f"connection refused: {bound}", peer=peer)
+        except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+            self.shared.failed(error, peer)
+        sock.close()
 
     def _full(self, sock: socket.socket, host: str, descriptors_max: int) -> str | None:
         """The limit that refuses another connection from there, if any."""
@@ -216,9 +219,12 @@ class ClientPort:
         self._hosts[host] = self._hosts.get(host, 0) + 1
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1
-        connection.open()
-        if self._accepting.cancel_called:
-            connection.finish()  # it came in the very moment in which the port began to drain
+        try:
+            connection.open()
+            if self._accepting.cancel_called:
+                connection.finish()  # it came in the very moment in which the port began to drain
+        except Exception as error:  # noqa: BLE001 - as above; it is counted among the open already
+            connection.failed(error)
         return connection
 
     def _set_options(self, sock: socket.socket) -> None:
@@ -251,7 +257,11 @@ class ClientPort:
                         connection.rest_if_quiet(now)
                 except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
                     connection.failed(error)
-            self.shared.memory.relieve(now)
+            try:
+                self.shared.memory.relieve(now)
+            except Exception as error:  # noqa: BLE001 - no connection's bug; the next look tries again
+                self.metrics.bug(error)
+                _log.error("a look at all clients met a bug", why=repr(error), exc_info=error)
 
 
 def _host(peer: str) -> str:

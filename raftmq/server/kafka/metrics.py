@@ -76,11 +76,13 @@ class ServerMetrics:
     """Everything the client port counts.
 
     Attributes:
+        admin_bugs: exceptions of ours that cost a request at the admin port, by kind.
         bugs: exceptions of ours that cost a connection, by kind.
         refusals: what was refused or hung up on, by the bound (a config key) that said so.
     """
 
     __slots__ = (
+        "admin_bugs",
         "apis",
         "bugs",
         "bytes_in",
@@ -99,6 +101,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.apis: dict[str, ApiMetrics] = {}
+        self.admin_bugs: dict[str, int] = {}
         self.bugs: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
         self.bytes_in = 0
@@ -124,6 +127,11 @@ class ServerMetrics:
         """Count an exception of ours that cost a connection."""
         kind = type(error).__name__
         self.bugs[kind] = self.bugs.get(kind, 0) + 1
+
+    def admin_bug(self, error: Exception) -> None:
+        """Count an exception of ours that cost a request at the admin port, or its connection."""
+        kind = type(error).__name__
+        self.admin_bugs[kind] = self.admin_bugs.get(kind, 0) + 1
 
     def refuse(self, bound: str) -> None:
         """Count something that a bound refused."""

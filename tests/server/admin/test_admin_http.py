@@ -16,7 +16,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from raftmq.server.admin import admin_http
-from raftmq.server.admin.admin_http import serve_admin
+from raftmq.server.admin.admin_http import Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
 
@@ -53,12 +53,17 @@ async def test_pages(is_healthy: bool, is_live: bool) -> None:
     sock: socket.socket = open_listen_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
     told = {"status": "ok" if is_healthy else "unavailable", "is_live": is_live}
+    bugs: list[Exception] = []
 
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
             await serve_admin(
-                sock, health=lambda: (is_healthy, told), status=status, metrics=metrics
+                sock,
+                health=lambda: (is_healthy, told),
+                status=status,
+                metrics=metrics,
+                count_bug=bugs.append,
             )
 
         nursery.start_soon(serve)
@@ -75,16 +80,26 @@ async def test_pages(is_healthy: bool, is_live: bool) -> None:
             assert code == 404
         nursery.cancel_scope.cancel()
     sock.close()
+    assert bugs == []
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[int]:
-    """The port of a running admin server."""
+async def served(
+    bugs: list[Exception] | None = None, status: Status = status
+) -> AsyncIterator[int]:
+    """The port of a running admin server; what it counts comes to `bugs`, or must not be."""
+    counted: list[Exception] = [] if bugs is None else bugs
     sock = open_listen_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
 
     async def serve() -> None:
-        await serve_admin(sock, health=lambda: (True, {}), status=status, metrics=metrics)
+        await serve_admin(
+            sock,
+            health=lambda: (True, {}),
+            status=status,
+            metrics=metrics,
+            count_bug=counted.append,
+        )
 
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -94,6 +109,7 @@ async def served() -> AsyncIterator[int]:
             finally:
                 nursery.cancel_scope.cancel()
                 sock.close()
+    assert bugs is not None or counted == []
 
 
 async def test_a_bug_in_the_servers_protocol_costs_one_connection(
@@ -110,13 +126,16 @@ async def test_a_bug_in_the_servers_protocol_costs_one_connection(
         await read(server)
 
     monkeypatch.setattr(admin_http._Connection, "_read_data", read_or_fail)
-    async with served() as port:
+    bugs: list[Exception] = []
+    async with served(bugs) as port:
         first = await trio.open_tcp_stream("127.0.0.1", port)
         async with first:
             failed = pytest.raises((IndexError, trio.BrokenResourceError))
             with capture_logs() as logs, failed:
                 await get(port, "/health")
             assert [line["event"] for line in logs] == ["an admin connection met a bug"]
+            assert [type(error) for error in bugs] == [trio.BusyResourceError]
+            assert "BusyResourceError" in logs[0]["why"]
             await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
         assert (await get(port, "/health"))[0] == 200
@@ -178,6 +197,30 @@ def servers() -> list[object]:
     return [
         one for one in gc.get_objects() if isinstance(one, (admin_http._Connection, h11.Connection))
     ]
+
+
+async def test_a_bug_in_a_page_costs_one_request() -> None:
+    class Planted(Exception):
+        pass
+
+    async def raises() -> dict[str, Any]:
+        raise Planted("a bug")
+
+    bugs: list[Exception] = []
+    async with served(bugs, raises) as port:
+        first = await trio.open_tcp_stream("127.0.0.1", port)
+        async with first:
+            with capture_logs() as logs:
+                for _ in range(3):
+                    code, body = await get(port, "/status")
+                    assert (code, body) == (500, b"Internal Server Error")
+            (line,) = logs
+            assert (line["event"], line["path"]) == ("an admin request met a bug", "/status")
+            assert line["why"] == "Planted: a bug"
+            assert [type(error) for error in bugs] == [Planted] * 3, "each, though one is told"
+            await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
+        assert (await get(port, "/metrics"))[0] == 200
 
 
 async def test_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

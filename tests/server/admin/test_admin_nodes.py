@@ -37,6 +37,7 @@ Ask = Callable[..., Any]
 async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
     sock = open_listen_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
+    bugs: list[Exception] = []
 
     async def status() -> dict[str, Any]:
         return {}
@@ -46,7 +47,12 @@ async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
 
     async def serve() -> None:
         await serve_admin(
-            sock, health=lambda: (True, {}), status=status, metrics=metrics, nodes=nodes
+            sock,
+            health=lambda: (True, {}),
+            status=status,
+            metrics=metrics,
+            count_bug=bugs.append,
+            nodes=nodes,
         )
 
     async def ask(
@@ -71,6 +77,7 @@ async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
             yield ask
         nursery.cancel_scope.cancel()
     sock.close()
+    assert bugs == []
 
 
 async def test_nodes_are_shown_and_replaced() -> None:
