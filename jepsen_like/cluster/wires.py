@@ -22,6 +22,7 @@ from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,
     KIND_FORMATION,
+    PEER_FORMATS,
 )
 from raftmq.runtime.peer_reader import KIND_STORED
 from raftmq.types import Buffer, NodeId
@@ -157,6 +158,7 @@ class SimLinks:
         self._node = node
         self._ears = ears
         self._life = node.life
+        self.formats = PEER_FORMATS
         self._streams: dict[NodeId, Stream] = {}
         self.block_to: frozenset[NodeId] = frozenset()
         self.block_from: frozenset[NodeId] = frozenset()
@@ -221,6 +223,26 @@ class SimLinks:
 
     def set_formation(self, formation_id: str) -> None:
         """All nodes of this world are of one formation."""
+
+    def demand(self, oldest: int, why: str) -> None:
+        """Speak no older format than this one from now on; streams of older ones end."""
+        low, high = self.formats
+        self.formats = max(low, oldest), high
+        for node_id in self._streams:
+            if self.is_connected(node_id) and not self._common_format(node_id):
+                self._ends_later(node_id, self._world.wires.delay_ms())
+
+    def version(self, node_id: NodeId) -> int:
+        """The format in which requests to this peer go; 0 while it is not connected."""
+        return self._common_format(node_id) if self.is_connected(node_id) else 0
+
+    def _common_format(self, node_id: NodeId) -> int:
+        other = self._world.node(node_id).links
+        if other is None:
+            return 0
+        low = max(self.formats[0], other.formats[0])
+        high = min(self.formats[1], other.formats[1])
+        return high if low <= high else 0
 
     def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
         """New peers are dialled."""
@@ -313,7 +335,8 @@ class SimLinks:
             wires, me = self._world.wires, self._node.node_id
             peer = self._world.node(node_id)
             is_open = not (wires.is_cut(me, node_id) or wires.is_cut(node_id, me))
-            if is_open and peer.is_listening and not peer.is_paused:
+            is_there = peer.is_listening and not peer.is_paused
+            if is_open and is_there and self._common_format(node_id):
                 stream.is_connected = True
                 stream.backoff_ms = BACKOFF_MS[0]
                 self._ears.peer_introduced(peer.identity)

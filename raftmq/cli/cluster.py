@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -33,7 +33,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.console import clear_screen, out
-from raftmq.cli.main import EXIT_FAILED
+from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
 from raftmq.cli.picture import (
     CATCH_UP_COLUMNS,
     NODE_COLUMNS,
@@ -43,7 +43,7 @@ from raftmq.cli.picture import (
 )
 from raftmq.errors import ErrorCode
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import QuorumInfo
+from raftmq_client.core.admin import FeaturesInfo, QuorumInfo
 from raftmq_client.core.metadata import ClusterInfo
 from raftmq_client.errors import BrokerError, ClientError
 
@@ -51,6 +51,7 @@ cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 cluster_app.add_typer(cluster_config_app, name="config")
 
 QUORUM_COLUMNS = ("NodeId", "LogEndOffset", "Lag", "LastCaughtUpTimestamp", "Status")
+FEATURE_COLUMNS = ("Level", "RaisableTo", "SupportedByNode")
 BAD_COLUMNS = ("Topic", "Partition", "Leader", "Replicas", "Isr")
 SECTION_TITLES: Final = {
     "Nodes": "nodes, as they tell it themselves:",
@@ -246,6 +247,72 @@ def quorum(
         out(f"LeaderId: {found.leader}  LeaderEpoch: {found.leader_epoch}")
         out(f"HighWatermark: {found.high_watermark}")
         show(QUORUM_COLUMNS, rows, as_json=False)
+
+
+@cluster_app.command("features")
+def features(
+    raised: Annotated[
+        list[str] | None,
+        typer.Option("--raise", metavar="NAME=LEVEL", help="Raise a level; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say whether it would do.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the nodes' versions support and what the cluster has agreed on, or raise that.
+
+    A level is raised once every node runs a version that supports it, and not lowered again: up to
+    then each node can go back to the version before.
+
+    Examples: raftmq cluster features; raftmq cluster features --raise raftmq.level=2
+    """
+    with reported():
+        levels = dict(_named_level(text) for text in raised or ())
+        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+            if levels:
+                admin.update_features(levels, validate_only=dry_run)
+            info = admin.features()
+            nodes = [broker.node_id for broker in admin.brokers()]
+            told = {node: admin.features(node) for node in nodes}
+        rows = _feature_rows(info, told)
+        if as_json:
+            show_json(
+                {"Epoch": info.epoch, "Features": _as_dicts(("Feature", *FEATURE_COLUMNS), rows)}
+            )
+            return
+        if dry_run and levels:
+            out("it can be done: every node supports it")
+        show(("Feature", *FEATURE_COLUMNS), rows, as_json=False)
+
+
+def _named_level(text: str) -> tuple[str, int]:
+    name, _, level = text.partition("=")
+    if not name or not level.isdecimal():
+        raise CommandError(
+            f"--raise {text!r}: NAME=LEVEL is wanted, such as raftmq.level=2", EXIT_USAGE
+        )
+    return name, int(level)
+
+
+def _feature_rows(info: FeaturesInfo, told: Mapping[int, FeaturesInfo]) -> list[tuple[object, ...]]:
+    """Each feature with the span that all live nodes support, and each node's own."""
+    rows: list[tuple[object, ...]] = []
+    names = {item.name for one in (info, *told.values()) for item in one.features}
+    levels = {item.name: item.level for item in info.features}
+    for name in sorted(names):
+        spans = {
+            node: (item.min_supported, item.max_supported)
+            for node, one in told.items()
+            for item in one.features
+            if item.name == name
+        }
+        common = min((spans.get(node, (0, 0))[1] for node in told), default=0)
+        nodes = {str(node): f"{low}-{high}" for node, (low, high) in sorted(spans.items())}
+        rows.append((name, levels.get(name, 0), common, nodes))
+    return rows
 
 
 def _troubles(

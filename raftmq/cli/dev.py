@@ -253,7 +253,7 @@ def _supervise(cluster: DevCluster, signals: Signals, *, must_restart: bool) -> 
     while not signals.must_end:
         for node in cluster.reap():
             note(f"node {node.plan.id} (pid {node.pid}) {node.ended}")
-            if must_restart:
+            if must_restart and not node.is_hopeless:
                 at = max(time.monotonic(), node.started_at + _RESTART_DELAY_S)
                 due.append((at, node))
         now = time.monotonic()

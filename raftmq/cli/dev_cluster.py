@@ -43,6 +43,8 @@ _NODE_FOLDER: Final = re.compile(r"node-(\d+)$")
 VOTERS_MAX: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 _HEALTH_TIMEOUT_S: Final = 0.25
+_HOPELESS: Final = (2, 4)
+"""Exit codes after which a node is not started again."""
 _LOG_TAIL_BYTES: Final = 2_000
 
 
@@ -78,6 +80,9 @@ class DevNode:
     is_ready: bool = False
     ended: str = ""
     """How it ended, for people; empty while it runs."""
+    is_hopeless: bool = False
+    """It ended since its configuration is no good or the cluster is ahead of its version: it would
+    end again."""
 
     @property
     def is_running(self) -> bool:
@@ -229,6 +234,7 @@ class DevCluster:
             pid, status = os.waitpid(node.pid, os.WNOHANG)
             if pid:
                 node.ended = _explain_status(status)
+                node.is_hopeless = os.waitstatus_to_exitcode(status) in _HOPELESS
                 ended.append(node)
         return ended
 

@@ -84,7 +84,8 @@ class BrokerLifecycle:
         self._learn_address = learn_address
         self.broker_epoch = -1
         self.refusal: str | None = None
-        """Why the cluster refuses this node, if so: other cluster id, or its number is taken."""
+        """Why the cluster refuses this node, if so: other cluster id, its number is taken, or it
+        does not support a level that the cluster has."""
         self.is_replaced = False
         """Another node took this one's place: it waits for nothing."""
         self._unled_since_ms = clock.monotonic_ms()
@@ -291,6 +292,7 @@ class BrokerLifecycle:
             if code in (
                 ErrorCode.INCONSISTENT_CLUSTER_ID,
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                ErrorCode.UNSUPPORTED_VERSION,
             ):
                 self.refusal = str(promise.error)
 

@@ -22,6 +22,7 @@ from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, 
 from raftmq.controller.quorum_state import AskQuorum, QuorumState, decode_quorum, encode_quorum
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.metadata.broker_messages import (
+    FORMAT_MAX,
     AdminCall,
     AdminRequest,
     BarrierRequest,
@@ -40,6 +41,7 @@ from raftmq.metadata.broker_messages import (
     encode,
     encode_admin,
     encode_outcomes,
+    format_of,
     read_reply,
     reply_error,
 )
@@ -92,6 +94,10 @@ class _Loopback:
         if node_id == self._node_id:
             return self._serve(node_id, payload)
         return self._remote.send(node_id, payload, is_beat=is_beat)
+
+    def version(self, node_id: NodeId) -> int:
+        """The format that a node understands just now; 0 while it is not reached."""
+        return FORMAT_MAX if node_id == self._node_id else self._remote.version(node_id)
 
 
 class ControlPlane:
@@ -409,6 +415,10 @@ class ControlPlane:
                 continue
             self._outstanding.append(call)
             if not call.is_sent and controller is not None and now_ms >= call.retry_at_ms:
+                if reason := self._not_understood(controller, call.request):
+                    error = KafkaError(reason, code=ErrorCode.UNSUPPORTED_VERSION)
+                    call.promise.fail(error)
+                    continue
                 call.is_sent = True
                 payload = encode(AdminCall(encode_admin(call.request)))
                 reply = self._forwarder.send(controller, payload)
@@ -417,6 +427,16 @@ class ControlPlane:
                     call.retry_at_ms = now_ms + CALL_RETRY_MS
                 else:
                     reply.when_done(self._call_done(call))
+
+    def _not_understood(self, controller: NodeId, request: AdminRequest) -> str:
+        """Say why the controller would end the stream on which this came; "" if it would not."""
+        needed, version = format_of(request), self._forwarder.version(controller)
+        if needed <= version or not version:
+            return ""
+        return (
+            f"node {controller}, the controller, runs a version of raftmq that does not know this "
+            "request: upgrade all nodes first"
+        )
 
     def _call_done(self, call: _Outstanding) -> Callable[[Promise[bytes]], None]:
         def done(promise: Promise[bytes]) -> None:

@@ -44,6 +44,7 @@ from raftmq.metadata.broker_messages import (
     Outcomes,
     ReplaceNodeCall,
     Reply,
+    UpdateFeaturesCall,
 )
 from raftmq.metadata.commands import (
     AlterConfigs,
@@ -56,6 +57,7 @@ from raftmq.metadata.commands import (
     UnfenceBroker,
     VotersReport,
 )
+from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
 from raftmq.metadata.metadata_engine import MetadataEngine
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.topic_configs import broker_value
@@ -82,6 +84,7 @@ class ControllerConfig:
         voters_count: voters of the metadata group.
         moves_max: partitions that change their replicas at a time.
         replicas_max: partition replicas of one broker that does not say its own.
+        supported: levels of features, of this version.
     """
 
     session_ms: float = 2_000
@@ -92,6 +95,7 @@ class ControllerConfig:
     voters_count: int = 1
     moves_max: int = 4
     replicas_max: int = 20_000
+    supported: Ranges = field(factory=lambda: SUPPORTED)
 
 
 @define(eq=False)
@@ -438,6 +442,9 @@ class Controller:
             return self._plan_deletion(image, request)
         if isinstance(request, CreatePartitionsCall):
             return self._plan_partitions(image, request)
+        if isinstance(request, UpdateFeaturesCall):
+            update, rows = plan_features(image, self.config.supported, request)
+            return update, lambda _result: rows
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters

@@ -42,7 +42,9 @@ from raftmq.metadata.commands import (
     TopicOutcomes,
     UnfenceBroker,
     UnregisterBroker,
+    UpdateFeatures,
 )
+from raftmq.metadata.features import changed, outside, ranges_of, update_error
 from raftmq.metadata.group_commands import GROUP_COMMANDS
 from raftmq.metadata.group_image import apply_group, remove_topics
 from raftmq.metadata.metadata_image import (
@@ -118,6 +120,11 @@ def _register_broker(image: MetadataImage, envelope: Envelope, offset: Offset) -
         return image, Rejection(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
             f"another broker {command.node_id} with other storage is live",
+        )
+    if beyond := outside(image.features, ranges_of(command.features)):
+        return image, Rejection(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"broker {command.node_id} cannot be in this cluster: {beyond} by it",
         )
     broker = BrokerImage(
         node_id=command.node_id,
@@ -440,13 +447,13 @@ def _alter_configs(image: MetadataImage, envelope: Envelope, offset: Offset) -> 
             topic = after.topics.get(change.resource_name)
             if topic is None:
                 return image, Rejection(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, change.resource_name)
-            configs = _changed(topic.configs, change.set, change.delete)
+            configs = _with_configs(topic.configs, change.set, change.delete)
             after = evolve(
                 after, topics=after.topics.set(topic.name, evolve(topic, configs=configs))
             )
         else:
             key = (change.resource_type, change.resource_name)
-            configs = _changed(after.configs.get(key, Map()), change.set, change.delete)
+            configs = _with_configs(after.configs.get(key, Map()), change.set, change.delete)
             stored = after.configs.set(key, configs) if configs else _discard(after.configs, key)
             after = evolve(after, configs=stored)
     return after, Done(offset)
@@ -458,7 +465,7 @@ def _discard(
     return configs.delete(key) if key in configs else configs
 
 
-def _changed(
+def _with_configs(
     configs: Map[str, str], values: dict[str, str], deleted: Sequence[str]
 ) -> Map[str, str]:
     for name in deleted:
@@ -473,6 +480,17 @@ def _allocate_producer_ids(image: MetadataImage, envelope: Envelope, offset: Off
     if end > PRODUCER_ID_END:
         return image, Rejection(ErrorCode.UNKNOWN_SERVER_ERROR, "producer ids are used up")
     return evolve(image, next_producer_id=end), ProducerIds(start, end)
+
+
+def _update_features(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    command: UpdateFeatures = envelope.command  # type: ignore[assignment]
+    updates = [(update.name, update.level) for update in command.updates]
+    if reason := update_error(image, updates):
+        return image, Rejection(ErrorCode.FEATURE_UPDATE_FAILED, reason)
+    levels = changed(image, updates)
+    if levels == dict(image.features):
+        return image, Done(offset)
+    return evolve(image, features=Map(levels), features_epoch=int(offset)), Done(offset)
 
 
 def _no_operation(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
@@ -498,5 +516,6 @@ _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]
     ConfirmRemoved: _confirm_removed,
     AlterConfigs: _alter_configs,
     AllocateProducerIds: _allocate_producer_ids,
+    UpdateFeatures: _update_features,
     NoOperation: _no_operation,
 }

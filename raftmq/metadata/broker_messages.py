@@ -2,8 +2,9 @@
 heartbeats, admin calls.
 
 Owns shapes and encoding only. Every request has a reply that names the controller as its sender
-knows it, so that a lost asker finds its way. Peers are of the same cluster and format version (the
-connection's hello made sure), but bytes are still checked: a bad one costs its stream.
+knows it, so that a lost asker finds its way. Peers are of the same cluster and have a format in
+common (the connection's hello made sure), but bytes are still checked: a bad one costs its stream.
+So what came later than format 5 is sent to nobody whose stream has an older one (`format_of`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
+FORMAT_MAX: Final = 6
+"""The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
 _MaybeNode: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=-1, le=NODE_ID_MAX)]
@@ -238,8 +241,30 @@ class ReplaceNodeCall(msgspec.Struct, frozen=True, kw_only=True, tag=5):
     timeout_ms: _Milliseconds = 5000
 
 
+class FeatureRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A level for one feature; `upgrade_type` as in Kafka: 1 upgrade, 2 safe downgrade, 3 unsafe
+    downgrade."""
+
+    name: str
+    level: _Int32
+    upgrade_type: _Int32 = 1
+
+
+class UpdateFeaturesCall(msgspec.Struct, frozen=True, kw_only=True, tag=6):
+    """UpdateFeatures: all of them or none."""
+
+    updates: tuple[FeatureRequest, ...]
+    timeout_ms: _Milliseconds = 60_000
+    validate_only: bool = False
+
+
 AdminRequest: TypeAlias = (
-    CreateTopicsCall | DeleteTopicsCall | CreatePartitionsCall | AlterConfigsCall | ReplaceNodeCall
+    CreateTopicsCall
+    | DeleteTopicsCall
+    | CreatePartitionsCall
+    | AlterConfigsCall
+    | ReplaceNodeCall
+    | UpdateFeaturesCall
 )
 
 
@@ -263,6 +288,11 @@ Outcomes: TypeAlias = tuple[Outcome, ...]
 
 _admin_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AdminRequest)
 _outcomes_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(Outcomes)
+
+
+def format_of(call: AdminRequest) -> int:
+    """The oldest format between nodes that knows this call."""
+    return 6 if isinstance(call, UpdateFeaturesCall) else 5
 
 
 def encode_admin(call: AdminRequest) -> bytes:

@@ -220,6 +220,19 @@ class AllocateProducerIds(Command, frozen=True, kw_only=True):
     count: int = 1000
 
 
+class FeatureUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A feature by name, and the level that it is to have; 0 takes it back."""
+
+    name: str
+    level: Annotated[int, msgspec.Meta(ge=0, le=(1 << 15) - 1)]
+
+
+class UpdateFeatures(Command, frozen=True, kw_only=True):
+    """Finalize levels of features, all of them or none."""
+
+    updates: tuple[FeatureUpdate, ...]
+
+
 class NoOperation(Command, frozen=True, kw_only=True):
     """Nothing; its being applied proves that a majority took it after it was proposed."""
 
@@ -239,6 +252,7 @@ CONTROL_COMMANDS: Final = (
     ConfirmRemoved,
     AlterConfigs,
     AllocateProducerIds,
+    UpdateFeatures,
     NoOperation,
 )
 
@@ -270,6 +284,7 @@ class Envelope(
 # ---- versions ----
 
 FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys((*CONTROL_COMMANDS, *GROUP_COMMANDS), 1)
+FIRST_VERSIONS[UpdateFeatures] = 2
 """Since which version there is each kind of command."""
 LATER_FIELDS: Final[dict[type, dict[str, int]]] = {}
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
@@ -278,7 +293,8 @@ not written, and which means what its absence meant before."""
 
 def newest_version(kind: type) -> int:
     """The newest version of one kind of command that this code can read."""
-    return max(FIRST_VERSIONS[kind], *LATER_FIELDS.get(kind, {}).values(), 0)
+    first, later = FIRST_VERSIONS[kind], LATER_FIELDS.get(kind)
+    return first if later is None else max(first, *later.values())
 
 
 def version_of(command: AnyCommand) -> int:
@@ -293,7 +309,7 @@ def version_of(command: AnyCommand) -> int:
     return version
 
 
-_NEWEST: Final = {kind.__name__: newest_version(kind) for kind in FIRST_VERSIONS}
+_KINDS: Final = {kind.__name__: kind for kind in FIRST_VERSIONS}
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Envelope]] = msgspec.json.Decoder(Envelope)
 
@@ -326,7 +342,7 @@ def decode_envelope(data: Buffer) -> Envelope:
             raise NewerCommandError(reason) from error
         raise UnknownCommandError(f"not a metadata command: {error}") from error
     kind, version = type(envelope.command), envelope.version
-    if version > _NEWEST[kind.__name__]:
+    if version > newest_version(kind):
         raise NewerCommandError(_of_version(kind.__name__, version))
     if version < version_of(envelope.command):
         raise UnknownCommandError(f"not a metadata command: {kind.__name__} of version {version}")
@@ -344,9 +360,9 @@ def _newer(data: Buffer, error: str) -> str:
         kind = msgspec.json.decode(head.command, type=_Kind).type
     except Exception:  # noqa: BLE001 - a newer version may have another shape here
         kind = ""
-    if head.version > _NEWEST.get(kind, max(_NEWEST.values())):
+    if head.version > _known(kind):
         return _of_version(kind or "a command", head.version)
-    if kind and kind not in _NEWEST:
+    if kind and kind not in _KINDS:
         return f"a command of the kind {kind!r}, which this version does not know"
     if "unknown field" in error:
         return f"{kind or 'a command'} with what this version does not know: {error}"
@@ -354,8 +370,13 @@ def _newer(data: Buffer, error: str) -> str:
 
 
 def _of_version(kind: str, version: int) -> str:
-    known = _NEWEST.get(kind, max(_NEWEST.values()))
-    return f"{kind} of version {version}, this version knows {known}"
+    return f"{kind} of version {version}, this version knows {_known(kind)}"
+
+
+def _known(kind: str) -> int:
+    """The newest version of a kind by name; of a kind that is not known, that of any."""
+    kinds = [_KINDS[kind]] if kind in _KINDS else FIRST_VERSIONS
+    return max(map(newest_version, kinds))
 
 
 # ---- results ----

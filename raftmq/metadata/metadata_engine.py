@@ -145,6 +145,10 @@ class Forwarder(Protocol):
         """Send one request; never blocks. A beat may be heard a tick later where nodes rest."""
         ...
 
+    def version(self, node_id: NodeId) -> int:
+        """The format that a node understands just now; 0 while it is not reached."""
+        ...
+
 
 class MetadataReplica(Protocol):
     """The part of `Replica` that the engine uses."""

@@ -28,6 +28,8 @@ from raftmq.types import (
 )
 
 FIRST_PRODUCER_ID: Final = 0
+RAFTMQ_LEVEL: Final = "raftmq.level"
+"""The feature that covers what nodes store and say together (`features.py`)."""
 
 
 @frozen(slots=True)
@@ -135,6 +137,18 @@ class MetadataImage:
     recoveries: int = 0
     submitters: Map[NodeId, tuple[int, int]] = field(factory=Map)
     groups: GroupsImage = field(factory=GroupsImage)
+    features: Map[str, int] = field(factory=Map)
+    """Levels that a command finalized; `features_epoch` is the offset of the last such command."""
+    features_epoch: int = -1
+
+    @property
+    def level(self) -> int:
+        """The level of everything that nodes store or say together."""
+        return self.features.get(RAFTMQ_LEVEL, 1)
+
+    def feature_level(self, name: str) -> int:
+        """The level of a feature; 0 while it is not finalized."""
+        return self.level if name == RAFTMQ_LEVEL else self.features.get(name, 0)
 
     def topic_by_id(self, topic_id: TopicId) -> TopicImage | None:
         """The topic of that id, None when there is none (any more)."""

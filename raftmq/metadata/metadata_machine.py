@@ -22,6 +22,7 @@ from attrs import evolve
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import Envelope, Result, decode_envelope
+from raftmq.metadata.features import SUPPORTED, Ranges, check_supported, outside
 from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
 from raftmq.metadata.skips import Skip, UnappliableCommandError
@@ -119,7 +120,14 @@ class MetadataMachine:
         on_skipped: told of each command that was passed over.
     """
 
-    def __init__(self, skips: Iterable[Skip] = ()) -> None:
+    def __init__(self, skips: Iterable[Skip] = (), supported: Ranges = SUPPORTED) -> None:
+        """Make one at the empty state.
+
+        Args:
+            skips: commands to pass over.
+            supported: the levels of features with which this node can go on.
+        """
+        self.supported = supported
         self.image: MetadataImage = EMPTY_IMAGE
         self.applied_end = RaftIndex(0)
         self.log_bytes = 0
@@ -270,6 +278,8 @@ class MetadataMachine:
             image = decode_image(log_start.state)
         else:
             return
+        if image is not None and outside(image.features, self.supported):
+            raise SnapshotError("a state with levels that this version does not support")
         if image is None or image.version + 1 != log_start.offset:
             raise SnapshotError("no snapshot of the state at its log start")
 
@@ -278,13 +288,16 @@ class MetadataMachine:
 
         Raises:
             SnapshotError: its state is damaged or of a newer format.
+            UnsupportedLevelError: it is of a cluster that is ahead of this version.
         """
         before = self.image
         decoding, self._decoding = self._decoding, None
         if decoding is not None and decoding.image is not None and decoding.is_of(log_start.state):
-            self.image = decoding.image
+            image = decoding.image
         else:
-            self.image = decode_image(log_start.state)
+            image = decode_image(log_start.state)
+        check_supported(image, self.supported)
+        self.image = image
         assert self.applied_offset == log_start.offset, (
             "a snapshot is of the state at its log start"
         )
@@ -352,6 +365,8 @@ class MetadataMachine:
         try:
             envelope = decode_envelope(value)
             image, result = apply(self.image, envelope, offset)
+            if image.features is not self.image.features:
+                check_supported(image, self.supported)
         except Exception as error:
             skip = Skip.of(offset, record.leader_epoch, value)
             raise UnappliableCommandError(skip, value, error) from error

@@ -5,19 +5,24 @@ images give equal bytes on every node. `SnapshotEncoder` keeps the encoded form 
 group, which the next image mostly shares, so that a snapshot costs the loop what changed since the
 last one; `warm` encodes the rest beforehand, a little at a time.
 
-Invariants: a snapshot with a wrong checksum or of a newer format is refused, never read in part.
+Formats: 1, and 2 with the levels of features. An image without any is written in format 1, which
+nodes from before there were levels read as well.
+
+Invariants: a snapshot with a wrong checksum, of a newer format or with fields that its format does
+not have is refused, never read in part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from attrs import evolve
 from crc32c import crc32c
 from immutables import Map
 
-from raftmq.errors import StateError
+from raftmq.errors import AheadError, StateError
 from raftmq.metadata.commands import Endpoint
 from raftmq.metadata.group_image import (
     GroupRecord,
@@ -38,7 +43,6 @@ from raftmq.metadata.metadata_image import (
 )
 from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
-SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_MAGIC: Final = b"RQMS"
 
 
@@ -46,18 +50,22 @@ class SnapshotError(StateError):
     """A metadata snapshot that must not be used: damaged, or of a newer format."""
 
 
+class NewerSnapshotError(SnapshotError, AheadError):
+    """One that a newer version of this code can read."""
+
+
 _BrokerRow = tuple[int, str, int, int, str | None, tuple[Endpoint, ...], tuple[str, ...], bool]
 _PartitionRow = tuple[int, int, tuple[int, ...], tuple[tuple[int, str], ...], tuple[int, ...], int]
 
 
-class _TopicRow(msgspec.Struct, array_like=True):
+class _TopicRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     name: str
     topic_id: TopicId
     partitions: list[_PartitionRow]
     configs: dict[str, str]
 
 
-class _RemovalRow(msgspec.Struct, array_like=True):
+class _RemovalRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     topic: str
     topic_id: TopicId
     partition: int
@@ -65,7 +73,9 @@ class _RemovalRow(msgspec.Struct, array_like=True):
     nodes: tuple[int, ...]
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Format 1."""
+
     version: int
     structure_version: int
     cluster_id: str
@@ -79,6 +89,14 @@ class _Snapshot(msgspec.Struct, array_like=True):
     groups: list[GroupRecord]
     replacements: list[tuple[int, int, bool]] = []
     recoveries: int = 0
+
+
+class _Snapshot2(_Snapshot):
+    features: list[tuple[str, int]] = []
+    features_epoch: int = -1
+
+
+_FORMATS: Final[dict[int, type[_Snapshot]]] = {1: _Snapshot, 2: _Snapshot2}
 
 
 class _Parts(msgspec.Struct, array_like=True):
@@ -97,6 +115,11 @@ class _Parts(msgspec.Struct, array_like=True):
     groups: list[msgspec.Raw]
     replacements: list[tuple[int, int, bool]]
     recoveries: int
+
+
+class _Parts2(_Parts):
+    features: list[tuple[str, int]]
+    features_epoch: int
 
 
 class SnapshotEncoder:
@@ -119,35 +142,43 @@ class SnapshotEncoder:
 
     def encode(self, image: MetadataImage) -> bytes:
         """The whole state as bytes."""
+        body = self._body(image)
+        version = 1 if image.features_epoch < 0 else 2
+        head = SNAPSHOT_MAGIC + version.to_bytes(2, "big")
+        return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
+
+    def _body(self, image: MetadataImage) -> bytes:
         groups = image.groups.groups
-        body = msgspec.msgpack.encode(
-            _Parts(
-                version=image.version,
-                structure_version=image.structure_version,
-                cluster_id=image.cluster_id,
-                brokers=[_broker_row(image.brokers[n]) for n in sorted(image.brokers)],
-                configs=[(*key, _sorted_dict(image.configs[key])) for key in sorted(image.configs)],
-                removals=[
-                    _RemovalRow(r.topic, *r.group, r.nodes)
-                    for _, r in sorted(image.removals.items(), key=_removal_order)
-                ],
-                next_producer_id=image.next_producer_id,
-                submitters=[(n, *image.submitters[n]) for n in sorted(image.submitters)],
-                last_epoch=image.groups.last_epoch,
-                topics=[self._topic(image.topics[name]) for name in sorted(image.topics)],
-                groups=[self._group(groups[name]) for name in sorted(groups)],
-                replacements=[
-                    (row.old_id, row.new_id, row.is_done)
-                    for _, row in sorted(image.replacements.items())
-                ],
-                recoveries=image.recoveries,
-            )
-        )
+        parts: dict[str, Any] = {
+            "version": image.version,
+            "structure_version": image.structure_version,
+            "cluster_id": image.cluster_id,
+            "brokers": [_broker_row(image.brokers[n]) for n in sorted(image.brokers)],
+            "configs": [(*key, _sorted_dict(image.configs[key])) for key in sorted(image.configs)],
+            "removals": [
+                _RemovalRow(r.topic, *r.group, r.nodes)
+                for _, r in sorted(image.removals.items(), key=_removal_order)
+            ],
+            "next_producer_id": image.next_producer_id,
+            "submitters": [(n, *image.submitters[n]) for n in sorted(image.submitters)],
+            "last_epoch": image.groups.last_epoch,
+            "topics": [self._topic(image.topics[name]) for name in sorted(image.topics)],
+            "groups": [self._group(groups[name]) for name in sorted(groups)],
+            "replacements": [
+                (row.old_id, row.new_id, row.is_done)
+                for _, row in sorted(image.replacements.items())
+            ],
+            "recoveries": image.recoveries,
+        }
         self._warming = None
         self._topics = {n: row for n, row in self._topics.items() if n in image.topics}
         self._groups = {n: row for n, row in self._groups.items() if n in groups}
-        head = SNAPSHOT_MAGIC + SNAPSHOT_VERSION.to_bytes(2, "big")
-        return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
+        if image.features_epoch < 0:
+            return msgspec.msgpack.encode(_Parts(**parts))
+        levels = sorted(image.features.items())
+        return msgspec.msgpack.encode(
+            _Parts2(**parts, features=levels, features_epoch=image.features_epoch)
+        )
 
     def _round(self, image: MetadataImage) -> Iterator[None]:
         for topic in image.topics.values():
@@ -200,11 +231,21 @@ def _decode_image(data: Buffer) -> MetadataImage:
     if bytes(data[:4]) != SNAPSHOT_MAGIC:
         raise SnapshotError("not a metadata snapshot")
     version = int.from_bytes(data[4:6], "big")
-    if version != SNAPSHOT_VERSION:
-        raise SnapshotError(f"metadata snapshot of format {version}, known: {SNAPSHOT_VERSION}")
     if int.from_bytes(data[6:10], "big") != crc32c(data[10:], crc32c(data[:6])):
         raise SnapshotError("metadata snapshot with a wrong checksum")
-    snapshot = msgspec.msgpack.decode(data[10:], type=_Snapshot)
+    if version not in _FORMATS:
+        known = ", ".join(map(str, _FORMATS))
+        told = f"a metadata snapshot of format {version}, known are {known}"
+        raise (NewerSnapshotError if version > max(_FORMATS) else SnapshotError)(told)
+    snapshot = msgspec.msgpack.decode(data[10:], type=_FORMATS[version])
+    image = _image(snapshot)
+    if isinstance(snapshot, _Snapshot2):
+        levels = Map(snapshot.features)
+        image = evolve(image, features=levels, features_epoch=snapshot.features_epoch)
+    return image
+
+
+def _image(snapshot: _Snapshot) -> MetadataImage:
     topics = [_read_topic(row) for row in snapshot.topics]
     return MetadataImage(
         version=snapshot.version,

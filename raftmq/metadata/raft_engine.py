@@ -36,11 +36,14 @@ from raftmq.metadata.commands import (
     AnyCommand,
     Envelope,
     NoOperation,
+    Rejection,
     Result,
+    UpdateFeatures,
     decode_envelope,
     encode_envelope,
     version_of,
 )
+from raftmq.metadata.features import check_supported, write_error
 from raftmq.metadata.metadata_engine import (
     CommandNotAppliedError,
     EngineConfig,
@@ -173,9 +176,14 @@ class RaftMetadataEngine:
         """Get a command applied; see the port."""
         if len(self._pending) >= self._config.pending_max:
             return Promise.failed(CommandNotAppliedError("too many commands wait on this node"))
+        version = version_of(command)
+        if not isinstance(command, UpdateFeatures) and (
+            reason := write_error(type(command).__name__, version, self.image)
+        ):
+            return Promise.failed(KafkaError(reason, code=ErrorCode.UNSUPPORTED_VERSION))
         self._sequence += 1
         envelope = Envelope(
-            version=version_of(command),
+            version=version,
             node_id=self._self_id,
             incarnation=self.incarnation,
             sequence=self._sequence,
@@ -319,10 +327,17 @@ class RaftMetadataEngine:
             self._trial = None
         image = self.image if self._trial is None else self._trial
         try:
-            self._trial, _ = apply(image, decode_envelope(command), Offset(image.version + 1))
+            envelope = decode_envelope(command)
+            trial, result = apply(image, envelope, Offset(image.version + 1))
+            if trial.features is not image.features:
+                check_supported(trial, self._machine.supported)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not enter the log
             text = f"{type(error).__name__}: {error}"[:REFUSAL_LENGTH_MAX]
             return f"this command cannot be applied: {text}"
+        # What raises the level is of the new level itself.
+        if reason := write_error(type(envelope.command).__name__, envelope.version, trial):
+            return result.message if isinstance(result, Rejection) else reason
+        self._trial = trial
         self._queue.append(command)
         self._queue_bytes += len(command)
         return ""

@@ -24,8 +24,10 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.features import FORMATS, named
 from raftmq.metadata.formation import Formation
 from raftmq.metadata.metadata_engine import DrivenEngine
+from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.skips import UnappliableCommandError
@@ -140,10 +142,12 @@ class NodeCore:
     def compose(self, around: Surroundings, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""
         self.tasks = around.tasks
+        self.supported = around.supported
         self._compose_plane(around, journal)
         self._compose_control()
         self._compose_server(around)
         self.engine.on_image(lambda _before, _after: self._learn_addresses())
+        self.engine.on_image(self._levels_changed)
         self.plane.links.set_addresses(
             {NodeId(peer.id): Address(peer.host, peer.port) for peer in self.config.peers}
         )
@@ -180,7 +184,7 @@ class NodeCore:
     # ---- the parts ----
 
     def _compose_plane(self, around: Surroundings, journal: HardStateJournal) -> None:
-        self.calls = BrokerCalls(self._send_frame, self._serve_broker)
+        self.calls = BrokerCalls(self._send_frame, self._serve_broker, self._peer_version)
         self.plane = DataPlane(
             self.config,
             around,
@@ -207,7 +211,7 @@ class NodeCore:
     def _compose_control(self) -> None:
         config, plane = self.config, self.plane
         check_static_configs(config.defaults)
-        self.machine = MetadataMachine(plane.folder.load_formation().skips)
+        self.machine = MetadataMachine(plane.folder.load_formation().skips, self.supported)
         self.engine = self._make_engine()
         self.control = ControlPlane(
             self._info(),
@@ -225,6 +229,7 @@ class NodeCore:
                 voters_count=len(self._first_voters()),
                 moves_max=config.replica_moves_max,
                 replicas_max=config.replicas_max or ControllerConfig().replicas_max,
+                supported=self.supported,
             ),
             heartbeat_ms=config.broker_heartbeat_ms,
             bootstrap=self._first_voters(),
@@ -274,6 +279,7 @@ class NodeCore:
             hand_over=self._hand_to_preferred,
             has_ended=plane.links.has_ended,
             workers=around.workers,
+            supported=self.supported,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.request_memory = RequestMemory(config.request_memory_bytes_max)
@@ -308,6 +314,7 @@ class NodeCore:
             rack=config.rack,
             recoveries=len(folder.load_formation().recoveries),
             replicas_max=config.replicas_max,
+            features=named(self.supported),
             endpoints=tuple(
                 Endpoint(name, address.host, address.port) for name, address in addresses.items()
             ),
@@ -482,6 +489,14 @@ class NodeCore:
 
     def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         return self.plane.links.send(node_id, kind, pieces)
+
+    def _peer_version(self, node_id: NodeId) -> int:
+        return self.plane.links.version(node_id)
+
+    def _levels_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """What older nodes do not support is said to none of them."""
+        if before.features is not after.features:
+            self.plane.links.demand(FORMATS[after.level], f"{RAFTMQ_LEVEL} is {after.level}")
 
     def _send_formation(self, node_id: NodeId, payload: bytes) -> None:
         self.plane.links.send(node_id, KIND_FORMATION, [payload])

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from raftmq.config import Address
 from raftmq.counts import Histogram
+from raftmq.metadata.features import SUPPORTED, Ranges
 from raftmq.partition.batch_opening import OpeningWorkers
 from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, Runnable, never
 from raftmq.promise import Promise
@@ -92,6 +93,8 @@ class Links(Protocol):
     def has_ended(self, node_id: NodeId) -> bool: ...
     def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None: ...
     def set_formation(self, formation_id: str) -> None: ...
+    def demand(self, oldest: int, why: str) -> None: ...
+    def version(self, node_id: NodeId) -> int: ...
     def listen_at_ticks(self) -> None: ...
     def listen(self) -> None: ...
     def look(self) -> None: ...
@@ -148,6 +151,7 @@ class Surroundings:
         buggify: rarely taken branches made frequent; never, outside the simulation.
         core_times: how long the loop's thread ran, and was ready and had no core, so far.
         core_stolen_ms: how long the host took the cores away, so far.
+        supported: levels of features, of this node's version.
     """
 
     disk: Disk
@@ -165,3 +169,4 @@ class Surroundings:
     buggify: Buggify = never
     core_times: Callable[[], CoreTimes] = CoreTimes
     core_stolen_ms: Callable[[], float] = _nothing_stolen
+    supported: Ranges = field(factory=lambda: SUPPORTED)

@@ -28,7 +28,7 @@ from typing import Final, TypeAlias, TypeVar
 from attrs import define, evolve, field, frozen
 from crc32c import crc32c
 
-from raftmq.errors import ErrorCode, KafkaError, RaftmqError
+from raftmq.errors import AheadError, ErrorCode, KafkaError, RaftmqError
 from raftmq.records import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -80,6 +80,10 @@ _OFFSET_SIZE: Final = 8
 
 class ProducerStateError(RaftmqError):
     """Bytes that are no producer state, damaged, or of a newer format."""
+
+
+class NewerProducerStateError(ProducerStateError, AheadError):
+    """One that a newer raftmq wrote."""
 
 
 @frozen(slots=True)
@@ -377,7 +381,8 @@ def _open(data: Buffer) -> tuple[memoryview, int, int, int]:
         raise ProducerStateError("producer state is damaged")
     magic, version, count, next_offset, timestamp, _ = _HEADER.unpack_from(body)
     if magic != _MAGIC or version != _VERSION:
-        raise ProducerStateError(f"producer state of format {version}, known is {_VERSION}")
+        told = f"producer state of format {version}, known is {_VERSION}"
+        raise (NewerProducerStateError if version > _VERSION else ProducerStateError)(told)
     return body, count, next_offset, timestamp
 
 

@@ -5,7 +5,7 @@ is wrong with bytes from outside is a RemoteProtocolError, whatever is wrong wit
 TypeError.
 """
 
-from raftmq.protocol.api_versions import ANNOUNCED, FEATURES, ApiKey, is_announced, is_flexible
+from raftmq.protocol.api_versions import ANNOUNCED, ApiKey, is_announced, is_flexible
 from raftmq.protocol.compile import (
     decode_request,
     decode_request_slowly,
@@ -29,7 +29,6 @@ from raftmq.protocol.struct import Struct
 
 __all__ = [
     "ANNOUNCED",
-    "FEATURES",
     "ApiKey",
     "Framer",
     "RequestHeader",

@@ -44,6 +44,7 @@ class ApiKey(IntEnum):
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TOPIC_PARTITIONS = 75
@@ -84,6 +85,7 @@ ANNOUNCED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: (0, 0),
     ApiKey.OFFSET_DELETE: (0, 0),
     ApiKey.DESCRIBE_QUORUM: (0, 2),
+    ApiKey.UPDATE_FEATURES: (0, 2),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
@@ -92,9 +94,6 @@ ANNOUNCED: Final[dict[ApiKey, tuple[int, int]]] = {
 
 SERVED_MIN: Final[dict[ApiKey, int]] = {ApiKey.PRODUCE: 3}
 """Where a lower version is announced than is served."""
-
-FEATURES: Final[dict[str, tuple[int, int]]] = {}
-"""Announced features (KIP-584) with their version ranges; none is complete yet."""
 
 _NEVER: Final = 1 << 15
 FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
@@ -127,6 +126,7 @@ FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: 0,
     ApiKey.OFFSET_DELETE: _NEVER,
     ApiKey.DESCRIBE_QUORUM: 0,
+    ApiKey.UPDATE_FEATURES: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
     ApiKey.DESCRIBE_PRODUCERS: 0,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,

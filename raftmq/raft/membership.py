@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.errors import AheadError, ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
 LEARNERS_MAX: Final = 1_000
@@ -27,6 +27,10 @@ _REPLICA: Final = Struct(">iQ")  # node id, storage id; voters first, then learn
 
 def _ascending(replicas: Iterable[ReplicaId]) -> tuple[ReplicaId, ...]:
     return tuple(sorted(replicas))
+
+
+class NewerConfigurationError(RemoteProtocolError, AheadError):
+    """One that a newer raftmq wrote."""
 
 
 @frozen(slots=True)
@@ -61,7 +65,8 @@ class Configuration:
         except error as problem:
             raise RemoteProtocolError("a configuration cut short") from problem
         if version != _VERSION:
-            raise RemoteProtocolError(f"configuration of version {version}, known is {_VERSION}")
+            told = f"configuration of version {version}, known is {_VERSION}"
+            raise (NewerConfigurationError if version > _VERSION else RemoteProtocolError)(told)
         if len(payload) != _HEADER.size + _REPLICA.size * (voters + learners):
             raise RemoteProtocolError("a configuration of another length than it says")
         replicas = [

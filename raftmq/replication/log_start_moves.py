@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import DamagedError
+from raftmq.log.model import DamagedError, NewerFormatError
 from raftmq.ports import Clock, DiskError, DiskFullError
 from raftmq.raft.messages import InstallLogStart
 from raftmq.replication.replica_ports import GrowingState
@@ -55,9 +55,14 @@ def encode_wish(target: Offset) -> bytes:
 
 
 def decode_wish(payload: Buffer) -> Offset:
-    """Below which offset an entry asks to drop everything."""
+    """Below which offset an entry asks to drop everything.
+
+    Raises:
+        NewerFormatError: of a newer raftmq.
+    """
     version, target = _WISH.unpack(payload)
-    assert version == _VERSION, "a log-start entry of a newer format"
+    if version > _VERSION:
+        raise NewerFormatError(f"a log-start entry of format {version}, known is {_VERSION}")
     return Offset(target)
 
 

@@ -28,7 +28,8 @@ Serve = Callable[[NodeId, bytes], Promise[bytes]]
 class BrokerCalls:
     """Outstanding requests of this node and the service for those of others."""
 
-    def __init__(self, send: Send, serve: Serve) -> None:
+    def __init__(self, send: Send, serve: Serve, version: Callable[[NodeId], int]) -> None:
+        self.version = version
         self._send = send
         self._serve = serve
         self._number = 0

@@ -36,6 +36,7 @@ from crc32c import crc32c
 from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
+from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.raft.messages import StoredChunk
 from raftmq.runtime.peer_reader import (
     FRAME_HEADER,
@@ -59,7 +60,7 @@ from raftmq.runtime.peer_stream import (
 from raftmq.runtime.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMATS: Final = (5, 6)
+PEER_FORMATS: Final = (5, FORMAT_MAX)
 """The oldest and the newest format of everything that nodes say to each other which this version
 speaks. A change that an older node would not understand is a new format: it is said on streams of
 that format alone (`version`), so nodes of two versions work together. 2: a frame may hold several

@@ -31,10 +31,12 @@ from raftmq.metadata.commands import (
     NoOperation,
     Rejection,
     Result,
+    UpdateFeatures,
     decode_envelope,
     encode_envelope,
     version_of,
 )
+from raftmq.metadata.features import write_error
 from raftmq.metadata.metadata_engine import CommandNotAppliedError, ImageCallback
 from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.metadata_snapshot import decode_image, encode_image
@@ -209,10 +211,15 @@ class ReferenceMetadataEngine:
     ) -> Promise[Any]:
         """Get a command applied; see the port. Nothing is sent again: the library would not say
         whether the first copy lives."""
+        version = version_of(command)
+        if not isinstance(command, UpdateFeatures) and (
+            reason := write_error(type(command).__name__, version, self.image)
+        ):
+            return Promise.failed(KafkaError(reason, code=ErrorCode.UNSUPPORTED_VERSION))
         self._sequence += 1
         sequence = self._sequence
         envelope = Envelope(
-            version=version_of(command),
+            version=version,
             node_id=self._self_id,
             incarnation=self.incarnation,
             sequence=sequence,

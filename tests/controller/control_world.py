@@ -26,7 +26,7 @@ from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
-from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic
+from raftmq.metadata.broker_messages import FORMAT_MAX, CreateTopicsCall, DeleteTopicsCall, NewTopic
 from raftmq.metadata.commands import AllocateProducerIds, Envelope, Result
 from raftmq.metadata.metadata_engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.metadata_image import MetadataImage
@@ -278,6 +278,9 @@ class _Calls:
 
     def __init__(self, node: WorldNode) -> None:
         self._node = node
+
+    def version(self, _node_id: NodeId) -> int:
+        return FORMAT_MAX
 
     def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         node, world = self._node, self._node.world

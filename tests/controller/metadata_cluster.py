@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from attrs import evolve
 
 from raftmq.controller.broker_lifecycle import BrokerInfo
 from raftmq.controller.control_plane import ControlPlane
@@ -18,7 +19,9 @@ from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
+from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.metadata_engine import EngineConfig
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
@@ -194,7 +197,8 @@ class Node:
     def __init__(self, cluster: MetadataCluster, node_id: int, storage_id: int, incarnation: int):
         self.node_id = NodeId(node_id)
         self.self_id = ReplicaId(self.node_id, StorageId(storage_id))
-        self.machine = MetadataMachine()
+        supported = cluster.supported.get(node_id, SUPPORTED)
+        self.machine = MetadataMachine(supported=supported)
         self.replica = FakeReplica(cluster, self.self_id, self.machine)
         self.engine = RaftMetadataEngine(
             self_id=self.node_id,
@@ -215,13 +219,14 @@ class Node:
                     Endpoint("client", "127.0.0.1", 9000 + node_id),
                     Endpoint("peer", "127.0.0.1", 9100 + node_id),
                 ),
+                features=named(supported),
                 replicas_max=cluster.reported_max.get(node_id, 0),
             ),
             self.engine,
             cluster.forwarder(self.node_id),
             clock=cluster.clock,
             random=Random(f"{node_id}"),
-            config=cluster.controller_config,
+            config=evolve(cluster.controller_config, supported=supported),
             heartbeat_ms=250,
             bootstrap=cluster.voters,
             move_locally=self._move,
@@ -239,6 +244,9 @@ class _Forwarder:
         self._cluster = cluster
         self._node_id = node_id
 
+    def version(self, node_id: NodeId) -> int:
+        return self._cluster.formats.get(node_id, FORMAT_MAX)
+
     def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         return self._cluster.send(self._node_id, node_id, payload)
 
@@ -255,7 +263,11 @@ class MetadataCluster:
         static: dict[str, str] | None = None,
         replicas_max: int = 20_000,
         reported_max: dict[int, int] | None = None,
+        supported: dict[int, Ranges] | None = None,
+        formats: dict[int, int] | None = None,
     ) -> None:
+        self.supported = supported or {}
+        self.formats = formats or {}
         self.clock = FakeClock()
         self.voters = tuple(NodeId(n) for n in range(1, voters + 1))
         self.racks = racks or {}

@@ -10,6 +10,7 @@ import pytest
 from raftmq.controller.broker_lifecycle import UNLED_MS, BrokerInfo, BrokerLifecycle
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import (
+    FORMAT_MAX,
     AlterConfigsCall,
     BrokerHeartbeat,
     CreateTopicsCall,
@@ -184,6 +185,9 @@ def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() 
     class OnlyFirst:
         """Reaches node 1 alone, until it was told of others."""
 
+        def version(self, _node_id: NodeId) -> int:
+            return FORMAT_MAX
+
         def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             if node_id == 1:
                 return cluster.nodes[1].control.receive(NodeId(4), payload)
@@ -248,6 +252,9 @@ def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
     asked: list[tuple[NodeId, bool]] = []
 
     class Others:
+        def version(self, _node_id: NodeId) -> int:
+            return FORMAT_MAX
+
         def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
             assert isinstance(request, JoinRequest)
@@ -281,6 +288,9 @@ def test_a_member_whom_nobody_knows_joins_anew() -> None:
     asked: list[tuple[NodeId, bool]] = []
 
     class Controller:
+        def version(self, _node_id: NodeId) -> int:
+            return FORMAT_MAX
+
         def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
             assert isinstance(request, JoinRequest)

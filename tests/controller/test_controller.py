@@ -12,6 +12,7 @@ import pytest
 from raftmq.controller.topic_validation import load_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import (
+    FORMAT_MAX,
     AdminRequest,
     AlterConfigsCall,
     ConfigOperation,
@@ -445,6 +446,9 @@ def test_a_frozen_broker_is_fenced_and_let_back() -> None:
 
 class _Unanswered:
     """What is sent is never answered, nor told to be lost."""
+
+    def version(self, _node_id: NodeId) -> int:
+        return FORMAT_MAX
 
     def send(self, _node_id: NodeId, _payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         return Promise()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from attrs import evolve
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
+from raftmq.errors import AheadError
 from raftmq.metadata.commands import CreateTopics, DeleteTopics
 from raftmq.metadata.group_commands import ClaimGroup
 from raftmq.metadata.metadata_image import EMPTY_IMAGE
 from raftmq.metadata.metadata_snapshot import (
+    NewerSnapshotError,
     SnapshotEncoder,
     SnapshotError,
     decode_image,
@@ -48,10 +54,51 @@ def test_a_cut_snapshot_is_noticed(size: int) -> None:
         decode_image(SNAPSHOT[:size])
 
 
+def _sealed(version: int, body: bytes) -> bytes:
+    head = b"RQMS" + version.to_bytes(2, "big")
+    return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
+
+
 def test_a_newer_format_is_refused_by_name() -> None:
-    newer = SNAPSHOT[:4] + b"\x00\x09" + SNAPSHOT[6:]
-    with pytest.raises(SnapshotError, match="format 9"):
-        decode_image(newer)
+    assert _sealed(1, SNAPSHOT[10:]) == SNAPSHOT
+    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2"):
+        decode_image(_sealed(9, SNAPSHOT[10:]))
+    with pytest.raises(SnapshotError, match="format 0") as caught:
+        decode_image(_sealed(0, SNAPSHOT[10:]))
+    assert not isinstance(caught.value, AheadError)
+
+
+def test_fields_that_a_format_does_not_have_are_never_dropped() -> None:
+    body = msgspec.msgpack.decode(SNAPSHOT[10:])
+    with pytest.raises(SnapshotError, match="another shape"):
+        decode_image(_sealed(1, msgspec.msgpack.encode([*body, [["raftmq.level", 2]], 7])))
+    topic = body[9][0]
+    body[9][0] = [*topic, "of a later format"]
+    with pytest.raises(SnapshotError, match="another shape"):
+        decode_image(_sealed(1, msgspec.msgpack.encode(body)))
+
+
+def test_levels_are_written_in_format_2_and_nothing_else_is() -> None:
+    image = decode_image(SNAPSHOT)
+    assert SNAPSHOT[4:6] == b"\0\1", "nodes from before there were levels read it"
+    raised = evolve(image, features=Map({"raftmq.level": 2}), features_epoch=4)
+    data = encode_image(raised)
+    assert data[4:6] == b"\0\2"
+    assert decode_image(data) == raised
+
+
+BD280F3 = bytes.fromhex(
+    "52514d530001e6fbe2449d0606a474657374939801a236350001c09193a6636c69656e74a93132372e302e30"
+    "2e31cd232990c29802a236360201c09193a6636c69656e74a93132372e302e302e31cd232a90c29803a23637"
+    "0401c09193a6636c69656e74a93132372e302e302e31cd232b90c29090009193010107009194a161d9243030"
+    "3030303030302d303030302d343030302d383030302d30303030303030303030303192960006920102929201"
+    "a236359202a23636920102ff960106920301929201a236359203a23637920103ff80909000"
+)
+"""`SNAPSHOT` as commit bd280f3 encoded it."""
+
+
+def test_a_snapshot_of_an_older_version_stays_readable() -> None:
+    assert decode_image(BD280F3) == decode_image(SNAPSHOT)
 
 
 def test_order_of_creation_does_not_show() -> None:

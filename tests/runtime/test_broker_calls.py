@@ -23,8 +23,10 @@ class Pair:
         self.is_up = True
         self.pending: list[Promise[bytes]] = []
         self.kinds: list[int] = []
-        self.one = BrokerCalls(self.from_one, lambda sender, payload: Promise.resolved(b""))
-        self.two = BrokerCalls(self.from_two, self.serve)
+        self.one = BrokerCalls(
+            self.from_one, lambda sender, payload: Promise.resolved(b""), lambda node_id: 6
+        )
+        self.two = BrokerCalls(self.from_two, self.serve, lambda node_id: 6)
 
     def serve(self, sender: NodeId, payload: bytes) -> Promise[bytes]:
         if payload == b"later":

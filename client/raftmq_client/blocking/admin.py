@@ -18,6 +18,7 @@ from raftmq_client.core import group_admin, group_requests
 from raftmq_client.core.admin import (
     ConfigEntry,
     CreatedTopic,
+    FeaturesInfo,
     LogDirPartition,
     NewTopic,
     OffsetFound,
@@ -197,6 +198,23 @@ class Admin:
     def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""
         return self._run(self._flows.log_dirs())
+
+    def features(self, node: int | None = None) -> FeaturesInfo:
+        """Levels of features, and which ones a node supports (any, or that one)."""
+        return self._run(self._flows.features(node))
+
+    def update_features(
+        self, levels: Mapping[str, int], *, lower: bool = False, validate_only: bool = False
+    ) -> None:
+        """Set levels of features, all of them or none; `lower` where they are to fall."""
+        self._run_one(
+            operations.update_features(
+                levels,
+                timeout_ms=self._flows.server_timeout,
+                lower=lower,
+                validate_only=validate_only,
+            )
+        )
 
     def quorum(self) -> QuorumInfo:
         """The metadata group."""

@@ -17,6 +17,7 @@ from attrs import field, frozen
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
+from raftmq_client.core.connection import SOFTWARE
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
 from raftmq_client.errors import BrokerError, CorruptAnswerError, check_code
 
@@ -26,6 +27,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 READ_UNCOMMITTED: Final = 0
+_UPGRADE, _SAFE_DOWNGRADE = 1, 2
 READ_COMMITTED: Final = 1
 LIST_OFFSETS_VERSION_MAX: Final = 7
 
@@ -171,6 +173,24 @@ class QuorumInfo:
     high_watermark: int
     voters: tuple[QuorumReplica, ...]
     observers: tuple[QuorumReplica, ...]
+
+
+@frozen
+class FeatureLevel:
+    """One feature: what the asked broker supports, and the level that the cluster has; 0: none."""
+
+    name: str
+    min_supported: int
+    max_supported: int
+    level: int
+
+
+@frozen
+class FeaturesInfo:
+    """Features of a cluster, as one broker knows them; `epoch` is -1 where none has a level."""
+
+    epoch: int
+    features: tuple[FeatureLevel, ...]
 
 
 def check_named(wanted: Iterable[object], found: Iterable[object]) -> None:
@@ -536,6 +556,52 @@ def describe_quorum(node: int | None = None) -> Operation[QuorumInfo]:
     )
     route, target = (Route.ANY, "") if node is None else (Route.NODE, node)
     return Operation(ApiKey.DESCRIBE_QUORUM, lambda _: request, read, route, target)
+
+
+def describe_features(node: int | None = None) -> Operation[FeaturesInfo]:
+    """Levels of features (KIP-584), and what one broker supports; every broker tells them."""
+
+    def read(response: Struct) -> FeaturesInfo:
+        check_code(response.error_code, about="features")
+        levels = {item.name: item.max_version_level for item in response.finalized_features}
+        spans = {
+            item.name: (item.min_version, item.max_version) for item in response.supported_features
+        }
+        return FeaturesInfo(
+            response.finalized_features_epoch,
+            tuple(
+                FeatureLevel(name, *spans.get(name, (0, 0)), levels.get(name, 0))
+                for name in sorted({*levels, *spans})
+            ),
+        )
+
+    route, target = (Route.ANY, "") if node is None else (Route.NODE, node)
+    return Operation(ApiKey.API_VERSIONS, lambda _: SOFTWARE, read, route, target, min_version=3)
+
+
+def update_features(
+    levels: Mapping[str, int], *, timeout_ms: int, lower: bool = False, validate_only: bool = False
+) -> Operation[None]:
+    """Set levels of features, all or none; `lower` where they fall."""
+
+    def read(response: Struct) -> None:
+        check_code(response.error_code, response.error_message, about="features")
+        for row in getattr(response, "results", ()):
+            check_code(row.error_code, row.error_message, about=row.feature)
+
+    request = Struct(
+        timeout=timeout_ms,
+        feature_updates=[
+            Struct(
+                feature=name,
+                max_version_level=level,
+                upgrade_type=_SAFE_DOWNGRADE if lower else _UPGRADE,
+            )
+            for name, level in levels.items()
+        ],
+        validate_only=validate_only,
+    )
+    return Operation(ApiKey.UPDATE_FEATURES, lambda _: request, read, min_version=1)
 
 
 def by_topic(

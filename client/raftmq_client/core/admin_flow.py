@@ -20,6 +20,7 @@ from raftmq_client.core import admin as operations
 from raftmq_client.core import group_admin
 from raftmq_client.core.admin import (
     CreatedTopic,
+    FeaturesInfo,
     LogDirPartition,
     NewTopic,
     OffsetFound,
@@ -180,6 +181,10 @@ class AdminFlows:
             part = yield from self.run(operations.describe_log_dirs(broker.node_id))
             found.extend(part)
         return found
+
+    def features(self, node: int | None = None) -> Flow[FeaturesInfo]:
+        """Levels of features, as one broker knows them."""
+        return (yield from self.run(operations.describe_features(node)))
 
     def quorum(self) -> Flow[QuorumInfo]:
         """The metadata group."""

@@ -52,6 +52,8 @@ from raftmq_client.errors import (
     UsageError,
 )
 
+SOFTWARE = Struct(client_software_name="raftmq", client_software_version="0.1")
+"""What an ApiVersions request says."""
 HANDSHAKE_VERSION = 3
 _FORGIVEN_MS = 10_000.0
 
@@ -220,14 +222,12 @@ class ConnectionCore:
         return call.deadline + (_FORGIVEN_MS if call.is_done else 0.0)
 
     def _handshake(self, version: int, now: float) -> None:
-        request = Struct(client_software_name="raftmq", client_software_version="0.1")
-
         def finish(response: Any, error: ClientError | None, at: float) -> None:
             self._shake(version, response, error, at)
 
         call = Call(
             api=ApiKey.API_VERSIONS,
-            body=lambda v: (encode_request(ApiKey.API_VERSIONS, v, request),),
+            body=lambda v: (encode_request(ApiKey.API_VERSIONS, v, SOFTWARE),),
             read=_read_api_versions,
             finish=finish,
             deadline=now + self._handshake_timeout_ms,

@@ -20,6 +20,7 @@ from raftmq.controller.leader_table import LeaderRow, LeaderTable
 from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
+from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.partition.deadlines import Deadlines
@@ -96,6 +97,7 @@ class Broker:
         has_ended: Callable[[NodeId], bool] | None = None,
         workers: WorkerPool | None = None,
         metrics: ServerMetrics | None = None,
+        supported: Ranges = SUPPORTED,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -108,6 +110,9 @@ class Broker:
         self.clock = clock
         self.config = config
         self.metadata_replica = metadata_replica
+        self.supported = supported
+        """Levels of features with which this node can go on."""
+        self.supported_text = named(supported)
         self.workers: WorkerPool = workers or Workers()
         self.is_cut_off: Callable[[], bool] = _no
         """True while others, but not this node, may see the majority of the metadata group."""

@@ -165,6 +165,15 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
             "topics": [{"topic_name": "t", "partitions": [{"partition_index": n} for n in NUMBERS]}]
         },
     },
+    ApiKey.UPDATE_FEATURES: {
+        "many": lambda: {
+            "feature_updates": [
+                {"feature": name, "max_version_level": 1, "upgrade_type": 1}
+                for name in NAMES[:90_000]
+            ],
+            "validate_only": False,
+        }
+    },
     ApiKey.DESCRIBE_LOG_DIRS: {
         "all": lambda: {"topics": None},
         "equal": lambda: {"topics": [{"topic": "t", "partitions": REPEATED}]},

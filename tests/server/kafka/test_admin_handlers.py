@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from attrs import evolve
 from immutables import Map
 
 from raftmq.controller.quorum_state import (
@@ -21,9 +22,11 @@ from raftmq.metadata.broker_messages import (
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
+    FeatureRequest,
     NewPartitions,
     NewTopic,
     Outcome,
+    UpdateFeaturesCall,
 )
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, RequestHeader, decode_request, encode_request
@@ -555,6 +558,62 @@ def test_describe_producers() -> None:
 
 
 # ---- the operator's view ----
+
+
+# ---- features ----
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_update_features(version: int) -> None:
+    world = World()
+    row: dict[str, Any] = {"feature": "raftmq.level", "max_version_level": 1}
+    row |= {"allow_downgrade": True} if version < 1 else {"upgrade_type": 2}
+    slot = world.send(
+        ApiKey.UPDATE_FEATURES,
+        version,
+        timeout=1_000,
+        feature_updates=[row],
+        validate_only=True,
+    )
+    refused = Outcome(name="raftmq.level", code=ErrorCode.INVALID_UPDATE_VERSION, message="never")
+    request = decide(world, refused)
+    assert request == UpdateFeaturesCall(
+        updates=(FeatureRequest("raftmq.level", 1, 2),),
+        timeout_ms=1_000,
+        validate_only=version >= 1,
+    )
+    answer = world.read(ApiKey.UPDATE_FEATURES, version, slot)
+    told = answer if version >= 2 else answer.results[0]
+    assert (told.error_code, told.error_message) == (ErrorCode.INVALID_UPDATE_VERSION, "never")
+    if version < 2:
+        assert answer.error_code == ErrorCode.NONE
+
+
+def test_update_features_of_nobody_knows_how_many_is_refused() -> None:
+    world = World()
+    rows = [{"feature": "x", "max_version_level": 1, "upgrade_type": 1}] * 101
+    answer = world.ask(ApiKey.UPDATE_FEATURES, 2, feature_updates=rows, validate_only=False)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert world.controller.calls == []
+
+
+def test_api_versions_tell_the_levels_and_the_offset_at_which_they_changed() -> None:
+    world = World()
+
+    def told() -> tuple[list[tuple[str, int, int]], list[tuple[str, int]], int]:
+        answer = world.ask(
+            ApiKey.API_VERSIONS, 3, client_software_name="t", client_software_version="1"
+        )
+        supported = [(f.name, f.min_version, f.max_version) for f in answer.supported_features]
+        levels = [(f.name, f.max_version_level) for f in answer.finalized_features]
+        return supported, levels, answer.finalized_features_epoch
+
+    assert told() == ([("raftmq.level", 1, 2)], [("raftmq.level", 1)], 0)
+    world.engine.image = evolve(
+        world.engine.image, features=Map({"raftmq.level": 2, "x.y": 1}), features_epoch=77
+    )
+    levels = [("raftmq.level", 2), ("x.y", 1)]
+    assert told() == ([("raftmq.level", 1, 2)], levels, 77)
 
 
 def test_describe_quorum() -> None:

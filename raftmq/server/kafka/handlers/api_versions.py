@@ -6,17 +6,21 @@ import re
 from typing import Final
 
 from raftmq.errors import ErrorCode
-from raftmq.protocol import ANNOUNCED, FEATURES, ApiKey, RequestHeader, Struct, encode_response
+from raftmq.metadata.features import Ranges
+from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
+from raftmq.protocol import ANNOUNCED, ApiKey, RequestHeader, Struct, encode_response
 from raftmq.server.kafka.broker import Broker
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_FROM: Final = 3
 
-_encoded: dict[tuple[int, ErrorCode], bytes] = {}
+_encoded: dict[tuple[object, ...], bytes] = {}
+_ENCODED_MAX: Final = 64
+"""Levels change seldom, and only operators change them; still, what is kept is bounded."""
 
 
 def handle(broker: Broker, header: RequestHeader, request: Struct) -> bytes:
-    """Answer the announced ranges; the same bytes for everybody."""
+    """Answer the announced ranges and the levels of features; the same bytes for everybody."""
     version = header.api_version
     code = ErrorCode.NONE
     if version >= _SOFTWARE_FROM and not (
@@ -25,14 +29,18 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> bytes:
     ):
         code = ErrorCode.INVALID_REQUEST  # KIP-511
         broker.metrics.api("api_versions").error(code)
-    key = (version, code)
+    image = broker.image
+    key = (version, code, broker.supported_text, image.features, image.features_epoch)
     if key not in _encoded:
-        _encoded[key] = _encode(version, code)
+        if len(_encoded) >= _ENCODED_MAX:
+            _encoded.clear()
+        _encoded[key] = _encode(version, code, broker.supported, image)
     return _encoded[key]
 
 
-def _encode(version: int, code: ErrorCode) -> bytes:
+def _encode(version: int, code: ErrorCode, supported: Ranges, image: MetadataImage) -> bytes:
     ranges = ANNOUNCED if code is ErrorCode.NONE else {}
+    levels = {RAFTMQ_LEVEL: image.level, **image.features}
     return encode_response(
         ApiKey.API_VERSIONS,
         version,
@@ -45,12 +53,13 @@ def _encode(version: int, code: ErrorCode) -> bytes:
             throttle_time=0,
             supported_features=[
                 Struct(name=name, min_version=low, max_version=high)
-                for name, (low, high) in FEATURES.items()
+                for name, (low, high) in sorted(supported.items())
             ],
-            finalized_features_epoch=0 if FEATURES else -1,
+            # Java believes no levels of an epoch that is not above the last one it knows.
+            finalized_features_epoch=max(image.features_epoch, 0),
             finalized_features=[
-                Struct(name=name, max_version_level=high, min_version_level=low)
-                for name, (low, high) in FEATURES.items()
+                Struct(name=name, max_version_level=levels[name], min_version_level=levels[name])
+                for name in sorted(levels)
             ],
         ),
     )
