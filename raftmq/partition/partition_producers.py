@@ -16,6 +16,7 @@ of them there is none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Protocol
@@ -30,7 +31,7 @@ from raftmq.partition.refused_batches import RefusedBatches
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
-from raftmq.types import LeaderEpoch, Offset, RaftIndex
+from raftmq.types import LeaderEpoch, Offset, ProducerId, RaftIndex
 
 CHECKPOINT_BATCHES: Final = 4_000
 """After so many batches, or half as many as there are producers, the state is taken down: that
@@ -100,6 +101,8 @@ class PartitionProducers:
         self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
         self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
         self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
+        # What truncations took, of which nothing is judged before it is noted.
+        self._lost: deque[Iterator[list[tuple[ProducerId, int, int]]]] = deque()
 
     def attach(self, log: HeaderLog) -> None:
         """Take an opened log and begin to read back what it says of producers: see `read_on`."""
@@ -129,7 +132,7 @@ class PartitionProducers:
     def _read_on(self, turns: int = TURNS) -> bool:
         for _ in range(turns if self._is_hidden else 0):
             if self._reading is None:
-                self._reading = self._at(None)
+                self._reading = self._read_back()
             try:
                 next(self._reading)
             except StopIteration as done:
@@ -299,8 +302,7 @@ class PartitionProducers:
         """The log's end moved back; what is gone was not acknowledged, and may come again."""
         assert self._log is not None
         end = self._log.log_end_offset
-        for batch in self.table.lost_from(end):
-            self._refused.note(*batch, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._lost.append(self.table.lost_from(end))  # nothing is appended to a hidden table
         while self._copies and self._copies[-1].next_offset > end:
             self._copies.pop()
         if self._planned is not None and self._planned[0] > end:
@@ -315,6 +317,8 @@ class PartitionProducers:
         if self._planned is not None and self._planned[0] <= high_watermark:
             self._checkpoints.add(*self._planned)
             self._planned = None
+        else:
+            self._checkpoints.write_on()
         while len(self._copies) > 1 and self._copies[1].next_offset <= high_watermark:
             del self._copies[0]
 
@@ -355,6 +359,15 @@ class PartitionProducers:
         table = yield from self._at(offset)
         return (yield from table.encoding())
 
+    def _read_back(self) -> InTurns[ProducerStateTable]:
+        while self._lost:
+            for lost in self._lost[0]:
+                for batch in lost:
+                    self._refused.note(*batch, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                yield
+            self._lost.popleft()
+        return (yield from self._at(None))
+
     def _at(self, end: Offset | None) -> InTurns[ProducerStateTable]:
         """The table at an offset, or at the log's end, wherever that is by then."""
         log = self._log
@@ -365,9 +378,9 @@ class PartitionProducers:
         if checkpoint is not None:
             start, state = checkpoint
         table = None
-        for copy in self._copies:
-            if start <= copy.next_offset <= limit:
-                start, table = copy.next_offset, copy.copy()
+        copies = [copy for copy in self._copies if start <= copy.next_offset <= limit]
+        if copies:
+            start, table = copies[-1].next_offset, (yield from copies[-1].copying())
         if table is None:
             table = yield from ProducerStateTable.decoding(state)
         seen = start

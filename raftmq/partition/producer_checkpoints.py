@@ -3,7 +3,8 @@
 A cache beside the log (`producers.snapshot`), never a source of truth: whatever is missing or
 damaged is replayed from the log. Only states at *committed* offsets are kept; that prefix of a
 group never changes, so a checkpoint is right on this replica for ever, also after a crash that took
-the end of the log, and it needs no fsync. Bounded in bytes: when full, every other one goes.
+the end of the log, and it needs no fsync. Bounded in bytes: when full, every other one goes. One
+of many producers is written in pieces (`write_on`); until it is there as a whole it is a bad one.
 
 Layout: "RQPC", version uint16; then per checkpoint: size uint32, offset int64, CRC-32C uint32 over
 offset and data, data. A bad checkpoint ends the file.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections import deque
 from typing import Final
 
 from crc32c import crc32c
@@ -22,6 +24,8 @@ from raftmq.types import Offset
 
 FILE_NAME: Final = "producers.snapshot"
 BYTES_MAX: Final = 1 << 20
+PIECE_BYTES: Final = 256 * 1024
+"""So much is written at once: less than a millisecond."""
 _HEADER: Final = struct.Struct(">4sH")
 _MAGIC: Final = b"RQPC"
 _VERSION: Final = 1
@@ -38,7 +42,8 @@ class ProducerCheckpoints:
         self._offsets: list[Offset] = []
         self._states: list[bytes] = []
         self._bytes = 0
-        self._position = 0  # where the next one is written; 0: the file is to be written anew
+        self._position = 0  # where the next piece is written; 0: the file is to be written anew
+        self._unwritten: deque[memoryview] = deque()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -87,8 +92,9 @@ class ProducerCheckpoints:
             self._offsets = self._offsets[::-1][::2][::-1]
             self._states = self._states[::-1][::2][::-1]
             self._bytes = sum(map(len, self._states))
-            self._position = 0
-        self._write()
+            self._begin_anew()
+        self._plan_writes()
+        self.write_on()
 
     def drop_below(self, offset: Offset) -> None:
         """Forget what lies below the log start."""
@@ -97,20 +103,26 @@ class ProducerCheckpoints:
             del self._offsets[:count]
             del self._states[:count]
             self._bytes = sum(map(len, self._states))
-            self._position = 0  # the next one writes the file anew
+            self._begin_anew()  # with the next one
 
     def _keep(self, offset: Offset, state: bytes) -> None:
         self._offsets.append(offset)
         self._states.append(state)
         self._bytes += len(state)
 
-    def _write(self) -> None:
-        if self._disk is None:
+    def write_on(self) -> None:
+        """Write another piece of what is not in the file yet."""
+        if not self._unwritten:
             return
-        first = len(self._offsets) - 1 if self._position else 0
-        pieces = [] if self._position else [_HEADER.pack(_MAGIC, _VERSION)]
-        for offset, state in zip(self._offsets[first:], self._states[first:], strict=True):
-            pieces += [_RECORD.pack(len(state), offset, _sum(offset, state)), state]
+        assert self._disk is not None, "nothing is planned without one"
+        pieces: list[memoryview] = []
+        left = PIECE_BYTES
+        while self._unwritten and left:
+            whole = self._unwritten.popleft()
+            pieces.append(whole[:left])
+            if len(whole) > left:
+                self._unwritten.appendleft(whole[left:])
+            left -= len(pieces[-1])
         try:
             file = self._disk.open(self._path, create=True)
             try:
@@ -121,9 +133,24 @@ class ProducerCheckpoints:
                 file.close()
         except DiskError:
             # A full or failing disk: the log's own writes will say so; this cache can do without.
-            self._position = 0
+            self._begin_anew()
             return
-        self._position += sum(map(len, pieces))
+        self._position += PIECE_BYTES - left
+
+    def _plan_writes(self) -> None:
+        if self._disk is None:
+            return
+        is_new = not self._position
+        if is_new:
+            self._unwritten.append(memoryview(_HEADER.pack(_MAGIC, _VERSION)))
+        first = 0 if is_new else len(self._offsets) - 1
+        for offset, state in zip(self._offsets[first:], self._states[first:], strict=True):
+            head = _RECORD.pack(len(state), offset, _sum(offset, state))
+            self._unwritten += [memoryview(head), memoryview(state)]
+
+    def _begin_anew(self) -> None:
+        self._position = 0
+        self._unwritten.clear()
 
 
 def _sum(offset: int, state: bytes) -> int:

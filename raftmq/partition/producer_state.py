@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar
 
@@ -47,6 +47,10 @@ PRODUCERS_MAX: Final = 200_000
 
 TURN_PRODUCERS: Final = 100
 """So many are encoded or decoded in one turn: less than a millisecond."""
+TURN_LOOKED_AT: Final = 1_000
+"""So many are looked at in one turn, where nothing is made of most."""
+TURN_COPIED: Final = 4_000
+"""So many are copied in one turn."""
 
 NO_OFFSET: Final = Offset(-1)
 
@@ -277,18 +281,30 @@ class ProducerStateTable:
             self.next_offset, self.expiration_ms, self._greatest_timestamp, self._producers.copy()
         )
 
-    def lost_from(self, end: Offset) -> list[tuple[ProducerId, int, int]]:
+    def copying(self) -> InTurns[ProducerStateTable]:
+        """As `copy`, some producers at a time; nothing may be appended meanwhile."""
+        table = ProducerStateTable(self.next_offset, self.expiration_ms, self._greatest_timestamp)
+        rows = iter(self._producers.items())
+        while part := list(islice(rows, TURN_COPIED)):
+            table._producers.update(part)
+            if len(part) == TURN_COPIED:
+                yield
+        return table
+
+    def lost_from(self, end: Offset) -> Iterator[list[tuple[ProducerId, int, int]]]:
         """(producer id, epoch, sequence) of the first known batch at or above `end`, of each
-        producer that has one."""
-        return [
-            (
-                producer_id,
-                producer.epoch,
-                next(b.base_sequence for b in producer.batches if b.base_offset >= end),
-            )
-            for producer_id, producer in self._producers.items()
-            if producer.batches and producer.batches[-1].base_offset >= end
-        ]
+        producer that has one; `TURN_LOOKED_AT` producers at a time."""
+        rows = iter(self._producers.items())
+        while part := list(islice(rows, TURN_LOOKED_AT)):
+            yield [
+                (
+                    producer_id,
+                    producer.epoch,
+                    next(b.base_sequence for b in producer.batches if b.base_offset >= end),
+                )
+                for producer_id, producer in part
+                if producer.batches and producer.batches[-1].base_offset >= end
+            ]
 
     @property
     def encoded_bytes_max(self) -> int:

@@ -19,10 +19,22 @@ from raftmq.log.model import DamagedError
 from raftmq.partition.partition_producers import (
     CHECKPOINT_BATCHES,
     COPY_BATCHES,
+    TURNS,
+    BehindRefusedError,
     PartitionProducers,
 )
-from raftmq.partition.producer_checkpoints import BYTES_MAX, FILE_NAME, ProducerCheckpoints
-from raftmq.partition.producer_state import PRODUCERS_KEPT, Accept, ProducerStateTable
+from raftmq.partition.producer_checkpoints import (
+    BYTES_MAX,
+    FILE_NAME,
+    PIECE_BYTES,
+    ProducerCheckpoints,
+)
+from raftmq.partition.producer_state import (
+    PRODUCERS_KEPT,
+    TURN_LOOKED_AT,
+    Accept,
+    ProducerStateTable,
+)
 from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
 from raftmq.types import LeaderEpoch, Offset
 from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
@@ -178,6 +190,48 @@ def test_checkpoints_are_bounded_and_survive_thinning() -> None:
     assert low is None or low[0] <= 20
 
 
+def test_a_large_checkpoint_is_written_in_pieces() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    states = [bytes([number]) * size for number, size in enumerate((100, 3 * PIECE_BYTES, 50), 1)]
+    kept: list[int] = []
+    for number, state in enumerate(states, 1):
+        written = disk.counters.bytes_written
+        checkpoints.add(Offset(number), state)
+        assert disk.counters.bytes_written - written <= PIECE_BYTES
+        again = make(disk)
+        again.load()
+        kept.append(len(again))
+    assert kept == [1, 1, 1], "the second one is not there as a whole"
+    for _ in range(3):
+        written = disk.counters.bytes_written
+        checkpoints.write_on()
+        assert disk.counters.bytes_written - written <= PIECE_BYTES
+    again = make(disk)
+    again.load()
+    assert again.best(Offset(9), Offset(0)) == (3, states[2])
+    assert len(again) == 3
+
+
+def test_a_piece_that_finds_no_room_is_the_last() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    checkpoints.add(Offset(1), b"x" * 3 * PIECE_BYTES)
+    disk.capacity_bytes = disk.used_bytes()
+    checkpoints.write_on()
+    disk.capacity_bytes = None
+    writes = disk.counters.writes
+    checkpoints.write_on()
+    assert disk.counters.writes == writes
+    checkpoints.add(Offset(2), b"y")
+    while disk.counters.writes > writes:
+        writes = disk.counters.writes
+        checkpoints.write_on()
+    again = make(disk)
+    again.load()
+    assert len(again) == 2, "written anew"
+
+
 def test_a_full_disk_is_no_reason_to_stop() -> None:
     disk = SimDisk(Random(1))
     checkpoints = make(disk)
@@ -266,6 +320,8 @@ def test_a_hundred_thousand_producers_are_checkpointed_and_held_in_short_turns()
     log.reads = 0
     del log.rows[-10:]
     watch.run(producers.truncated)
+    while not watch.run(producers.read_on):
+        pass
     assert len(producers.table) == count
     assert log.reads <= COPY_BATCHES + 30
     end = len(log.rows)
@@ -302,6 +358,53 @@ def test_what_takes_long_to_read_back_refuses_and_then_is_exact() -> None:
         log.rows.append(header(offset))
         producers.appended(header(offset))
     assert producers.current().encode() == truth(20_010)
+
+
+def test_a_truncation_looks_at_many_producers_in_turns() -> None:
+    """Nothing is judged before it is known whose batches are gone, and which of them come again."""
+    count, per_turn = 20_000, TURN_LOOKED_AT
+    log = Log()
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    for offset in range(count):
+        log.rows.append(_TEMPLATE._replace(base_offset=offset, producer_id=offset))
+        producers.appended(log.rows[-1])
+    del log.rows[-10:]
+    producers.truncated()
+    log.reads = 0
+    behind = _TEMPLATE._replace(base_offset=count, producer_id=count - 1, base_sequence=1)
+    with pytest.raises(KafkaError) as refused:
+        producers.judge(behind, LeaderEpoch(1))  # goes on by as many turns
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert not isinstance(refused.value, BehindRefusedError)
+    turns = 2 * TURNS + 1
+    while not producers.read_on(1):
+        assert log.reads == 0 or turns * per_turn >= count, "first what is gone"
+        turns += 1
+    assert turns >= count // per_turn
+    with pytest.raises(BehindRefusedError):
+        producers.judge(behind, LeaderEpoch(1))
+    for producer_id, sequence in ((count - 1, 0), (0, 1)):
+        batch = _TEMPLATE._replace(producer_id=producer_id, base_sequence=sequence)
+        assert isinstance(producers.judge(batch, LeaderEpoch(1)), Accept)
+
+
+def test_what_is_gone_is_noted_though_the_log_begins_anew_meanwhile() -> None:
+    count = 20_000
+    log = Log()
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    for offset in range(count):
+        log.rows.append(_TEMPLATE._replace(base_offset=offset, producer_id=offset))
+        producers.appended(log.rows[-1])
+    del log.rows[-10:]
+    producers.truncated()
+    log.rows.clear()
+    producers.restore(LogStart())
+    assert len(producers.current()) == 0
+    behind = _TEMPLATE._replace(producer_id=count - 1, base_sequence=1)
+    with pytest.raises(BehindRefusedError):
+        producers.judge(behind, LeaderEpoch(1))
 
 
 def test_appends_and_truncations_while_it_is_read_back() -> None:

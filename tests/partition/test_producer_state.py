@@ -16,6 +16,7 @@ from raftmq.partition.producer_state import (
     Duplicate,
     ProducerStateError,
     ProducerStateTable,
+    at_once,
 )
 from raftmq.records import SEQUENCE_MODULUS, BatchHeader
 
@@ -209,7 +210,7 @@ def test_round_trip_and_damage() -> None:
     again = ProducerStateTable.decode(memoryview(encoded))
     assert again == table
     assert again.encode() == encoded
-    assert table.copy() == table
+    assert table.copy() == table == at_once(table.copying())
     for position in range(len(encoded)):
         damaged = bytearray(encoded)
         damaged[position] ^= 0x10
