@@ -10,7 +10,7 @@ import pytest
 from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode
 from raftmq.log.flush import FlushJob
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.hard_state import TWICE, HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.parked_produces import AppendResult
@@ -392,7 +392,8 @@ def test_a_damaged_journal_costs_the_identity() -> None:
     node.produce(batch(0))
     node.flush()
     disk = stopped(node)
-    disk.flip("data/state.journal", 512)
+    for position in TWICE.positions(0):
+        disk.flip("data/state.journal", position)
     again = Node(disk, FakeClock())
     assert again.replica.self_id.node_id == SELF.node_id
     assert again.replica.self_id != SELF, "it may have voted for anybody"
@@ -407,7 +408,8 @@ def test_a_damaged_journal_costs_the_identity() -> None:
 def test_a_damaged_journal_and_an_unusable_log() -> None:
     node = started()
     disk = stopped(node)
-    disk.flip("data/state.journal", 512)
+    for position in TWICE.positions(0):
+        disk.flip("data/state.journal", position)
     disk.remove("data/t/log-start")
     again = Node(disk, FakeClock())
     assert again.replica.self_id != SELF
