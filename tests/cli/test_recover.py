@@ -166,7 +166,10 @@ def test_damage_is_told_and_accepted(data: Path) -> None:
     assert "there is no loss to accept" in whole.stderr
 
 
-POISON = b'{"v":1,"node":2,"incarnation":9,"sequence":1,"command":{"type":"\x7fNo"}}'
+POISON = (
+    b'{"v":1,"node":2,"incarnation":9,"sequence":1,'
+    b'"command":{"type":"RegisterBroker","node_id":"\x7fNo"}}'
+)
 DIGEST = hashlib.sha256(POISON).hexdigest()
 TAIL = f"5:4:{DIGEST[:12]}"
 
