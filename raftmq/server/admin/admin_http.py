@@ -10,7 +10,7 @@ metadata group; /health/live only when the process should be started anew.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import h11
@@ -84,6 +84,37 @@ def _faults_page(faults: FaultPort | None) -> Page:
     return page
 
 
+PAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "/": ("GET", "this list; JSON for Accept: application/json"),
+    "/health": ("GET", "200 once clients may come, else 503 and why"),
+    "/health/ready": ("GET", "the same: for a readiness probe"),
+    "/health/live": ("GET", "503 when only a new start helps"),
+    "/status": ("GET", "everything about this node, as JSON"),
+    "/metrics": ("GET", "numbers for Prometheus"),
+    "/nodes": ("GET", "the nodes of the cluster, and replacements"),
+    "/nodes/replace": ("POST", "raftmq node replace"),
+    "/leaders": ("GET", "leaders, and which node should lead"),
+    "/leaders/transfer": ("POST", "raftmq leader transfer"),
+    "/faults": ("GET, PUT, DELETE", "faults for tests; refused in production"),
+}
+"""Methods and meaning of each page."""
+
+
+def _list_page(paths: Sequence[str]) -> Page:
+    """The list of these pages, for whoever looks at the port with a browser or curl."""
+    rows = [
+        {"path": p, "methods": PAGES[p][0], "meaning": PAGES[p][1]} for p in PAGES if p in paths
+    ]
+    lines = [f"{row['path']:<17}{row['methods']:<18}{row['meaning']}\n" for row in rows]
+
+    async def page(request: Request) -> Response:
+        if _JSON in request.headers.get("accept", ""):
+            return answer({"pages": rows})
+        return Response("".join(lines), media_type="text/plain")
+
+    return page
+
+
 def _indented(body: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(body))
 
@@ -116,18 +147,18 @@ def make_app(
         is_live = bool(body.get("is_live", True))
         return answer(body, 200 if is_live else 503)
 
-    return Starlette(
-        routes=[
-            Route("/metrics", metrics_page),
-            Route("/health", health_page),
-            Route("/health/ready", health_page),
-            Route("/health/live", live_page),
-            Route("/status", status_page),
-            Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
-            *([] if nodes is None else nodes_routes(nodes)),
-            *([] if leaders is None else leaders_routes(leaders)),
-        ]
-    )
+    routes = [
+        Route("/metrics", metrics_page),
+        Route("/health", health_page),
+        Route("/health/ready", health_page),
+        Route("/health/live", live_page),
+        Route("/status", status_page),
+        Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
+        *([] if nodes is None else nodes_routes(nodes)),
+        *([] if leaders is None else leaders_routes(leaders)),
+    ]
+    paths = ["/", *(route.path for route in routes)]
+    return Starlette(routes=[Route("/", _list_page(paths)), *routes])
 
 
 class _Parser(h11.Connection):

@@ -7,16 +7,18 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import h11
 import pytest
 import trio
 import trio.testing
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from raftmq.server.admin import admin_http
-from raftmq.server.admin.admin_http import Status, serve_admin
+from raftmq.server.admin.admin_http import PAGES, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
 
@@ -24,12 +26,14 @@ async def get(port: int, path: str) -> tuple[int, bytes]:
     return await ask(port, "GET", path)
 
 
-async def ask(port: int, method: str, path: str, sent: bytes = b"") -> tuple[int, bytes]:
+async def ask(
+    port: int, method: str, path: str, sent: bytes = b"", accept: str = "*/*"
+) -> tuple[int, bytes]:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
         await stream.send_all(
             f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            f"Content-Length: {len(sent)}\r\n\r\n".encode()
+            f"Accept: {accept}\r\nContent-Length: {len(sent)}\r\n\r\n".encode()
             + sent
         )
         data = b""
@@ -110,6 +114,33 @@ async def served(
                 nursery.cancel_scope.cancel()
                 sock.close()
     assert bugs is not None or counted == []
+
+
+async def test_the_root_lists_the_pages_that_are_there() -> None:
+    async with served() as port:
+        for accept in ("*/*", "text/html,application/xhtml+xml"):
+            code, body = await ask(port, "GET", "/", accept=accept)
+            lines = body.decode().splitlines()
+            assert code == 200
+            assert max(map(len, lines)) <= 80
+            paths = [line.split()[0] for line in lines]
+            assert paths == [path for path in PAGES if path[1:6] not in ("nodes", "leade")]
+        for path in paths:
+            assert (await get(port, path))[0] == (403 if path == "/faults" else 200)
+        code, body = await ask(port, "GET", "/", accept="application/json")
+        assert [page["path"] for page in json.loads(body)["pages"]] == paths
+
+
+def test_every_page_is_told_of_with_its_methods() -> None:
+    port: Any = None
+    some: Any = SimpleNamespace(replace=port, transfer=port, show=port)
+    made = admin_http.make_app(
+        health=port, status=port, metrics=port, faults=port, nodes=some, leaders=some
+    )
+    routes = [route for route in made.routes if isinstance(route, Route)]
+    assert {
+        route.path: ", ".join(sorted((route.methods or set()) - {"HEAD"})) for route in routes
+    } == {path: ", ".join(sorted(words.split(", "))) for path, (words, _) in PAGES.items()}
 
 
 async def test_a_bug_in_the_servers_protocol_costs_one_connection(
