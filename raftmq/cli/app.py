@@ -32,12 +32,23 @@ _UsageError: Final[type[Exception]] = typer.BadParameter.mro()[1]
 """What typer raises for words that it cannot read; it exports this subclass alone."""
 
 
+_SHORT_FLAGS: Final = "eJCqu"
+"""Letters of `consume` that take no value, so that more may follow in the same word."""
+
+
+def _has_short_json(word: str) -> bool:
+    """True for -J, alone or among other letters: -eJ, but not -KJ, where J is the key's end."""
+    flags = word[1:].partition("J")[0]
+    return word[:1] == "-" and "J" in word and not flags.strip(_SHORT_FLAGS)
+
+
 class _Root(TyperGroup):
     """Knows from the words whether errors are told as JSON, those of the words included."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
         options = args[: args.index("--")] if "--" in args else args
-        tell_errors_as_json("--json" in options or ("consume" in args and "-J" in options))
+        is_short = "consume" in args and any(map(_has_short_json, options))
+        tell_errors_as_json("--json" in options or is_short)
         with _usage_told():
             return super().make_context(info_name, args, *rest, **more)
 
@@ -63,7 +74,7 @@ app = typer.Typer(
     help="A message queue that speaks the Kafka protocol, one Raft group per partition.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome, 130 ended by Ctrl-C.",
 )
 
 _HAND_PARSED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}

@@ -91,6 +91,33 @@ def test_errors_are_json_where_results_are(
     assert (error["code"], error["outcome"]) == (code, "failed")
 
 
+@pytest.mark.parametrize(
+    ("words", "is_json"),
+    [
+        (["nope", "-J"], True),
+        (["nope", "-eJ"], True),
+        (["nope", "-eqJ"], True),
+        (["nope", "-JC"], True),
+        (["nope", "-Je"], True),
+        (["nope", "-KJ"], False),
+        (["nope", "-eKJ"], False),
+        (["nope", "-e"], False),
+        (["nope", "-eJ", "-o", "somewhere"], True),
+        (["nope", "-eJ", "--bogus"], True),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_letters_in_one_word_ask_for_json_errors_too(
+    call: Call, words: list[str], is_json: bool
+) -> None:
+    done = call("consume", *words)
+    assert done.exit_code in (1, 2)
+    if is_json:
+        assert told(done)["message"]
+    else:
+        assert done.stderr.startswith("raftmq: topic 'nope'")
+
+
 def test_an_unknown_outcome_is_told_as_json(call: Call, broker: FakeBroker) -> None:
     broker.fault(ApiKey.CREATE_TOPICS, "drop after")
     done = call("topic", "create", "maybe", "--json")

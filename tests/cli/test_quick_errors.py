@@ -132,3 +132,39 @@ def test_a_name_that_no_topic_can_have_is_told_at_once(call: Call, words: str) -
     assert time.monotonic() - begun < AT_ONCE_S
     assert done.exit_code == 2
     assert "a topic is a name of 1 to 249 letters" in done.stderr
+
+
+@pytest.mark.parametrize("command", WORDS)
+def test_ctrl_c_ends_with_130(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if command == "export":
+        pytest.importorskip("pyarrow")
+
+    def interrupt(_bootstrap: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raftmq.cli.common.parse_bootstrap", interrupt)
+    words = WORDS[command].replace("FOLDER", str(tmp_path)).split()
+    done = CliRunner().invoke(app, [*command.split(), *words])
+    assert (done.exit_code, done.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("config keys", "raftmq.cli.config_check.documented_keys"),
+        ("config check node.toml", "pathlib.Path.read_text"),
+        ("log dump x.log", "raftmq.cli.log.reported"),
+        ("log verify x", "raftmq.cli.log.reported"),
+    ],
+)
+def test_ctrl_c_in_work_on_files_ends_with_130(
+    words: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupt)
+    done = CliRunner().invoke(app, words.split())
+    assert (done.exit_code, done.output) == (130, "")
