@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -23,6 +24,7 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import note
 from raftmq.cli.produce import Acks, Compression
+from raftmq.cli.progress import Bar, progress_bar
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
@@ -33,10 +35,15 @@ from raftmq_client.errors import BrokerError
 COLUMNS = ("Test", "Records", "Bytes", "Seconds", "Records/s", "MB/s", "p50 ms", "p99 ms")
 TIMEOUT_S = 15.0
 _LATENCY_RECORDS_MAX = 2_000
+_STEP = 1_000
+_SHOW_EVERY_S = 0.25
 
 
 def bench(
-    topic: Annotated[str, typer.Option("-t", "--topic", help="Made when absent.")] = "bench",
+    topic: Annotated[
+        str,
+        typer.Option("-t", "--topic", autocompletion=completion.topics, help="Made when absent."),
+    ] = "bench",
     records: Annotated[int, typer.Option("-c", "--count", help="Records to write.", min=1)] = (
         200_000
     ),
@@ -60,14 +67,35 @@ def bench(
         made = _ensure_topic(admin, topic, partitions)
         try:
             value = os.urandom(size // 2 + 1).hex()[:size].encode()
-            rows = [_latency(bootstrap, topic, value, acks, min(records, _LATENCY_RECORDS_MAX))]
-            ends = _ends(admin, topic)
-            rows.append(_write(bootstrap, topic, value, acks, compression, records))
-            rows.append(_read(bootstrap, ends, records, size))
+            few = min(records, _LATENCY_RECORDS_MAX)
+            with progress_bar("one in flight", as_json) as bar:
+                rows = [_latency(bootstrap, topic, value, acks, few, _Pace(bar, few))]
+                ends = _ends(admin, topic)
+                bar.name("produce")
+                pace = _Pace(bar, records)
+                rows.append(_write(bootstrap, topic, value, acks, compression, records, pace))
+                bar.name("consume")
+                rows.append(_read(bootstrap, ends, records, size, _Pace(bar, records)))
             show(COLUMNS, rows, as_json=as_json)
         finally:
             if made and not keep:
                 admin.delete_topic(topic)
+
+
+class _Pace:
+    """Shows how far a test is a few times a second: drawing more often would be measured."""
+
+    def __init__(self, bar: Bar, count: int) -> None:
+        self._bar = bar
+        self._count = count
+        self._shown_at = 0.0
+
+    def at(self, done: int) -> None:
+        """So many records are done."""
+        now = time.perf_counter()
+        if now - self._shown_at >= _SHOW_EVERY_S or done >= self._count:
+            self._shown_at = now
+            self._bar.update(done, self._count, f"{done:,} records")
 
 
 def _ensure_topic(admin: Admin, topic: str, partitions: int) -> bool:
@@ -88,7 +116,7 @@ def _ends(admin: Admin, topic: str) -> dict[TopicPartition, int]:
 
 
 def _latency(
-    bootstrap: str, topic: str, value: bytes, acks: Acks, count: int
+    bootstrap: str, topic: str, value: bytes, acks: Acks, count: int, pace: _Pace
 ) -> tuple[object, ...]:
     times = []
     with Producer(bootstrap, acks=acks.value, linger_ms=0, client_id="raftmq-bench") as producer:
@@ -98,6 +126,7 @@ def _latency(
             start = time.perf_counter()
             producer.send(topic, value, partition=0).result()
             times.append(time.perf_counter() - start)
+            pace.at(len(times))
             if time.perf_counter() - begun > 5:
                 break
         seconds = time.perf_counter() - begun
@@ -107,7 +136,13 @@ def _latency(
 
 
 def _write(
-    bootstrap: str, topic: str, value: bytes, acks: Acks, compression: Compression, count: int
+    bootstrap: str,
+    topic: str,
+    value: bytes,
+    acks: Acks,
+    compression: Compression,
+    count: int,
+    pace: _Pace,
 ) -> tuple[object, ...]:
     with Producer(
         bootstrap,
@@ -119,7 +154,10 @@ def _write(
     ) as producer:
         producer.partitions(topic)
         begun = time.perf_counter()
-        receipts = [producer.send(topic, value) for _ in range(count)]
+        receipts = []
+        for number in range(0, count, _STEP):
+            receipts += [producer.send(topic, value) for _ in range(min(_STEP, count - number))]
+            pace.at(len(receipts))
         producer.flush()
         seconds = time.perf_counter() - begun
         for receipt in receipts:
@@ -128,7 +166,7 @@ def _write(
 
 
 def _read(
-    bootstrap: str, starts: dict[TopicPartition, int], count: int, size: int
+    bootstrap: str, starts: dict[TopicPartition, int], count: int, size: int, pace: _Pace
 ) -> tuple[object, ...]:
     with Consumer(bootstrap, client_id="raftmq-bench") as consumer:
         consumer.assign(starts)
@@ -139,6 +177,7 @@ def _read(
             if not batch:
                 raise CommandError(f"only {got} of {count} records came back within 5 s")
             got += len(batch)
+            pace.at(got)
         seconds = time.perf_counter() - begun
     return _row("consume", got, size, seconds)
 

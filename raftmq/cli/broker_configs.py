@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -37,12 +38,27 @@ from raftmq_client.errors import BrokerError
 node_config_app = typer.Typer(help="Settings of one broker.", no_args_is_help=True)
 cluster_config_app = typer.Typer(help="Settings of all brokers.", no_args_is_help=True)
 
-Node = Annotated[int, typer.Argument(metavar="NODE", help="The broker's id.", min=0)]
-Keys = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY]...", help="Only these.", show_default=False)
+Node = Annotated[
+    int,
+    typer.Argument(metavar="NODE", autocompletion=completion.nodes, help="The broker's id.", min=0),
 ]
-SomeKeys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Their names.")]
-Pairs = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="What to set.")]
+Keys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY]...",
+        autocompletion=completion.settings,
+        help="Only these.",
+        show_default=False,
+    ),
+]
+SomeKeys = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY...", autocompletion=completion.settings, help="Their names."),
+]
+Pairs = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY=VALUE...", autocompletion=completion.settable, help="What to set."),
+]
 All = Annotated[bool, typer.Option("--all", help="Also what nobody has set.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show; change nothing.")]
 

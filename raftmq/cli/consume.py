@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     UNKNOWN_S,
@@ -36,12 +37,28 @@ TOPIC_TIMEOUT_S: Final = 10.0
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
 Formatter = Callable[[ConsumerRecord], bytes]
 
+TopicWord = Annotated[
+    str | None,
+    typer.Argument(metavar="[TOPIC]", autocompletion=completion.topics, show_default=False),
+]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("-t", "--topic", autocompletion=completion.topics, help="The topic, kcat's way."),
+]
+MemberOf = Annotated[
+    str | None,
+    typer.Option(
+        "-G",
+        "--group",
+        autocompletion=completion.groups,
+        help="Read as a member of this group.",
+    ),
+]
+
 
 def consume(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
-    topic_option: Annotated[
-        str | None, typer.Option("-t", "--topic", help="The topic, kcat's way.")
-    ] = None,
+    topic: TopicWord = None,
+    topic_option: TopicOption = None,
     partition: Annotated[
         list[int] | None, typer.Option("-p", "--partition", help="Only this one; repeatable.")
     ] = None,
@@ -57,9 +74,7 @@ def consume(
     count: Annotated[
         int | None, typer.Option("-c", "--count", help="Stop after so many records.", min=0)
     ] = None,
-    group: Annotated[
-        str | None, typer.Option("-G", "--group", help="Read as a member of this group.")
-    ] = None,
+    group: MemberOf = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new records.")] = False,
     exit_at_end: Annotated[
         bool, typer.Option("-e", "--exit", help="End at the log's end (the default).")

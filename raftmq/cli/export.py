@@ -7,7 +7,6 @@ pyspark and Java are there only where `raftmq[spark]` was installed. docs/export
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import evolve
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -28,8 +28,9 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import note, out
+from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.progress import Bar, progress_bar
 
 if TYPE_CHECKING:
     from raftmq_spark.export.engines import EngineRunner
@@ -69,10 +70,20 @@ class Compression(StrEnum):
 
 Topics = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TOPIC...", help="What to export; for --replay all without any."),
+    typer.Argument(
+        metavar="TOPIC...",
+        autocompletion=completion.topics,
+        help="What to export; for --replay all without any.",
+    ),
 ]
 Group = Annotated[
-    str | None, typer.Option("-g", "--group", help="The group whose offsets say what is new.")
+    str | None,
+    typer.Option(
+        "-g",
+        "--group",
+        autocompletion=completion.groups,
+        help="The group whose offsets say what is new.",
+    ),
 ]
 To = Annotated[
     str,
@@ -257,14 +268,14 @@ def _export(order: Any, runner: EngineRunner, *, as_json: bool) -> None:
 
     runner.check()
     check_reachable(order.client.bootstrap)
-    with _bar("exporting", as_json) as bar:
+    with progress_bar("exporting", as_json) as bar:
         watcher = _watcher(bar)
         runner = evolve(runner, say=watcher.say)
         report = run(order, runner, watcher)
     _show_report(report, order, as_json=as_json)
 
 
-def _watcher(bar: _Bar) -> Any:
+def _watcher(bar: Bar) -> Any:
     from raftmq_spark.export.job import Progress, Step, Watcher
 
     class Shown(Watcher):
@@ -340,7 +351,7 @@ def _verify(location: Any, client: Any, *, as_json: bool) -> None:
     from raftmq_spark.export.verify import verify
 
     archive = find_archive(open_store(location))
-    with _bar("checking", as_json) as bar:
+    with progress_bar("checking", as_json) as bar:
         verdict = verify(
             archive, client, progress=lambda done, of: bar.update(done, of, f"{done} files")
         )
@@ -396,7 +407,7 @@ def _replay(
 
     archive = find_archive(open_store(location))
     wishes = ReplayWishes(names, into, append)
-    with _bar("replaying", as_json) as bar:
+    with progress_bar("replaying", as_json) as bar:
         done: list[Replayed] = replay(
             archive, client, wishes, progress=lambda n, of: bar.update(n, of, f"{n:,} rows")
         )
@@ -423,50 +434,3 @@ def export_all(bootstrap: str, topic: str, group: str, to: str) -> int:
         finding = verdict.findings[0]
         raise CommandError(f"{finding.what}: {finding.kind.value}, {finding.why}")
     return verdict.rows
-
-
-# Progress.
-
-
-class _Bar:
-    """A progress bar on a terminal's standard error; elsewhere nothing but what is said."""
-
-    def __init__(self, progress: Any, name: str) -> None:
-        self._progress = progress
-        self._task = None if progress is None else progress.add_task(name, total=None, told="")
-
-    def name(self, text: str) -> None:
-        """What is going on."""
-        if self._progress is not None:
-            self._progress.update(self._task, description=text)
-
-    def update(self, done: int, of: int, told: str) -> None:
-        """How far it is."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=of, told=told)
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
-        else:
-            note(text)
-
-
-@contextmanager
-def _bar(name: str, as_json: bool) -> Iterator[_Bar]:
-    if as_json or not sys.stderr.isatty():
-        yield _Bar(None, name)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[told]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Bar(progress, name)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -32,7 +33,9 @@ from raftmq_client.core.group_admin import GroupDescription
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 group_app.command()(seek)
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+Group = Annotated[
+    str, typer.Argument(metavar="GROUP", autocompletion=completion.groups, help="The group's name.")
+]
 LIST_COLUMNS = ("GROUP", "TYPE", "STATE", "PROTOCOL", "COORDINATOR")
 LAG_COLUMNS = (
     "GROUP",

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -41,7 +42,10 @@ _MOVED: Final = (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
 @leader_app.command("list")
 def list_leaders(
     topic: Annotated[
-        list[str] | None, typer.Option("-t", "--topic", help="Only this topic; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "-t", "--topic", autocompletion=completion.topics, help="Only this topic; repeatable."
+        ),
     ] = None,
     unbalanced: Annotated[
         bool, typer.Option("--unbalanced", help="Only where another than the preferred one leads.")
@@ -62,7 +66,10 @@ def list_leaders(
 @leader_app.command()
 def balance(
     topic: Annotated[
-        list[str] | None, typer.Option("-t", "--topic", help="Only this topic; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "-t", "--topic", autocompletion=completion.topics, help="Only this topic; repeatable."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would move; change nothing.")
@@ -106,9 +113,20 @@ def balance(
 
 @leader_app.command()
 def transfer(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", autocompletion=completion.topics, help="The topic's name."),
+    ],
     partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", min=0)],
-    node: Annotated[int, typer.Argument(metavar="NODE", help="An in-sync replica's node.", min=0)],
+    node: Annotated[
+        int,
+        typer.Argument(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="An in-sync replica's node.",
+            min=0,
+        ),
+    ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.broker_configs import node_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
@@ -71,8 +72,16 @@ def list_nodes(
 
 @node_app.command("replace")
 def replace_node(
-    old: Annotated[int, typer.Argument(metavar="OLD", help="The node that is gone.", min=0)],
-    new: Annotated[int, typer.Argument(metavar="NEW", help="A live node.", min=0)],
+    old: Annotated[
+        int,
+        typer.Argument(
+            metavar="OLD", autocompletion=completion.nodes, help="The node that is gone.", min=0
+        ),
+    ],
+    new: Annotated[
+        int,
+        typer.Argument(metavar="NEW", autocompletion=completion.nodes, help="A live node.", min=0),
+    ],
     even_if_alive: Annotated[
         bool, typer.Option("--even-if-alive", help="Empty OLD while it still runs.")
     ] = False,

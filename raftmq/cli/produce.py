@@ -14,6 +14,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     REFUSED_S,
@@ -56,15 +57,23 @@ class Acks(StrEnum):
     zero = "0"
 
 
+TopicWord = Annotated[
+    str | None,
+    typer.Argument(metavar="[TOPIC]", autocompletion=completion.topics, show_default=False),
+]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("-t", "--topic", autocompletion=completion.topics, help="The topic, kcat's way."),
+]
+
+
 def produce(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    topic: TopicWord = None,
     values: Annotated[
         list[str] | None,
         typer.Argument(metavar="[VALUE]...", help="Records; without any, standard input."),
     ] = None,
-    topic_option: Annotated[
-        str | None, typer.Option("-t", "--topic", help="The topic, kcat's way.")
-    ] = None,
+    topic_option: TopicOption = None,
     partition: Annotated[
         int | None, typer.Option("-p", "--partition", help="Default: by key, or sticky.", min=-1)
     ] = None,

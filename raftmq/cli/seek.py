@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 from attrs import frozen
 
+from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -47,7 +48,10 @@ class _Target:
 
 
 def seek(
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")],
+    group: Annotated[
+        str,
+        typer.Argument(metavar="GROUP", autocompletion=completion.groups, help="The group's name."),
+    ],
     to: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +68,7 @@ def seek(
             "-t",
             "--topic",
             metavar="TOPIC[:PARTITION,...]",
+            autocompletion=completion.topics,
             help="Repeatable; default: all that the group has offsets of.",
         ),
     ] = None,

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from raftmq.cli import completion
 from raftmq.cli.broker_configs import nearest
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
@@ -37,7 +38,9 @@ from raftmq_client.errors import BrokerError, ClientError, ConnectionFailedError
 
 topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Name = Annotated[
+    str, typer.Argument(metavar="TOPIC", autocompletion=completion.topics, help="The topic's name.")
+]
 Configs = Annotated[
     list[str] | None,
     typer.Option("-c", "--config", metavar="KEY=VALUE", help="A setting; repeatable."),
@@ -217,7 +220,12 @@ def alter(
 
 @topic_app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics to delete.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC...", autocompletion=completion.topics, help="Topics to delete."
+        ),
+    ],
     if_exists: Annotated[
         bool, typer.Option("--if-exists", help="An absent topic is no error.")
     ] = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from raftmq.cli.app import app
+from raftmq.cli.progress import Bar, progress_bar
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.records import parse_header
@@ -324,6 +327,48 @@ def every_command() -> list[list[str]]:
     walk(typer.main.get_command(app), [])
     assert len(found) > 30
     return found
+
+
+def test_bench_shows_how_far_it_is_on_a_terminal(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, int, int]] = []
+
+    class Recorded(Bar):
+        def name(self, text: str) -> None:
+            shown.append((text, 0, 0))
+
+        def update(self, done: int, of: int, told: str) -> None:
+            shown.append((told, done, of))
+
+    @contextmanager
+    def recorded(name: str, as_json: bool) -> Iterator[Bar]:
+        assert (name, as_json) == ("one in flight", False)
+        yield Recorded(None, name)
+
+    monkeypatch.setattr("raftmq.cli.bench.progress_bar", recorded)
+    assert call("bench", "-c", "2500", "-s", "10").exit_code == 0
+    assert ("1 records", 1, 2000) in shown, "as soon as there is something to tell"
+    assert ("produce", 0, 0) in shown
+    assert shown.count(("2,500 records", 2500, 2500)) == 2
+
+
+def test_progress_is_for_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress_bar("work", as_json=False) as bar:
+        bar.update(1, 2, "1 of 2")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress_bar("work", as_json=True) as bar:
+        bar.update(1, 2, "1 of 2")
+    assert capsys.readouterr() == ("", "")
+    with progress_bar("work", as_json=False) as bar:
+        bar.update(1, 2, "1 of 2")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "1 of 2" in told.err
 
 
 def test_every_command_has_help_with_an_example(call: Call) -> None:
