@@ -26,8 +26,7 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import VoteReply
 from raftmq.records import HEADER_SIZE, parse_header
-from raftmq.replication.mail import Stream
-from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.peer_codec import decode
 from raftmq.replication.peer_messages import NodeBeat
 from raftmq.replication.recovery import Opening, open_replica

@@ -28,8 +28,7 @@ from raftmq.raft.leader import Leadership
 from raftmq.raft.messages import Message
 from raftmq.records import BatchHeader
 from raftmq.replication import recovery as cluster_recovery
-from raftmq.replication.journal_place import JournalPlace
-from raftmq.replication.outbox import Outbox
+from raftmq.replication.durability import JournalPlace, Outbox
 from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.invariants import InvariantViolation
-from raftmq.log.sparse_index import DamagedIndexError
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.tools import inspect
 from raftmq.tools.giving_up import (
     Account,

@@ -24,7 +24,7 @@ from raftmq.metadata.commands import AllocateProducerIds, DeleteTopics, Producer
 from raftmq.metadata.group_commands import Claimed, ClaimGroup, CommitMany
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_producers import PartitionProducers
 from raftmq.partition.partition_results import DeleteResult

@@ -207,7 +207,7 @@ def _print_batch(position: int, header: BatchHeader, batch: bytes, as_json: bool
 
 
 def _dump_index(path: Path, as_json: bool) -> None:
-    from raftmq.log.sparse_index import DamagedIndexError
+    from raftmq.log.indexes import DamagedIndexError
     from raftmq.runtime.disk import RealDisk
     from raftmq.tools.inspect import read_index
 

@@ -5,6 +5,11 @@ back, records which voters leaders report. Acts only while `engine.is_leader`, a
 that name the state they were computed from or the broker epoch they are about: one that comes too
 late is rejected at apply and computed anew. Admin calls are planned one at a time, in order.
 
+Which brokers it hears is judged on its own monotonic clock, never by wall clocks (`Liveness`). A
+new controller knows nobody's past, so it gives every live broker a full session before it fences
+one. A broker whose connection ended is given less time: a process that died closes its sockets at
+once, and one that lives is heard again as soon as it is reached anew.
+
 An admin call is answered when every live broker has applied the change (they say so in their
 heartbeats), or at its timeout.
 """
@@ -12,7 +17,7 @@ heartbeats), or at its timeout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,10 +25,7 @@ from attrs import define, field, frozen
 
 from raftmq.controller.leader_balance import LeaderBalance
 from raftmq.controller.leader_table import LeaderRow, LeaderTable
-from raftmq.controller.liveness import Liveness
-from raftmq.controller.outcomes import merged, refused, refused_resource, settled, unnamed
-from raftmq.controller.replacement import plan_replacement
-from raftmq.controller.replacing import Replacing
+from raftmq.controller.replacement import Replacing, plan_replacement
 from raftmq.controller.topic_validation import (
     NO_ID,
     Settings,
@@ -37,6 +39,7 @@ from raftmq.metadata.broker_messages import (
     AdminRequest,
     AlterConfigsCall,
     BrokerHeartbeat,
+    ConfigResource,
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
@@ -54,6 +57,7 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     FenceBroker,
     ReportVoters,
+    TopicOutcomes,
     UnfenceBroker,
     VotersReport,
 )
@@ -64,6 +68,148 @@ from raftmq.metadata.topic_configs import broker_value
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
+
+
+@define(slots=True)
+class Heard:
+    """What the controller knows of one broker."""
+
+    broker_epoch: int
+    heard_ms: float
+    applied_version: int = -1
+    is_unfit: bool = False
+    lost_ms: float | None = None
+    """When its connection ended, unless it was heard since."""
+
+
+class Liveness:
+    """Sessions of brokers, kept by the controller alone."""
+
+    def __init__(self, session_ms: float, lost_session_ms: float | None = None) -> None:
+        """`lost_session_ms` is what is left of a session when the connection has ended."""
+        self._session_ms = session_ms
+        self._lost_session_ms = session_ms if lost_session_ms is None else lost_session_ms
+        self._heard: dict[NodeId, Heard] = {}
+        self.replicas_max: dict[NodeId, int] = {}
+        """What brokers last said, also in an earlier office: it changes with their files alone."""
+
+    def take_office(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
+        """Begin with (node, broker epoch) of all live brokers, as if each had just been heard."""
+        self._heard = {node_id: Heard(epoch, now_ms) for node_id, epoch in live}
+
+    def heard(
+        self,
+        node_id: NodeId,
+        broker_epoch: int,
+        applied_version: int,
+        now_ms: float,
+        *,
+        is_unfit: bool = False,
+        replicas_max: int = 0,
+    ) -> None:
+        """A heartbeat came."""
+        if replicas_max:
+            self.replicas_max[node_id] = replicas_max
+        known = self._heard.get(node_id)
+        if known is None or known.broker_epoch != broker_epoch:
+            known = self._heard[node_id] = Heard(broker_epoch, now_ms)
+        known.heard_ms = now_ms
+        known.lost_ms = None
+        known.is_unfit = is_unfit
+        known.applied_version = max(known.applied_version, applied_version)
+
+    def lost(self, node_id: NodeId, now_ms: float) -> None:
+        """The connection to a broker's node ended."""
+        known = self._heard.get(node_id)
+        if known is not None and known.lost_ms is None:
+            known.lost_ms = now_ms
+
+    def expired(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> list[NodeId]:
+        """Of the live brokers, those silent for a whole session, or for some time since a loss."""
+        late = []
+        for node_id, epoch in live:
+            known = self._heard.get(node_id)
+            if known is None or known.broker_epoch != epoch:
+                self._heard[node_id] = Heard(epoch, now_ms)
+            elif now_ms - known.heard_ms >= self._session_ms or (
+                known.lost_ms is not None and now_ms - known.lost_ms >= self._lost_session_ms
+            ):
+                late.append(node_id)
+        return late
+
+    def applied_version(self, node_id: NodeId, broker_epoch: int) -> int:
+        """The newest version that this broker said it has applied, -1 when it said nothing."""
+        known = self._heard.get(node_id)
+        if known is None or known.broker_epoch != broker_epoch:
+            return -1
+        return known.applied_version
+
+    def unfit(self) -> set[NodeId]:
+        """The brokers whose last heartbeat said that they should not lead."""
+        return {node_id for node_id, known in self._heard.items() if known.is_unfit}
+
+
+def refused(name: str, error: KafkaError) -> Outcome:
+    """A topic that is refused."""
+    return Outcome(name=name, code=error.code, message=error.message)
+
+
+def refused_resource(resource: ConfigResource, error: KafkaError) -> Outcome:
+    """A resource whose change is refused."""
+    return Outcome(
+        name=resource.resource_name,
+        resource_type=resource.resource_type,
+        code=error.code,
+        message=error.message,
+    )
+
+
+def unnamed(row: Outcome) -> Outcome:
+    """A validated topic has no id: it was not created."""
+    return Outcome(
+        name=row.name,
+        code=row.code,
+        message=row.message,
+        topic_id=NO_ID,
+        partitions=row.partitions,
+        replication_factor=row.replication_factor,
+    )
+
+
+def merged(rows: Sequence[Outcome], result: TopicOutcomes) -> Outcomes:
+    """What was planned, with what became of it at apply."""
+    by_id = {outcome.topic_id: outcome for outcome in result.topics}
+    rows_now = []
+    for row in rows:
+        applied = None if row.topic_id is None else by_id.get(row.topic_id)
+        if row.code is ErrorCode.NONE and applied is not None and applied.code is not row.code:
+            row = Outcome(name=row.name, code=applied.code, message=applied.message)
+        rows_now.append(row)
+    return tuple(rows_now)
+
+
+def settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
+    """A row, after waiting for live brokers to know of it and for leaders."""
+    if outcome.code is not ErrorCode.NONE:
+        return outcome
+    if not is_known:
+        return Outcome(
+            name=outcome.name,
+            resource_type=outcome.resource_type,
+            code=ErrorCode.REQUEST_TIMED_OUT,
+            message="done, but not every live broker has applied it yet",
+            topic_id=outcome.topic_id,
+        )
+    return Outcome(
+        name=outcome.name,
+        message=outcome.message,
+        resource_type=outcome.resource_type,
+        topic_id=outcome.topic_id,
+        partitions=outcome.partitions,
+        replication_factor=outcome.replication_factor,
+        is_led=is_led,
+    )
+
 
 CALLS_MAX: Final = 1_000
 TOPICS_PER_CALL_MAX: Final = 1_000

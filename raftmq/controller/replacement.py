@@ -16,6 +16,7 @@ gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
@@ -23,6 +24,7 @@ from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
 from raftmq.metadata.commands import EndReplacement, ReassignPartition, ReplaceNode
+from raftmq.metadata.metadata_engine import MetadataEngine
 from raftmq.metadata.metadata_image import (
     MetadataImage,
     PartitionImage,
@@ -36,6 +38,7 @@ from raftmq.metadata.target_members import (
     present_nodes,
     successor_of,
 )
+from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.replication.readmission import next_configuration
 from raftmq.types import METADATA_TOPIC, NodeId, ReplicaId, StorageId
@@ -382,3 +385,49 @@ def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) ->
             f"back (or recovered with `raftmq recover`): {shown}"
         )
     return steps
+
+
+LOOK_AGAIN_MS: Final = 500.0
+
+
+class Replacing:
+    """The memory of one controller's term of office."""
+
+    def __init__(
+        self,
+        engine: MetadataEngine,
+        leaders: LeaderTable,
+        moves_max: int,
+        limit_of: Callable[[NodeId], int],
+    ) -> None:
+        self._engine = engine
+        self._leaders = leaders
+        self._moves_max = moves_max
+        self._limit_of = limit_of
+        self._is_proposing = False
+        self._seen = (-1, -1)
+        self._look_at_ms = 0.0
+
+    def tick(self, now_ms: float) -> None:
+        """Propose what is due; looks only where something changed, or after a while."""
+        image, configuration = self._engine.image, self._engine.configuration
+        if self._is_proposing or configuration is None or not image.replacements:
+            return
+        seen = image.structure_version, self._leaders.version
+        if seen == self._seen and now_ms < self._look_at_ms:
+            return
+        self._seen, self._look_at_ms = seen, now_ms + LOOK_AGAIN_MS
+        move = next_move(image, self._leaders, self._moves_max, self._limit_of)
+        command = move or next_end(image, configuration)
+        if command is None:
+            return
+        self._is_proposing = True
+
+        def done(_promise: Promise[Any]) -> None:
+            # Whatever came of it: the next tick looks at the state again.
+            self._is_proposing = False
+            self._seen = (-1, -1)
+
+        self._engine.propose(
+            command, expected_version=image.structure_version, may_resend=False
+        ).when_done(done)

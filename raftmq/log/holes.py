@@ -3,7 +3,7 @@
 Clients do not agree on a batch that carries nothing: some never get past one that stands alone in
 an answer, one jumps back, one lets each cost it twice the memory. So none is ever sent: an answer
 to Fetch holds batches that carry records, and where the first has none the next one goes along,
-whatever its size. What leaves holes is the acceptance of a loss (`filler.py`) today; whatever will
+whatever its size. What leaves holes is the acceptance of a loss (`fillers`) today; whatever will
 drop records and keep their offsets notes its holes here too: a batch whose records all went as the
 bytes that it takes, the end of one that lost its last records as a run of no bytes behind it.
 
@@ -17,8 +17,11 @@ that a long row of empty batches is passed in one step.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import Final
 
-from raftmq.records import BatchHeader
+from raftmq.log.batch_reader import Epochs
+from raftmq.records import BatchHeader, empty_batch
+from raftmq.types import Buffer
 
 
 def carries_records(header: BatchHeader) -> bool:
@@ -96,3 +99,31 @@ class Holes:
     def clear(self) -> None:
         """Nothing is known."""
         self.cut(-1, 0)
+
+
+OFFSETS_MAX: Final = 1 << 31
+"""Of one batch: its last offset delta is a signed 32-bit number."""
+
+
+def fillers(start: int, end: int, epochs: Epochs) -> list[bytes]:
+    """Batches without records that fill `[start, end)`."""
+    batches = []
+    while start < end:
+        epoch, epoch_end = epochs.span(start)
+        stop = min(end, epoch_end, start + OFFSETS_MAX)
+        batches.append(empty_batch(start, stop, epoch))
+        start = stop
+    return batches
+
+
+def is_filler(header: BatchHeader) -> bool:
+    """True for a batch that may be cut into smaller ones: there is nothing in it."""
+    return header.record_count == 0 and not header.is_control and not header.has_producer_id
+
+
+def cut_filler(batch: Buffer, header: BatchHeader, start: int, end: int) -> Buffer:
+    """The part of a filler in `[start, end)`."""
+    first, last = max(start, header.base_offset), min(end, header.next_offset)
+    if (first, last) == (header.base_offset, header.next_offset):
+        return batch
+    return empty_batch(first, last, header.leader_epoch)

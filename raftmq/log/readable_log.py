@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raftmq.log.checker import Checker
-from raftmq.log.cold import WarmJob
-from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import FileSpan, LogEntry
+from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.reader import LogReader
 from raftmq.log.segments import Segments
 from raftmq.log.stored import StoredJob
 from raftmq.log.timestamps import TimestampJob, timestamp_job
-from raftmq.log.verify import VerifyJob
+from raftmq.log.verification import Checker, VerifyJob
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 

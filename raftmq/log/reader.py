@@ -16,15 +16,14 @@ from typing import Final
 from attrs import Factory, define
 
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.cold import WarmJob, cold_job, lookup_job
 from raftmq.log.holes import carries_records
-from raftmq.log.index_job import IndexJob
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
+from raftmq.log.prefetch import IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
-from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.log.stored import StoredJob
 from raftmq.records import HEADER_SIZE, TIMESTAMP_MAX, BatchHeader, parse_header, read_records
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex

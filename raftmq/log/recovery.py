@@ -23,12 +23,12 @@ from crc32c import crc32c
 from raftmq.errors import CorruptBatchError
 from raftmq.log.bare_entries import BareEntries, Slot
 from raftmq.log.batch_reader import BadBatch, checked_batches, find_after, is_plausible, is_zero
+from raftmq.log.indexes import DAMAGED, DamagedIndexError, SegmentSummary
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, RecoveryReport, UnusableLogError
 from raftmq.log.segment import OFFSETS_MAX, Damage, Scan, Segment
 from raftmq.log.segments import Segments
 from raftmq.log.shared import Shared
-from raftmq.log.sparse_index import DAMAGED, DamagedIndexError, SegmentSummary
 from raftmq.ports import File
 from raftmq.records import HEADER_SIZE, parse_header
 from raftmq.types import Offset, RaftIndex

@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftmq.errors import CorruptBatchError
-from raftmq.log.checker import Checker
-from raftmq.log.filler import fillers
 from raftmq.log.flush import FlushJob
+from raftmq.log.holes import fillers
 from raftmq.log.log_start import LocalStart, LogStart, Pending, no_way_back
 from raftmq.log.model import (
     BATCH_KIND,
@@ -38,8 +37,9 @@ from raftmq.log.reader import LogReader, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches, kept
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import Fill, RepairJob
-from raftmq.log.retention import is_older, retention_target
+from raftmq.log.segments import is_older, retention_target
 from raftmq.log.shared import Shared
+from raftmq.log.verification import Checker
 from raftmq.ports import Clock, Disk, DiskFullError
 from raftmq.records import BatchHeader, parse_header
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex

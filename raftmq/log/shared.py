@@ -9,8 +9,8 @@ from typing import Any, Final
 from attrs import Factory, frozen
 
 from raftmq.log.file_cache import FileCache
+from raftmq.log.indexes import IndexCache
 from raftmq.log.recent import RecentBudget
-from raftmq.log.sparse_index import IndexCache
 from raftmq.ports import Disk
 
 

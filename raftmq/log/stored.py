@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from raftmq.log.batch_reader import BadBatch, checked_batches
 from raftmq.log.model import FileSpan
-from raftmq.log.verify import VerifyJob
+from raftmq.log.verification import VerifyJob
 from raftmq.records import HEADER_SIZE
 
 STORED_BATCHES_MAX: Final = 256

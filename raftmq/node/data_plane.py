@@ -21,8 +21,7 @@ from raftmq.node.surroundings import Surroundings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
-from raftmq.replication.mail import Stream
-from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.replica import ReplicaConfig
 from raftmq.runtime.peer_links import (
     KIND_BROKER,

@@ -28,19 +28,16 @@ from raftmq.node.composition import NodeCore
 from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
 from raftmq.node.surroundings import Ears, Surroundings
-from raftmq.runtime.batch_opening import NodeBatchOpening
-from raftmq.runtime.catch_up import NodeCatchUp
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.core_wait import CoreWait
 from raftmq.runtime.data_folder import DataFolder
-from raftmq.runtime.deadline_task import run_deadlines
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.flusher import Flusher
 from raftmq.runtime.peer_links import PeerLinks
-from raftmq.runtime.tasks import TrioTasks
+from raftmq.runtime.tasks import TrioTasks, run_deadlines
 from raftmq.runtime.turns import Turns
-from raftmq.runtime.workers import Workers
+from raftmq.runtime.workers import NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.idle_poll import hear_later
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort

@@ -46,7 +46,7 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import Role, SoftState
-from raftmq.replication.journal_place import JournalFailedError
+from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.recovery import Opening, ReplicaOpener
 from raftmq.replication.replica import Replica
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition

@@ -25,7 +25,7 @@ from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.metadata.skips import AHEAD
 from raftmq.metadata.topic_configs import check_static_configs
-from raftmq.node.collections_watch import watch_collections
+from raftmq.node.loop_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError
 from raftmq.runtime.data_folder import DataFolderError

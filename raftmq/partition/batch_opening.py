@@ -22,7 +22,7 @@ from weakref import WeakMethod
 from attrs import define, field
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.partition.produce_checks import (
     Allowance,

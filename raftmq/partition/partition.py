@@ -15,15 +15,13 @@ from typing import Final
 
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.log.index_job import IndexJob
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
-from raftmq.log.verify import VerifyJob
+from raftmq.log.prefetch import IndexJob
+from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import BatchOpening, OpeningWorkers
 from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.parked_deletes import ParkedDeletes
-from raftmq.partition.parked_fetches import ParkedFetches
-from raftmq.partition.parked_produces import AppendResult, ParkedProduces
+from raftmq.partition.parked import AppendResult, ParkedDeletes, ParkedFetches, ParkedProduces
 from raftmq.partition.partition_ports import ReplicaPort
 from raftmq.partition.partition_producers import PartitionProducers
 from raftmq.partition.partition_results import (

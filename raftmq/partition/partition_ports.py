@@ -10,7 +10,7 @@ from typing import Protocol
 
 from raftmq.log.log_start import LogStart
 from raftmq.log.timestamps import TimestampJob
-from raftmq.log.verify import VerifyJob
+from raftmq.log.verification import VerifyJob
 from raftmq.partition.partition_results import FileSpan
 from raftmq.ports import Runnable
 from raftmq.promise import Promise

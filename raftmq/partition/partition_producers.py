@@ -24,7 +24,7 @@ from typing import Final, Protocol
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import AppendResult
 from raftmq.partition.producer_checkpoints import ProducerCheckpoints
 from raftmq.partition.producer_state import ACCEPT, InTurns, ProducerStateTable, Verdict
 from raftmq.partition.refused_batches import RefusedBatches

@@ -1,19 +1,25 @@
 """All replicas of one node: one tick, one way in, one way out, one journal.
 
 Inputs (ticks, frames, finished flushes) touch few replicas; only those touched are drained
-afterwards. What their groups then have to say leaves in few frames (`mail.py`). Flushes are asked
+afterwards. What their groups then have to say leaves in few frames: when a node dies that
+led hundreds of groups, each of them asks for votes, answers and begins its term at the same moment,
+and a frame for every one of these messages would cost both sides more than the message itself. So
+what is small waits in `Mail` until the round of drains ends that caused it. Flushes are asked
 for per replica, plus one for the journal that all groups share, so a thousand elections are a
 handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
 
 Invariants: a replica is drained after every input that touched it, before anything else happens to
 the node; at most one flush per log and one of the journal are under way; frames from nodes that
-claim to be another are dropped.
+claim to be another are dropped. Messages of one stream to one node leave in the order they came, so
+a group's requests never overtake each other; what is urgent (heartbeats, votes, answers) has a
+stream of its own and never waits for bulk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from enum import Enum
 from itertools import islice
 from typing import Final, Protocol
 
@@ -30,13 +36,104 @@ from raftmq.raft.messages import (
 )
 from raftmq.raft.ready import Role
 from raftmq.replication.broken_invariants import ReportBroken
-from raftmq.replication.lateness import Lateness
-from raftmq.replication.mail import Mail, SendFrame, Stream
-from raftmq.replication.peer_codec import decode, encode, encode_node_beat, forget_group
+from raftmq.replication.peer_codec import (
+    SEVERAL_MAX,
+    decode,
+    encode,
+    encode_beats,
+    encode_node_beat,
+    encode_several,
+    forget_group,
+)
 from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
 from raftmq.replication.replica import Replica
 from raftmq.replication.resting import Rests
+from raftmq.replication.timeout_backoff import Lateness
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
+
+SMALL_BYTES_MAX: Final = 2 << 10
+"""What is larger than that is worth a frame of its own, and not worth a copy."""
+GATHERED_BYTES_MAX: Final = 32 << 10
+BEATS_MAX: Final = 256
+
+
+class Stream(Enum):
+    """How a message travels; none waits for those of another stream."""
+
+    BULK = "bulk"
+    CONTROL = "control"
+    HEARTBEAT = "heartbeat"
+
+
+class SendFrame(Protocol):
+    """The shell's way to another node."""
+
+    def __call__(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
+        """Send one frame, given in pieces, without blocking; False when it was dropped."""
+        ...
+
+
+class _Bag:
+    """What waits for one node on one stream."""
+
+    __slots__ = ("frames", "size_bytes")
+
+    def __init__(self) -> None:
+        self.frames: list[list[Buffer]] = []
+        self.size_bytes = 0
+
+
+class Mail:
+    """What a node's replicas have to say to those of other nodes."""
+
+    def __init__(self, node_id: NodeId, send: SendFrame) -> None:
+        self._node_id = node_id
+        self._send = send
+        self._beats: dict[NodeId, list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]] = {}
+        self._bags: dict[tuple[NodeId, Stream], _Bag] = {}
+
+    def add_beat(self, group: RaftGroupId, beat: Heartbeat | HeartbeatReply) -> None:
+        """Take a heartbeat or the reply to one; it leaves with the others."""
+        to = beat.to.node_id
+        beats = self._beats.setdefault(to, [])
+        beats.append((group, beat))
+        if len(beats) >= BEATS_MAX:
+            self._send_beats(to, self._beats.pop(to))
+
+    def add(self, group: RaftGroupId, message: PeerMessage, stream: Stream) -> None:
+        """Take any other message; a large one leaves at once, after those before it."""
+        to = message.to.node_id
+        frame = encode(group, message)
+        size = len(frame[0]) if len(frame) == 1 else sum(map(len, frame))
+        bag = self._bags.get((to, stream))
+        if size > SMALL_BYTES_MAX:
+            if bag is not None:
+                self._send_bag(to, stream)
+            self._send(to, frame, stream)
+            return
+        if bag is None:
+            bag = self._bags[to, stream] = _Bag()
+        bag.frames.append(frame)
+        bag.size_bytes += size
+        if len(bag.frames) >= SEVERAL_MAX or bag.size_bytes >= GATHERED_BYTES_MAX:
+            self._send_bag(to, stream)
+
+    def leave(self) -> None:
+        """Send what was gathered."""
+        while self._bags:
+            self._send_bag(*next(iter(self._bags)))
+        while self._beats:
+            self._send_beats(*self._beats.popitem())
+
+    def _send_bag(self, to: NodeId, stream: Stream) -> None:
+        frames = self._bags.pop((to, stream)).frames
+        frame = frames[0] if len(frames) == 1 else encode_several(frames)
+        self._send(to, frame, stream)
+
+    def _send_beats(
+        self, to: NodeId, beats: list[tuple[RaftGroupId, Heartbeat | HeartbeatReply]]
+    ) -> None:
+        self._send(to, encode_beats(self._node_id, to, beats), Stream.HEARTBEAT)
 
 
 class SendStored(Protocol):

@@ -22,7 +22,7 @@ from raftmq.log.shared import Shared
 from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, never
 from raftmq.raft.membership import Configuration
 from raftmq.replication.catch_up import CatchUp, InlineCatchUp
-from raftmq.replication.journal_place import JournalFailedError
+from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.replica import Peers, Replica, ReplicaConfig, StateMachine
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, RaftIndex, ReplicaId, StorageId
 

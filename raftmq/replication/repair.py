@@ -24,7 +24,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 from raftmq.errors import CorruptBatchError, StorageError
-from raftmq.log.filler import cut_filler, is_filler
+from raftmq.log.holes import cut_filler, is_filler
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.log.repair import Fill, RepairJob

@@ -44,12 +44,11 @@ from raftmq.replication.append_checks import (
 )
 from raftmq.replication.broken_invariants import ReportBroken, reports_bugs
 from raftmq.replication.catch_up import CatchUp
+from raftmq.replication.durability import JournalFailedError, JournalPlace, Outbox
 from raftmq.replication.in_sync import InSyncTracker
 from raftmq.replication.installing import Installing
-from raftmq.replication.journal_place import JournalFailedError, JournalPlace
 from raftmq.replication.log_source import LogSource
 from raftmq.replication.log_start_moves import LogStartMoves, encode_wish
-from raftmq.replication.outbox import Outbox
 from raftmq.replication.peer_messages import (
     PeerMessage,
     RepairReply,

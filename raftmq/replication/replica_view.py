@@ -15,10 +15,9 @@ from raftmq.raft.core import RaftCore
 from raftmq.raft.membership import Configuration
 from raftmq.raft.progress import ProgressState
 from raftmq.raft.ready import Role
+from raftmq.replication.durability import JournalPlace, Outbox
 from raftmq.replication.in_sync import InSyncTracker
-from raftmq.replication.journal_place import JournalPlace
 from raftmq.replication.log_start_moves import LogStartMoves
-from raftmq.replication.outbox import Outbox
 from raftmq.replication.read_barriers import ReadBarriers
 from raftmq.replication.readmission import Readmission, Wish
 from raftmq.replication.replica_ports import ReplicaConfig

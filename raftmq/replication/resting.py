@@ -28,7 +28,6 @@ from attrs import define, field, frozen
 
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
-from raftmq.replication.patience import Patience
 from raftmq.replication.peer_messages import (
     CONFUSED,
     REST_BUCKETS,
@@ -37,6 +36,7 @@ from raftmq.replication.peer_messages import (
     Rest,
     Wake,
 )
+from raftmq.replication.timeout_backoff import Patience
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
 if TYPE_CHECKING:

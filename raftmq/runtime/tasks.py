@@ -1,4 +1,5 @@
-"""Trio behind `node/surroundings.py`'s `Tasks`: the way in which a real node waits.
+"""Trio behind `node/surroundings.py`'s `Tasks`, the way in which a real node waits, and the task
+that lets deadlines pass: it sleeps until the earliest one, and wakes when that moves up.
 
 Owns nothing. Code that waits through this port alone runs unchanged in the simulation, where the
 same waits are steps of virtual time.
@@ -6,11 +7,14 @@ same waits are steps of virtual time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
+from raftmq.partition.deadlines import Deadlines
+from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.runtime.nap import Nap
 
@@ -56,3 +60,29 @@ class TrioTasks:
         async with trio.open_nursery() as nursery:
             for task in tasks:
                 nursery.start_soon(task)
+
+
+CALLBACKS_PER_PASS: Final = 128
+
+
+async def run_deadlines(
+    deadlines: Deadlines,
+    clock: Clock,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Call back what is due until cancelled."""
+    nap = Nap()
+    deadlines.on_earlier = nap.wake
+    task_status.started()
+    try:
+        while True:
+            if deadlines.expire(clock.monotonic_ms(), count_max=CALLBACKS_PER_PASS):
+                # A thousand fetches that end at once are a thousand answers: heartbeats go first.
+                await trio.lowlevel.checkpoint()
+                continue
+            next_ms = deadlines.next_ms
+            left_s = math.inf if next_ms is None else (next_ms - clock.monotonic_ms()) / 1e3
+            await nap.until(trio.current_time() + left_s)
+    finally:
+        deadlines.on_earlier = None

@@ -1,7 +1,12 @@
-"""Work that would hold up the loop, done in threads: reading and checking cold bytes.
+"""Threads for work that would hold up the loop; each kind has its own, and waits for no other.
 
-A few at a time, the rest in order of arrival; each is a promise that settles on the loop. Threads
-are trio's cached ones, so an idle node has none.
+`Workers` read and check cold bytes, a few jobs at a time, the rest in order of arrival; each is a
+promise that settles on the loop. Threads are trio's cached ones, so an idle node has none.
+`NodeBatchOpening` looks into produced batches: a producer must not wait behind a slow disk, nor a
+replica that catches up behind producers; the number of its threads bounds the memory that opened
+batches take. `NodeCatchUp` reads ahead of replicas that are far behind: a chunk leaves when the
+rate allows it and the peer's stream has room, so what waits for a peer is bounded, and what was not
+sent need not be sent twice.
 """
 
 from __future__ import annotations
@@ -14,7 +19,13 @@ from typing import Any, Final, Protocol
 import trio
 from outcome import Error, Outcome
 
+from raftmq.partition.batch_opening import InlineBudget
+from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.promise import Promise
+from raftmq.replication.catch_up import CatchUpRate
+from raftmq.runtime.flusher import Flusher
+from raftmq.runtime.peer_links import PeerLinks
+from raftmq.types import NodeId
 
 WORKERS_MAX: Final = 4
 
@@ -67,3 +78,54 @@ class Workers:
         else:
             promise.resolve(result.unwrap())
         self._start()
+
+
+OPENERS: Final = 2
+
+
+class NodeBatchOpening:
+    """`OpeningWorkers` of a real node."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.inline = InlineBudget(clock)
+        self._workers = Flusher(OPENERS, "batch-opener", patience_s=0.0)
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it in a worker thread."""
+        self._workers.submit(job, done)
+
+    def close(self) -> None:
+        """End the threads after what they are at."""
+        self._workers.close(drop=True)
+
+
+READERS: Final = 2
+
+
+class NodeCatchUp:
+    """`CatchUp` of a real node."""
+
+    def __init__(self, links: PeerLinks, rate: CatchUpRate) -> None:
+        self._links = links
+        self._workers = Flusher(READERS, "reader", patience_s=0.0)
+        self._menders = Flusher(1, "mender")
+        self.rate = rate
+
+    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it in a worker thread."""
+        self._workers.submit(job, done)
+
+    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
+        """Run it in the thread for long work."""
+        self._menders.submit(job, done)
+
+    def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
+        """True when a chunk may leave now."""
+        return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
+            size_bytes, batches, is_needed=is_needed
+        )
+
+    def close(self) -> None:
+        """End the threads after what they are at; the rest is for a later life."""
+        self._workers.close(drop=True)
+        self._menders.close(drop=True)

@@ -6,7 +6,10 @@ can repair is accepted* (`account_for_loss`, `accept_loss`): one partition keeps
 lacks the records. Both tell first what they would do, and what may be lost with it.
 
 Looking opens the logs as a start of the node would. Then: the journal first (a term above any that
-a lost node can have known, no vote, no floor), made durable; then each log (`reconfigure.py`).
+a lost node can have known, no vote, no floor), made durable; then each log, whose log start and
+membership entries get the same new configuration, so that every later reading of it agrees.
+Only for logs that nobody has open, and whose other copies are gone for good or rewritten likewise:
+Raft itself never changes an entry.
 
 Invariants: every step can be done again, and a crash at any point leaves what doing it again ends;
 groups of which a majority survives are left alone; what is given up is fenced by a new formation.
@@ -23,8 +26,9 @@ from uuid import UUID
 from attrs import define, evolve, field, frozen
 
 from raftmq.errors import CorruptBatchError, RaftmqError
+from raftmq.log.bare_entries import BareEntries, Slot
 from raftmq.log.hard_state import GroupState, HardStateJournal
-from raftmq.log.log_start import LogStart
+from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.metadata_image import MetadataImage
@@ -34,7 +38,6 @@ from raftmq.ports import Clock, Disk
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.replication.recovery import is_forgotten
-from raftmq.tools.reconfigure import replace_configuration
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,
@@ -45,6 +48,35 @@ from raftmq.types import (
     ReplicaId,
     TopicId,
 )
+
+
+def replace_configuration(disk: Disk, folder: str, kind: int, configuration: bytes) -> None:
+    """Put `configuration` into the log start and every entry of `kind`; durable on return.
+
+    Raises:
+        UnusableLogError: the log was not recovered before.
+        DiskError: the device failed; do it again.
+    """
+    start_file = LogStartFile(disk, folder)
+    local = start_file.read()
+    if local is None or local.pending is not Pending.NOTHING:
+        raise UnusableLogError(f"{folder}: open the log first, so that it is recovered")
+    log_start = evolve(local.log_start, configuration=configuration)
+    start_file.replace(LocalStart(log_start, local.truncated_end))
+    bare = BareEntries(disk, folder, LogConfig().bare_reserve_bytes)
+    try:
+        found = bare.read()
+        bare.load([_with(slot, kind, configuration) for slot in found.slots], log_start)
+        bare.compact(now=True)
+    finally:
+        bare.close()
+
+
+def _with(slot: Slot, kind: int, payload: bytes) -> Slot:
+    if slot.entry.kind != kind:
+        return slot
+    return Slot(evolve(slot.entry, payload=payload), slot.position, slot.size, slot.is_whole)
+
 
 TERM_STEP: Final = 1 << 16
 """More elections than the lost nodes can have held since this disk last heard of them: no entry

@@ -17,11 +17,9 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.log.bare_entries import read_slots
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after, is_zero
 from raftmq.log.file_cache import FileCache
+from raftmq.log.indexes import DamagedIndexError, IndexCache, OffsetIndex, SegmentSummary, TimeIndex
 from raftmq.log.log_start import LocalStart
 from raftmq.log.model import BareEntry
-from raftmq.log.offset_index import OffsetIndex
-from raftmq.log.sparse_index import DamagedIndexError, IndexCache, SegmentSummary
-from raftmq.log.time_index import TimeIndex
 from raftmq.ports import Disk, File
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 

@@ -37,8 +37,7 @@ from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.ready import SoftState
-from raftmq.replication.mail import Stream
-from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import ReplicaConfig
 from raftmq.types import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftmq.controller.liveness import Liveness
+from raftmq.controller.controller import Liveness
 from raftmq.types import NodeId
 
 ONE, TWO = NodeId(1), NodeId(2)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.cold import WarmJob
-from raftmq.log.index_job import IndexJob
 from raftmq.log.model import LogConfig
+from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.ports import DiskError, File

@@ -9,10 +9,10 @@ import pytest
 
 from jepsen_like.disk import CrashOdds, SimDisk
 from raftmq.log.batch_reader import BadBatch
+from raftmq.log.indexes import SparseIndex
 from raftmq.log.log_start import LocalStart, LogStart, Pending
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.log.sparse_index import SparseIndex
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.records import TIMESTAMP_MAX, NewRecord, assemble_batch, build_batch, encode_record
 from raftmq.types import LeaderEpoch, Offset, RaftIndex

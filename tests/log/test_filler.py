@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.log.batch_reader import Epochs
-from raftmq.log.filler import cut_filler, fillers, is_filler
+from raftmq.log.holes import cut_filler, fillers, is_filler
 from raftmq.log.model import DamagedError
 from raftmq.records import check_batch, empty_batch, parse_header, read_records
 from raftmq.types import Offset

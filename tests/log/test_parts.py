@@ -18,9 +18,9 @@ from raftmq.log.batch_reader import (
     walk_headers,
 )
 from raftmq.log.file_cache import FileCache
+from raftmq.log.indexes import DamagedIndexError, IndexCache, OffsetIndex, SegmentSummary, TimeIndex
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, LogConfig, LogEntry, NewerFormatError
-from raftmq.log.offset_index import OffsetIndex
 from raftmq.log.recent import (
     COPIED_BYTES_MAX,
     OBJECT_BYTES,
@@ -29,11 +29,8 @@ from raftmq.log.recent import (
     RecentBudget,
     kept,
 )
-from raftmq.log.retention import retention_target
-from raftmq.log.segment import Damage
-from raftmq.log.sparse_index import DamagedIndexError, IndexCache, SegmentSummary
-from raftmq.log.time_index import TimeIndex
-from raftmq.log.verified import Ranges, VerifiedRanges
+from raftmq.log.segment import Damage, Ranges, VerifiedRanges
+from raftmq.log.segments import retention_target
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 from tests.log.helpers import append, batch, elect, flush, open_log, sim_disk
 

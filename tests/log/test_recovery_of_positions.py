@@ -164,10 +164,10 @@ def test_newer_formats_are_refused() -> None:
     disk = sim_disk()
     log = filled(disk, 20)
     log.close()
-    from raftmq.log import bare_entries, log_start, sparse_index
+    from raftmq.log import bare_entries, indexes, log_start
 
     for module, path in (
-        (sparse_index, segment(suffix="index")),
+        (indexes, segment(suffix="index")),
         (log_start, f"{FOLDER}/log-start"),
         (bare_entries, f"{FOLDER}/bare.entries"),
     ):

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
 from raftmq.counts import BUCKET_COUNT, Histogram, TopicCounts
-from raftmq.node.collections_watch import (
+from raftmq.node.loop_watch import (
     FROZEN_MIN,
     FULL_COLLECTIONS,
     _collecting,

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 from raftmq.errors import NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
-from raftmq.log.verify import VerifyJob
+from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import OpeningWorkers
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.partition import Partition

@@ -7,8 +7,7 @@ from attrs import evolve
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode, StorageError
-from raftmq.partition.parked_deletes import DELETE_WAIT_MS_MIN
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import DELETE_WAIT_MS_MIN, AppendResult
 from raftmq.partition.partition import ACKS_ALL
 from raftmq.partition.partition_results import DeleteResult, EpochEnd
 from raftmq.partition.partition_settings import PartitionSettings

@@ -13,7 +13,7 @@ from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import TWICE, HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.ports import DiskError
@@ -340,7 +340,7 @@ def test_damage_that_cannot_be_noted_ends_the_replica_alone(
     cold = again.partition.read(Offset(0), 1 << 20, may_wait=False)
     assert cold.job is not None
     cold.job.run()
-    monkeypatch.setattr("raftmq.log.sparse_index.SparseIndex.write", fails)
+    monkeypatch.setattr("raftmq.log.indexes.SparseIndex.write", fails)
     again.partition.prepared(cold.job)
     assert again.replica.failure is not None
     assert again.partition.read(Offset(0), 100).code is ErrorCode.KAFKA_STORAGE_ERROR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftmq.replication.lateness import CALM_TICKS, Lateness
+from raftmq.replication.timeout_backoff import CALM_TICKS, Lateness
 
 ELECTION_TICKS = 6
 

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat, VoteReply
-from raftmq.replication.mail import BEATS_MAX, GATHERED_BYTES_MAX, SMALL_BYTES_MAX, Mail, Stream
+from raftmq.replication.multiraft import (
+    BEATS_MAX,
+    GATHERED_BYTES_MAX,
+    SMALL_BYTES_MAX,
+    Mail,
+    Stream,
+)
 from raftmq.replication.peer_codec import SEVERAL_MAX, decode
 from raftmq.replication.peer_messages import NodeBeat, PeerMessage
 from raftmq.types import (

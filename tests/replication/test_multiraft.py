@@ -30,8 +30,7 @@ from raftmq.raft.messages import (
 )
 from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.replication.mail import Stream
-from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft
+from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
 from raftmq.replication.peer_codec import decode, encode, encode_beats, encode_several
 from raftmq.replication.peer_messages import NodeBeat, PeerMessage, Rest, Wake
 from raftmq.replication.recovery import Opening, open_replica

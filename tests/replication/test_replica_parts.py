@@ -11,8 +11,8 @@ from jepsen_like.disk import SimDisk
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendReply, VoteReply
+from raftmq.replication.durability import Outbox
 from raftmq.replication.in_sync import InSyncTracker
-from raftmq.replication.outbox import Outbox
 from raftmq.replication.readmission import next_configuration
 from raftmq.replication.recovery import is_forgotten
 from raftmq.replication.retention import RetentionClock

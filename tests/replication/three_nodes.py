@@ -18,8 +18,7 @@ from raftmq.partition.partition_settings import CheckDepth, PartitionSettings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.replication.mail import Stream
-from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.runtime.disk import RealDisk

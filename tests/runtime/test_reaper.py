@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.runtime import reaper
-from raftmq.runtime.disk import RealDisk
-from raftmq.runtime.reaper import REAP_BYTES_MIN, Reaper
+from raftmq.runtime import disk as real_disk
+from raftmq.runtime.disk import REAP_BYTES_MIN, RealDisk, Reaper
 
 
 def sparse(path: Path, size: int) -> str:
@@ -28,7 +27,7 @@ class Closes:
         self.threads: list[str] = []
         self._close = os.close
         self._one = threading.Semaphore(0)
-        monkeypatch.setattr(reaper.os, "close", self._noted)
+        monkeypatch.setattr(real_disk.os, "close", self._noted)
 
     def _noted(self, fd: int) -> None:
         self._close(fd)
@@ -93,7 +92,7 @@ def test_what_cannot_be_unlinked_stays_and_costs_no_descriptor(
 
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(reaper.os, "unlink", refuse)
+        patch.setattr(real_disk.os, "unlink", refuse)
         with pytest.raises(PermissionError):
             Reaper().unlink(path)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -20,7 +20,7 @@ from jepsen_like.cluster.run import run_cluster_seed
 ROOT = Path(__file__).parents[2]
 RARE = (
     (stress.rot, "log/repair.py"),
-    (stress.indexes, "log/index_job.py"),
+    (stress.indexes, "log/prefetch.py"),
     (stress.restarts, "node/shutdown.py"),
 )
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
@@ -33,7 +33,7 @@ LEFT_OUT = {
     "tools/skipping.py": "an operator's offline work on a command that no node can apply",
     "metadata/skips.py": "names such a command; none is ever written here",
     "logs.py": "how log lines are written",
-    "node/collections_watch.py": "times full garbage collections",
+    "node/loop_watch.py": "times full garbage collections",
     "node/leaders_page.py": "a page of the admin port",
     "node/metrics/exposition.py": "text of the admin port; the simulation reads the values",
     "node/node.py": "the process around what is simulated",

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from jepsen_like.disk import SimDisk
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.log_start import LocalStart, Pending
 from raftmq.log.model import LogConfig
-from raftmq.log.sparse_index import DamagedIndexError
 from raftmq.tools.inspect import (
     Finding,
     SegmentItem,

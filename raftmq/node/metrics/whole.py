@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.replacement import partitions_left
-from raftmq.node.collections_watch import FULL_COLLECTIONS
+from raftmq.node.loop_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Area, Metric, Scrape, Work
 from raftmq.runtime.disk import DISK_FULL
 

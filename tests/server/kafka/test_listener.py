@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from raftmq.partition.deadlines import Deadlines
-from raftmq.runtime.deadline_task import run_deadlines
+from raftmq.runtime.tasks import run_deadlines
 from raftmq.runtime.workers import Workers
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.cork import Cork

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from raftmq.errors import ErrorCode, NotLeaderError, RemoteProtocolError
-from raftmq.log.verify import VerifyJob
+from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import InlineBudget
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_results import DeleteResult

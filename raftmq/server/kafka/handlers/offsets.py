@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.partition.parked_produces import AppendResult
+from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import (
     EARLIEST,
     EARLIEST_LOCAL,

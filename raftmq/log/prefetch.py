@@ -4,8 +4,15 @@ Before a consumer that is behind is answered, the loop looks into an index, walk
 out a span; any of these may have left memory. This finds what of it is not there and makes a job
 that reads it, in any thread, so that the loop finds it there afterwards. One round may show only
 what the next one needs (an index says where the bytes are), so the caller asks again after a job.
+It decides nothing and checks nothing: bytes that must be verified are `verification.py`'s.
 
-Decides nothing and checks nothing: bytes that must be verified are `verify.py`'s.
+Indexes whose files are missing or damaged are made anew in the same way. All of a segment must be
+read for that, up to a gigabyte, so a twin of it looks at the same bytes in a thread, writes
+nothing, and the loop takes over what it found (`Segment.adopt`), together with what was appended
+meanwhile.
+
+Invariant: nothing is taken over from a twin whose segment was cut or given up since, or got its
+indexes from another one.
 """
 
 from __future__ import annotations
@@ -13,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
-from raftmq.log.index_job import IndexJob
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.page_cache import is_warm, warm
 from raftmq.log.segment import Segment
-from raftmq.log.sparse_index import DamagedIndexError
-from raftmq.ports import File
+from raftmq.ports import DiskError, File
 
 BEYOND_BYTES: Final = 16 << 10
 """A walk over headers reads a little more than it was asked for."""
@@ -98,3 +104,53 @@ def lookup_job(
     if size <= 0 or is_warm(segment.file, position, size):
         return None
     return WarmJob(((segment.file, position, size),))
+
+
+@define(slots=True, eq=False)
+class IndexJob:
+    """Looks at one segment from its beginning.
+
+    Attributes:
+        segment: whose indexes are needed.
+        version: of it when the job was made; another one voids the job.
+    """
+
+    segment: Segment
+    twin: Segment
+    file: File
+    size: int
+    end_offset: int
+    version: int = field(default=0)
+    is_done: bool = field(default=False)
+
+    @classmethod
+    def of(cls, segment: Segment) -> IndexJob:
+        """A job for a segment whose file is there.
+
+        Raises:
+            DiskError: it is not.
+        """
+        size, end = segment.size, segment.end_offset
+        return cls(segment, segment.twin(), segment.file, size, end, segment.version)
+
+    def run(self) -> None:
+        """Read and check the segment. Runs in any thread.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        if self.segment.version != self.version:
+            return  # cut, gone, or another job came first: several may wait for the same indexes
+        self.twin.describe(self.file, self.size, self.end_offset)
+        self.is_done = True
+
+    def take(self) -> bool:
+        """Give the segment what was found; on the loop. True when damage was found."""
+        segment = self.segment
+        if not self.is_done or segment.version != self.version or segment.is_missing:
+            return False
+        try:
+            segment.adopt(self.twin)
+        except DiskError:
+            return False  # it shows again when the segment is read, to somebody who can tell
+        return bool(segment.damages)

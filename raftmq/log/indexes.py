@@ -1,11 +1,16 @@
-"""The file format and cache shared by the offset index and the time index of a segment.
+"""The sparse indexes of a segment, by offset and by time, and the file format and cache they share.
 
 An index is a hint that can be rebuilt from its segment: it is written without promise, checked by
 checksum when it is loaded, and thrown away when it is missing or damaged. Entries collect in memory
 and are appended in groups; then the header, which counts and sums them, is written over. A crash
-between the two leaves a header that covers fewer entries, which is sound.
+between the two leaves a header that covers fewer entries, which is sound. Loaded entries of all
+logs of a process share one bounded cache (`IndexCache`).
 
-Loaded entries of all logs of a process share one bounded cache (`IndexCache`).
+The offset index maps base offsets to positions in the file, one pair per `index_interval_bytes`:
+every pair is a batch boundary, and a reader starts at the last pair not above its offset and walks
+headers from there. The time index maps the greatest timestamp so far to the offset of the batch
+that has it; its pairs ascend in both columns. What lies before the batch of the last pair below
+some timestamp is older than that timestamp, so a look-up starts there.
 """
 
 from __future__ import annotations
@@ -353,3 +358,86 @@ class SparseIndex:
             file = self._files.open(self.path, create=True)
             self._files.put(self.path, file)
             return file
+
+
+_OFFSETS_KIND: Final = 1
+
+
+class OffsetIndex(SparseIndex):
+    """Pairs of (offset - base offset, position), 8 bytes each on disk: two uint32."""
+
+    def __init__(self, path: str, base_offset: int, files: FileCache, cache: IndexCache) -> None:
+        super().__init__(path, base_offset, _OFFSETS_KIND, "I", files, cache)
+
+    def append(self, offset: int, position: int) -> bool:
+        """Add a batch boundary; True when `write` is due."""
+        return self.add(offset - self.base_offset, position)
+
+    def floor(self, offset: int) -> tuple[int, int]:
+        """The last known boundary (offset, position) at or below `offset`.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        found = self.last_not_above(max(0, offset - self.base_offset))
+        return (self.base_offset, 0) if found is None else (self.base_offset + found[0], found[1])
+
+    def floor_position(self, position: int) -> tuple[int, int]:
+        """The last known boundary (offset, position) at or below a position.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        found = self.last_value_not_above(position)
+        return (self.base_offset, 0) if found is None else (self.base_offset + found[0], found[1])
+
+    def cut(self, offset: int) -> None:
+        """Forget boundaries at or above `offset`.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        self.truncate(max(0, offset - self.base_offset))
+
+
+_TIMES_KIND: Final = 2
+
+
+class TimeIndex(SparseIndex):
+    """Pairs of (timestamp in ms, offset), 16 bytes each on disk: two int64."""
+
+    def __init__(self, path: str, base_offset: int, files: FileCache, cache: IndexCache) -> None:
+        super().__init__(path, base_offset, _TIMES_KIND, "q", files, cache)
+
+    def append(self, timestamp: int, offset: int) -> bool:
+        """Add the greatest timestamp so far and the batch that has it; True when `write` is due."""
+        return self.add(timestamp, offset)
+
+    def start_for(self, timestamp: int) -> int:
+        """An offset at or below the first batch that reaches `timestamp`.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        found = self.last_below(timestamp)
+        return self.base_offset if found is None else found[1]
+
+    def greatest_before(self, offset: int) -> tuple[int, int] | None:
+        """The last (timestamp, offset of its batch) whose batch is at or below `offset`.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        return self.last_value_not_above(offset)
+
+    def cut(self, offset: int) -> None:
+        """Forget pairs of batches at or above `offset`.
+
+        Raises:
+            DamagedIndexError: the file cannot be used.
+        """
+        found = self.last_value_not_above(offset - 1)
+        if found is None:
+            self.reset()
+        else:
+            self.truncate(found[0] + 1)

@@ -1,20 +1,28 @@
-"""One replica's place in the node's hard-state journal: what it promised, and what it claims.
+"""What one replica has promised and claimed, and the messages that wait until the disk has kept up.
 
-Term and vote, the storage that takes part, the floor under votes: promises wait until these are
-durable. The flushed end and the high watermark ride along lazily: recovery starts from them.
+`JournalPlace` is its place in the node's hard-state journal: term and vote, the storage that takes
+part, the floor under votes. Votes and append replies are promises (Raft §5.1-5.3); in the `Outbox`
+each waits for the journal sequence and the log position at which it was made, also when its own
+Ready wrote nothing: what it vouches for may have been written by an earlier one. The flushed end
+and the high watermark ride along lazily: recovery starts from them.
 
-Invariants: the claimed flushed end never exceeds what the log really has flushed, not even for a
-moment around a truncation; the claimed high watermark lies below it, since above it this disk may
-still hold another leader's entries, which a crash would bring back under a watermark that covers
-them.
+Invariants: no promise leaves before both are durable; one of an older term never leaves (it was
+withdrawn with the term); those held are bounded by the peers' windows. The claimed flushed end
+never exceeds what the log really has flushed, not even for a moment around a truncation; the
+claimed high watermark lies below it, since above it this disk may still hold another leader's
+entries, which a crash would bring back under a watermark that covers them.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import attrs
+from attrs import define
 
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.ports import DiskError, DiskFullError
+from raftmq.raft.messages import AppendReply, Message
 from raftmq.raft.ready import HardState
 from raftmq.types import RaftGroupId, RaftIndex, StorageId, Term
 
@@ -117,3 +125,71 @@ class JournalPlace:
             self._journal.flush_now()
         except DiskError as error:
             raise JournalFailedError(f"journal flush failed: {error}") from error
+
+
+@define(slots=True)
+class _Held:
+    message: Message
+    sequence: int
+    end: RaftIndex
+
+
+class Outbox:
+    """Messages of one replica that wait for a flush.
+
+    Attributes:
+        held: those, in their order; every drain looks whether there are any.
+    """
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: deque[_Held] = deque()
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def hold(self, message: Message, sequence: int, end: RaftIndex) -> None:
+        """Keep `message` until the journal is flushed to `sequence` and the log to `end`."""
+        held = self.held
+        if held:
+            last = held[-1]
+            previous = last.message
+            # A later acknowledgement to the same leader says all that an unsent earlier one did, so
+            # a slow disk answers a burst of appends with one reply.
+            if (
+                isinstance(message, AppendReply)
+                and isinstance(previous, AppendReply)
+                and message.accepted
+                and previous.accepted
+                and (message.term, message.to) == (previous.term, previous.to)
+                and message.is_promise == previous.is_promise
+                and message.flushed_end >= previous.flushed_end
+                and last.end == end
+                and last.sequence == sequence
+            ):
+                last.message = message
+                return
+        held.append(_Held(message, sequence, end))
+
+    def cap(self, end: RaftIndex) -> None:
+        """The log was truncated to `end`: nobody can wait for positions that are gone."""
+        for held in self.held:
+            held.end = min(held.end, end)
+
+    def release(self, sequence: int, flushed_end: RaftIndex, term: Term) -> list[Message]:
+        """Take what may leave now; what belongs to a term before `term` is dropped."""
+        released: list[Message] = []
+        while self.held:
+            first = self.held[0]
+            if first.message.term < term:
+                self.held.popleft()
+                continue
+            if first.sequence > sequence or first.end > flushed_end:
+                break
+            released.append(self.held.popleft().message)
+        return released
+
+    def clear(self) -> None:
+        """Drop everything: the replica stopped."""
+        self.held.clear()
