@@ -2,7 +2,9 @@
 
 One seed, one run: nodes crash and lose unsynced bytes, links are cut, frames and calls are lost or
 late. Clients on every node propose commands, read behind barriers and create topics meanwhile. The
-world notes what was promised and what each node's machine applied, and compares.
+world notes what was promised and what each node's machine applied, and compares. A node may run a
+version from before there were levels (`OLDER`); one that finds the cluster ahead of it stops, and
+comes back as the newer version.
 """
 
 from __future__ import annotations
@@ -20,19 +22,21 @@ from raftmq.controller.broker_lifecycle import BrokerInfo
 from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.controller import ControllerConfig
 from raftmq.controller.reconciler import Action, StopReplica, at_start, reconcile
-from raftmq.errors import ErrorCode, KafkaError
+from raftmq.errors import AheadError, ErrorCode, KafkaError
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
-from raftmq.metadata.broker_messages import FORMAT_MAX, CreateTopicsCall, DeleteTopicsCall, NewTopic
+from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic
 from raftmq.metadata.commands import AllocateProducerIds, Envelope, Result
+from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.metadata_engine import CommandNotAppliedError, EngineConfig
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder, encode_image
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.skips import AHEAD, UnappliableCommandError
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
@@ -53,6 +57,8 @@ from raftmq.types import (
 )
 
 TICK_MS = 10.0
+OLDER: Ranges = {RAFTMQ_LEVEL: (1, 1)}
+"""What a version supports that knows no levels, and registers none."""
 
 
 class WorldClock:
@@ -120,6 +126,10 @@ class WorldNode:
         self.is_up = False
         self.is_gone = False
         """Never to be started again."""
+        self.ranges: Ranges = SUPPORTED
+        """What its version supports, from the next start on."""
+        self.stops = 0
+        """How often it stopped because the cluster was ahead of its version."""
         self.control: ControlPlane
         self.engine: RaftMetadataEngine
         self.multiraft: MultiRaft
@@ -127,6 +137,33 @@ class WorldNode:
     def boot(self) -> None:
         if self.is_gone:
             return
+        try:
+            self._boot()
+        except (UnappliableCommandError, AheadError) as error:
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        """The cluster is ahead of this version: somebody starts the newer one."""
+        assert self.ranges is OLDER, error
+        assert not isinstance(error, UnappliableCommandError) or error.is_newer, error
+        self.crash()
+        self.stops += 1
+        self.ranges = SUPPORTED
+        self.world.schedule(
+            self.random.uniform(50, 500), lambda: None if self.is_up else self.boot()
+        )
+
+    @property
+    def formats(self) -> tuple[int, int]:
+        """The oldest and the newest format that it speaks now."""
+        low, high = self.ranges[RAFTMQ_LEVEL]
+        return FORMATS[max(low, self.engine.image.level)], FORMATS[high]
+
+    def _broken(self, reason: str) -> None:
+        if not reason.startswith(AHEAD):
+            pytest.fail(reason)
+
+    def _boot(self) -> None:
         self.life += 1
         self.is_up = True
         disk, world = self.disk, self.world
@@ -140,9 +177,9 @@ class WorldNode:
             send=self._send,
             request_flush=self._flush,
             on_journal_failed=lambda _error: self.crash(),
-            on_broken_invariant=pytest.fail,
+            on_broken_invariant=self._broken,
         )
-        machine = MetadataMachine()
+        machine = MetadataMachine(supported=self.ranges)
         machine.add_listener(Observer(world, machine))
         self_id = ReplicaId(self.node_id, self.storage_id)
         self.engine = RaftMetadataEngine(
@@ -151,7 +188,7 @@ class WorldNode:
             machine=machine,
             forwarder=_Calls(self),
             clock=self.clock,
-            on_broken_invariant=pytest.fail,
+            on_broken_invariant=self._broken,
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
         replica = open_replica(
@@ -178,12 +215,16 @@ class WorldNode:
         self.engine.attach(replica)
         self.engine.wake = lambda: self.multiraft.touch(replica)
         self.control = ControlPlane(
-            BrokerInfo(self_id, "world", None, ()),
+            BrokerInfo(
+                self_id, "world", None, (), () if self.ranges is OLDER else named(self.ranges)
+            ),
             self.engine,
             _Calls(self),
             clock=self.clock,
             random=self.random,
-            config=ControllerConfig(session_ms=1_000, create_wait_ms=200, voters_count=3),
+            config=ControllerConfig(
+                session_ms=1_000, create_wait_ms=200, voters_count=3, supported=self.ranges
+            ),
             heartbeat_ms=150,
             bootstrap=world.voters,
             move_locally=lambda *_args: False,
@@ -223,6 +264,8 @@ class WorldNode:
                     action()
                 except SimCrash:
                     self.crash()
+                except UnappliableCommandError as error:
+                    self._stop(error)
 
         self.world.schedule(delay_ms, fire)
 
@@ -278,8 +321,8 @@ class _Calls:
     def __init__(self, node: WorldNode) -> None:
         self._node = node
 
-    def version(self, _node_id: NodeId) -> int:
-        return FORMAT_MAX
+    def version(self, node_id: NodeId) -> int:
+        return self._node.world.common_format(self._node.node_id, node_id)
 
     def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
         node, world = self._node, self._node.world
@@ -352,7 +395,17 @@ class ControlWorld:
         return self.random.uniform(0.1, 3)
 
     def is_lost(self, sender: int, to: int) -> bool:
-        return (sender, to) in self.cut or self.random.random() < self.loss
+        is_cut = (sender, to) in self.cut or self.random.random() < self.loss
+        return is_cut or not self.common_format(sender, to)
+
+    def common_format(self, one: int, other: int) -> int:
+        """What two nodes say to each other is of this format; 0: they turn each other away."""
+        nodes = self.nodes[NodeId(one)], self.nodes[NodeId(other)]
+        if not all(node.is_up for node in nodes):
+            return 0
+        low = max(node.formats[0] for node in nodes)
+        high = min(node.formats[1] for node in nodes)
+        return high if low <= high else 0
 
     # ---- what is seen ----
 
