@@ -3,7 +3,6 @@
     python -m jepsen_like sim --seeds N [--seed FIRST] [--jobs J]     whole nodes and clients
     python -m jepsen_like replay DIR                                  a failure, once more
     python -m jepsen_like soak --minutes M [--seed FIRST] [--jobs J]  fresh seeds for so long
-    python -m jepsen_like replicas --seeds N [--seed FIRST]           partitions without nodes
     python -m jepsen_like live --minutes M                            real nodes and clients
     python -m jepsen_like fuzz --port P [--minutes M] [--seed S]      hostile bytes, real nodes
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
@@ -29,22 +28,17 @@ from statistics import median
 from typing import TextIO
 
 from jepsen_like.cluster.out import TRIES_MAX, replay, write_failure
-from jepsen_like.cluster.planted import CLUSTER_BUGS
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.executed import measure
 from jepsen_like.ledger import Ledger, code_digest
 from jepsen_like.planted import BUGS
-from jepsen_like.pool import hunt_bugs, run_chosen, run_cluster_seeds, run_seeds
-from jepsen_like.sim import Result, Verdict
+from jepsen_like.pool import hunt_bugs, run_chosen, run_cluster_seeds
 from jepsen_like.table import table, write_table
 
 TRACE_LINES_SHOWN = 60
 UNKNOWN_SHARE_MAX = 0.01
 """So many of the runs may have been too idle to say much."""
 SOAK_BATCH = 16
-
-
-# ---- whole nodes ----
 
 
 def describe_run(result: ClusterResult) -> str:
@@ -177,63 +171,8 @@ def _replay(arguments: argparse.Namespace, out: TextIO) -> int:
     return int(result.verdict)
 
 
-# ---- partitions without nodes ----
-
-
-def summary_line(results: Sequence[Result]) -> str:
-    """What the runs went through together, and their verdicts."""
-    summaries = [result.summary for result in results]
-
-    def middle(name: str) -> str:
-        return f"{median(getattr(summary, name) for summary in summaries):g}"
-
-    counts = ", ".join(
-        f"{sum(1 for r in results if r.verdict is verdict)} {verdict.name.lower()}"
-        for verdict in Verdict
-    )
-    return (
-        f"{len(results)} runs: {counts}; median per run: elections {middle('leader_changes')}, "
-        f"crashes {middle('crashes')}, truncations {middle('truncations')}, "
-        f"acknowledged records {middle('acked_records')}"
-    )
-
-
-def describe(result: Result) -> str:
-    """One line of one run."""
-    summary = result.summary
-    return (
-        f"seed {result.seed}: {result.verdict.name.lower()} elections={summary.leader_changes} "
-        f"crashes={summary.crashes} truncations={summary.truncations} wipes={summary.wipes} "
-        f"log_starts={summary.log_starts} acknowledged={summary.acked_records} "
-        f"events={summary.events} trace={result.trace_hash}"
-    )
-
-
-def explain(result: Result, out: TextIO) -> None:
-    """Why a run is not clean, and how to run it again."""
-    print(f"seed {result.seed}: {result.name}: {result.detail}", file=out)
-    for line in result.trace[-TRACE_LINES_SHOWN:]:
-        print(f"    {line}", file=out)
-    print(f"again: python -m jepsen_like replicas --seeds 1 --seed {result.seed}", file=out)
-
-
-def _replicas(arguments: argparse.Namespace, out: TextIO) -> int:
-    results = []
-    with _quiet_pipe():
-        for result in run_seeds(arguments.seed, arguments.seeds, arguments.jobs):
-            results.append(result)
-            print(describe(result), file=out, flush=True)
-            if result.verdict is not Verdict.CLEAN:
-                explain(result, out)
-        print(summary_line(results), file=out)
-    verdicts = [result.verdict for result in results]
-    if Verdict.ANOMALY in verdicts:
-        return int(Verdict.ANOMALY)
-    return int(Verdict.UNKNOWN if Verdict.UNKNOWN in verdicts else Verdict.CLEAN)
-
-
 def _planted(arguments: argparse.Namespace, out: TextIO) -> int:
-    names = arguments.bug or [*CLUSTER_BUGS, *BUGS]
+    names = arguments.bug or [*BUGS]
     caught = 0
     with _quiet_pipe():
         catches = hunt_bugs(names, arguments.seed, arguments.seeds, arguments.jobs)
@@ -328,12 +267,9 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     _seeds(soak, 0, None)
     _folders(soak)
     soak.set_defaults(action=_soak)
-    replicas = commands.add_parser("replicas", help="run seeds of partitions without nodes")
-    _seeds(replicas, 20)
-    replicas.set_defaults(action=_replicas)
     planted = commands.add_parser("planted", help="see that planted bugs are caught")
     _seeds(planted, 200)
-    planted.add_argument("--bug", choices=[*BUGS, *CLUSTER_BUGS], action="append")
+    planted.add_argument("--bug", choices=[*BUGS], action="append")
     planted.set_defaults(action=_planted)
     fuzzing = commands.add_parser("fuzz", help="throw hostile bytes at the nodes of a cluster")
     fuzzing.add_argument("--port", choices=["client", "peer", "admin"], required=True)

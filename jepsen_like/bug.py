@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Generic, TypeVar
 from unittest.mock import patch
 
 from attrs import frozen
 
-OptionsT = TypeVar("OptionsT")
+from jepsen_like.cluster.options import ClusterOptions
+
 Plant = Callable[[], AbstractContextManager[None]]
 
 
 @frozen
-class Bug(Generic[OptionsT]):
+class Bug:
     """A planted bug, where to look for it, and what it is that it breaks.
 
     Attributes:
-        options: of the run for a seed, in either simulated world.
+        options: of the run for a seed.
         promise: of mission.md, by number.
         rules: of hazards.md, by number.
         caught_by: invariants and checkers that count as having caught it.
     """
 
     plant: Plant
-    options: Callable[[int], OptionsT]
+    options: Callable[[int], ClusterOptions]
     promise: int
     rules: tuple[int, ...]
     caught_by: tuple[str, ...]

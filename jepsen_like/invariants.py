@@ -9,10 +9,9 @@
     LeaderCommitsOwnTerm          a leader counts copies of no entry before its election's (§5.4.2)
     FlushedSurvives               after a crash a log reaches at least as far as it was flushed
     CrashKeepsIdentity            a crash alone never makes a replica a stranger to its group
-    AckedRecordsSurvive           what a client was promised stays where it was
     OneChangeAtATime              a leader changes one voter, on top of what is committed
     ChangeKeepsQuorum             a majority of the voters after a change answer its leader
-    LinearizableBarrier           a read barrier covers all that was acknowledged before it
+    LinearizableBarrier           a read barrier covers all that was committed before it
 
 Logs are compared by a chain of digests, one per entry, so that one comparison covers a whole
 prefix. The truth is what the first replica to commit a position held there. Observes only; never
@@ -82,7 +81,6 @@ class GroupTruth:
     committed: dict[int, bytes] = field(factory=lambda: {0: GENESIS})
     commit_end: int = 0
     commit_end_by_term: dict[int, int] = field(factory=dict)
-    acked_end: int = 0
     views: dict[ReplicaId, DurableView] = field(factory=dict)
 
 
@@ -185,11 +183,14 @@ class Invariants:
                     "MonotonicHighWatermark", f"{group}: committed entries changed at {end}"
                 )
 
-    def starts_at(self, group: RaftGroupId, replica: ReplicaId, end: int, digest: bytes) -> None:
-        """A replica's log begins at `end` with this state."""
+    def starts_at(self, group: RaftGroupId, replica: ReplicaId, end: int) -> bytes:
+        """A replica's log begins at `end`: what stood before was committed by somebody. Returns the
+        digest of that."""
         known = self.truth(group).committed.get(end)
-        if known is None or known != digest:
-            self.breach("LogMatching", f"{group}: {replica} begins at {end} with another state")
+        if known is None:
+            told = f"{group}: {replica} begins at {end}, where nobody committed"
+            self.breach("LogMatching", told)
+        return known or GENESIS
 
     def leader_commits(
         self, group: RaftGroupId, replica: ReplicaId, end: int, term_start: int
@@ -266,11 +267,11 @@ class Invariants:
                 f"{new[0]} is not there",
             )
 
-    def barrier(self, group: RaftGroupId, index: int, acked_end: int) -> None:
-        """A read barrier begun when `acked_end` was acknowledged lets readers see up to `index`."""
-        if index < acked_end:
+    def barrier(self, group: RaftGroupId, index: int, known_end: int) -> None:
+        """A read barrier begun when `known_end` was committed lets readers see up to `index`."""
+        if index < known_end:
             self.breach(
-                "LinearizableBarrier", f"{group}: a read at {index} misses up to {acked_end}"
+                "LinearizableBarrier", f"{group}: a read at {index} misses up to {known_end}"
             )
 
     def _is_durable(self, truth: GroupTruth, voter: ReplicaId, end: int, digest: bytes) -> bool:

@@ -15,9 +15,8 @@ from typing import Any
 import attrs
 import msgspec
 
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.cluster.world import Counts
-from jepsen_like.sim import Verdict
 
 ROOT = Path(__file__).parents[1]
 

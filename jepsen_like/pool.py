@@ -12,25 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 
-from jepsen_like.cluster.planted import hunt_in_cluster
-from jepsen_like.cluster.run import ClusterResult, run_cluster_seed
-from jepsen_like.planted import BUGS, Catch, hunt
-from jepsen_like.sim import Result, Verdict, run_seed
+from jepsen_like.cluster.run import ClusterResult, Verdict, run_cluster_seed
+from jepsen_like.planted import Catch, hunt
 
 WARM = ("jepsen_like.warm", "jepsen_like.__main__")
 COLLECTIONS = (100_000, 50, 100)
 """Garbage is collected less often than by Python's default: most objects of a run stay."""
 NICE = 10
-
-
-def run_seeds(first: int, count: int, jobs: int) -> Iterator[Result]:
-    """Run seeds `first`, `first + 1`, ..."""
-    seeds = range(first, first + count)
-    if jobs <= 1:
-        yield from map(run_seed, seeds)
-        return
-    with get_context("spawn").Pool(jobs, _get_ready) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=4)
 
 
 def run_cluster_seeds(first: int, count: int, jobs: int) -> Iterator[ClusterResult]:
@@ -88,5 +76,4 @@ def hunt_bugs(names: Sequence[str], first: int, seeds: int, jobs: int) -> Iterat
 
 
 def _hunt(task: tuple[str, int, int]) -> Catch:
-    name, first, seeds = task
-    return hunt(name, first, seeds) if name in BUGS else hunt_in_cluster(name, first, seeds)
+    return hunt(*task)

@@ -77,6 +77,7 @@ class Nemesis:
             "clients-cut": self._clients_cut,
             "malformed": self._malformed,
             "cut-controller": self._cut_controller,
+            "crash-voter": self._crash_voter,
             "shutdown": lambda: self._any_node().shut_down(),
         }
 
@@ -299,6 +300,16 @@ class Nemesis:
         for node in self._world.nodes:
             node.crash()
             self._later(self._world.restart(node))
+
+    def _crash_voter(self) -> None:
+        """A node loses power right after each vote that it gives, and is back at once."""
+        node = self._any_node()
+        node.crashes_after_voting = True
+
+        def end() -> None:
+            node.crashes_after_voting = False
+
+        self._later(end)
 
     def _kill(self) -> None:
         node = self._any_node()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 ROOT = "data"
 DISK_BYTES = 1 << 40
 SUPERVISOR_MS = (50.0, 400.0)
+VOTE_LEAVES_MS = 0.2
 
 
 class SimClock:
@@ -204,10 +205,9 @@ class SimCore(NodeCore):
 
     def __init__(self, config: NodeConfig, options: ClusterOptions) -> None:
         super().__init__(config)
-        self._offsets_retention_ms = options.offsets_retention_ms
-        snapshot_bytes = self._snapshot_bytes = options.snapshot_bytes
+        self._options = options
         self.metadata_log = LogConfig(
-            segment_bytes=snapshot_bytes,
+            segment_bytes=options.snapshot_bytes,
             retention_ms=-1,
             segment_reserve_bytes=4_096,
             bare_reserve_bytes=2_048,
@@ -216,7 +216,7 @@ class SimCore(NodeCore):
     def _group_config(self) -> GroupConfig:
         return attrs.evolve(
             super()._group_config(),
-            offsets_retention_ms=self._offsets_retention_ms,
+            offsets_retention_ms=self._options.offsets_retention_ms,
             retention_check_ms=300,
         )
 
@@ -229,7 +229,7 @@ class SimCore(NodeCore):
             clock=self.plane.clock,
             on_broken_invariant=self.plane.fail,
             config=EngineConfig(
-                snapshot_bytes_min=self._snapshot_bytes,
+                snapshot_bytes_min=self._options.snapshot_bytes,
                 snapshot_factor=1,
                 buggify=self.plane.buggify,
             ),
@@ -253,6 +253,7 @@ class ClusterNode:
         self.identity = PeerIdentity(node_id, StorageId(0))
         """As whom its peers know it."""
         self.life = 0
+        self._resting = 0
         self._leaving_life = -1
         self.is_up = False
         self.is_listening = False
@@ -261,6 +262,7 @@ class ClusterNode:
         self.is_inside = False
         self.pauses = Pauses(world)
         self.is_slow = False
+        self.crashes_after_voting = False
         self.must_start: list[Callable[[], object]] = []
         """Done to the disk before the next start."""
         self.core: SimCore | None = None
@@ -362,6 +364,7 @@ class ClusterNode:
         self.port = SimPort(world, self, core)
         world.watch.attach(self, core)
         core.deadlines.on_earlier = self._deadline_moved
+        core.plane.on_tick.append(partial(self._look_at_rests, core))
         core.plane.failed.when_done(lambda reason: self._failed(life, reason.result()))
         self.is_listening = True
         for other in world.nodes:
@@ -423,6 +426,12 @@ class ClusterNode:
             },
         )
 
+    def _look_at_rests(self, core: SimCore, _now_ms: float) -> None:
+        count = core.plane.multiraft.resting_count
+        if count > self._resting:
+            self.world.had_effect("came to rest")
+        self._resting = count
+
     def _failed(self, life: int, reason: str) -> None:
         def stop() -> None:
             if self.life == life:
@@ -448,6 +457,16 @@ class ClusterNode:
         self.world.note("crash", self.node_id)
         self._stop(is_told=self._random.random() < 0.5)
         self.disk.crash(self._random)
+
+    def voted(self) -> None:
+        """A vote is on its way: where that is wanted power goes, and is back at once."""
+        if self.crashes_after_voting:
+            self.in_thread(VOTE_LEAVES_MS, self._crash_briefly)
+
+    def _crash_briefly(self) -> None:
+        self.world.had_effect("crashed after voting")
+        self.crash()
+        self.world.schedule(1.0, self.world.restart(self))
 
     def _loses_power(self) -> bool:
         return not self.world.watch.is_storage_missing()
@@ -508,7 +527,7 @@ class ClusterNode:
         """Nothing is wrong with this machine any more, and nobody wants it to leave."""
         if self._leaving_life == self.life:
             self.kill("asked to")
-        self.is_slow = False
+        self.is_slow = self.crashes_after_voting = False
         self.pauses.end()
         self.disk.end_faults()
         self.clock.strobe_ms = 0.0

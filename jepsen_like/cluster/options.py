@@ -50,6 +50,7 @@ FAULTS = (
     "malformed",
     "shutdown",
     "cut-controller",
+    "crash-voter",
 )
 
 
@@ -203,6 +204,8 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     # By draws of their own, so that what is drawn below does not move.
     if Random(f"journals {seed}").random() < 0.25:
         weights["rot-journal"] = 0.5
+    if Random(f"voters {seed}").random() < 0.25:
+        weights["crash-voter"] = 0.5
     is_patient = Random(f"patience {seed}").random() < 0.25
     is_astray = Random(f"astray {seed}").random() < 0.25
     expires = random.random() < 0.1

@@ -13,10 +13,9 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from jepsen_like.cluster.run import ClusterResult, run_cluster_seed
+from jepsen_like.cluster.run import ClusterResult, Verdict, run_cluster_seed
 from jepsen_like.cluster.world import Fault
 from jepsen_like.history_events import write_history
-from jepsen_like.sim import Verdict
 
 TRIES_MAX = 40
 

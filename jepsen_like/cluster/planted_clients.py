@@ -15,7 +15,6 @@ from immutables import Map
 
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.options import ClusterOptions
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.metadata import apply as metadata_apply
@@ -174,7 +173,7 @@ def _log_end_of_follower(self: Partition) -> Offset:
 
 _REFUSED = "SequenceAccepted"
 
-CLIENT_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
+CLIENT_BUGS: Final[dict[str, Bug]] = {
     "acked-before-commit": Bug(
         patching((Partition, "_acknowledge", _at_once)),
         stress.leaders,

@@ -13,7 +13,6 @@ from attrs import evolve
 
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.options import ClusterOptions
 from raftmq import records
 from raftmq.controller.broker_lifecycle import BrokerLifecycle
 from raftmq.controller.isolation import Isolation
@@ -148,7 +147,7 @@ def _end_of_all(ends: Iterable[RaftIndex]) -> RaftIndex:
     return min(ends)
 
 
-NODE_BUGS: Final[dict[str, Bug[ClusterOptions]]] = {
+NODE_BUGS: Final[dict[str, Bug]] = {
     "wiped-keeps-storage": Bug(
         patching((DataFolder, "unlocked", classmethod(_same_storage))),
         stress.wipes_of_the_newest,

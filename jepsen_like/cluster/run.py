@@ -14,6 +14,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 
 import structlog
 from attrs import define, field
@@ -35,7 +36,6 @@ from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation, name_of_finding
-from jepsen_like.sim import Verdict
 from raftmq.promise import Promise
 
 STEP_MS = 50.0
@@ -43,6 +43,14 @@ FORMATION_MS = 30_000.0
 GROUP = "g"
 HISTORIAN, LAST_ADMIN = 80, 81
 """Process numbers that no other client comes to; further historians count down."""
+
+
+class Verdict(IntEnum):
+    """How a run ended; also the exit code."""
+
+    CLEAN = 0
+    ANOMALY = 1
+    UNKNOWN = 2
 
 
 @define

@@ -54,6 +54,23 @@ def astray(seed: int) -> ClusterOptions:
     ).with_weights(isolate_leader=3, halves=1, pause=3, isolate=1, transfer=1)
 
 
+def split_votes(seed: int) -> ClusterOptions:
+    """Candidates that compete, and voters that lose power right after they voted."""
+    return drawn(
+        seed,
+        has_floors=False,
+        tick_ms=10,
+        election_ticks=6,
+        heartbeat_ticks=1,
+        latency_ms=(0.5, 10.0),
+        straggler=0.2,
+        straggler_ms=60,
+        fsync_ms=(0.5, 3.0),
+        fault_every_ms=(30.0, 100.0),
+        fault_lasts_ms=(20.0, 200.0),
+    ).with_weights(crash_voter=6, isolate_leader=2, crash_leader=1)
+
+
 def power(seed: int) -> ClusterOptions:
     """Power loss and failing syncs, short outages."""
     return drawn(
@@ -147,6 +164,37 @@ def indexes(seed: int) -> ClusterOptions:
         fault_every_ms=(80.0, 250.0),
         fault_lasts_ms=(20.0, 120.0),
     ).with_weights(rot_index=2, transfer=8)
+
+
+def lost_folders(seed: int) -> ClusterOptions:
+    """Folders of partitions are lost while others vote."""
+    return drawn(
+        seed, has_floors=False, fault_every_ms=(80.0, 400.0), fault_lasts_ms=(20.0, 500.0)
+    ).with_weights(lose_folder=4, isolate_leader=2, crash_leader=2, isolate=2)
+
+
+def log_starts(seed: int) -> ClusterOptions:
+    """Log starts move and the power goes, mostly in the middle of it."""
+    return drawn(
+        seed,
+        has_floors=False,
+        segment_bytes=2_048,
+        snapshot_bytes=8_192,
+        fault_every_ms=(40.0, 200.0),
+        fault_lasts_ms=(20.0, 200.0),
+    ).with_weights(delete_records=4, crash_in=6, crash_point=2, crash=1)
+
+
+def slow_flushes(seed: int) -> ClusterOptions:
+    """Bare entries with records right behind them, long flushes, and the power goes."""
+    return drawn(
+        seed,
+        has_floors=False,
+        fsync_ms=(15.0, 50.0),
+        think_ms=(2.0, 10.0),
+        fault_every_ms=(20.0, 90.0),
+        fault_lasts_ms=(20.0, 120.0),
+    ).with_weights(delete_records=4, crash=3, crash_leader=2)
 
 
 def rot(seed: int) -> ClusterOptions:

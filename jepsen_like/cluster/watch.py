@@ -20,6 +20,7 @@ from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invari
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.ports import DiskError, Runnable
+from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
@@ -333,24 +334,34 @@ class Watcher:
         truth.views[replica.self_id] = DurableView(
             lambda: max(log.flushed_end, min(self.durable_end, self._ends[-1])), self.digest_at
         )
+        self._read_barrier = replica.read_barrier
+        replica.read_barrier = self._judged_barrier  # type: ignore[method-assign]  # it does as well
+
+    def _judged_barrier(self) -> Promise[RaftIndex]:
+        """A linearizable read sees all that anybody took for committed before it was asked for."""
+        known_end = self._invariants.truth(self.group).commit_end
+
+        def judge(promise: Promise[RaftIndex]) -> None:
+            if promise.error is None:
+                self._invariants.barrier(self.group, promise.result(), known_end)
+
+        promise = self._read_barrier()
+        promise.when_done(judge)
+        return promise
 
     # ---- the chain ----
 
+    @property
+    def end(self) -> int:
+        """Where the chain ends."""
+        return self._ends[-1]
+
     def _begin_at(self, index: int) -> None:
-        """A log begins here: what stood before was committed by somebody."""
+        """A log begins here."""
         self._is_blind = False
         self._wishes.clear()
         self._ends = [index]
-        if index == 0:
-            self._digests = [GENESIS]
-            return
-        known = self._invariants.truth(self.group).committed.get(index)
-        if known is None:
-            self._invariants.breach(
-                "LogMatching",
-                f"{self.group}: {self.replica.self_id} begins at {index}, where nobody committed",
-            )
-        self._digests = [known or GENESIS]
+        self._digests = [self._invariants.starts_at(self.group, self.replica.self_id, index)]
 
     def _read_log(self) -> None:
         """Compute the chain from the log; blind while a part of it is damaged."""

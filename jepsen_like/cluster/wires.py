@@ -17,11 +17,16 @@ from attrs import define
 
 from raftmq.config import Address
 from raftmq.ports import DiskError
-from raftmq.raft.messages import StoredChunk
+from raftmq.raft.messages import StoredChunk, VoteReply
+from raftmq.replication.peer_codec import decode
+from raftmq.replication.peer_messages import NodeBeat
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,
     KIND_FORMATION,
+    KIND_HEARTBEATS,
+    KIND_METADATA,
+    KIND_RAFT,
     PEER_FORMATS,
 )
 from raftmq.runtime.peer_reader import KIND_STORED
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from raftmq.node.surroundings import Ears
 
 RELIABLE = (KIND_BROKER, KIND_BROKER_BEAT, KIND_FORMATION)
+VOTING = (KIND_RAFT, KIND_HEARTBEATS, KIND_METADATA)
 BACKOFF_MS = (20.0, 1_000.0)
 UNNOTICED_MS = 2_000.0
 """So long it may take until the end of a stream is noticed whose other end lost power."""
@@ -150,6 +156,14 @@ class Stream:
     dropped_frames: int = 0
 
 
+def _is_vote(frame: bytes) -> bool:
+    """True for a granted vote on its way out."""
+    content = decode(frame)
+    if isinstance(content, NodeBeat):
+        return False
+    return any(isinstance(message, VoteReply) and message.granted for _, message in content)
+
+
 class SimLinks:
     """`Links` of one process of a simulated node."""
 
@@ -172,6 +186,8 @@ class SimLinks:
             return False
         data = b"".join(pieces)
         stream.sent_bytes += len(data)
+        if self._node.crashes_after_voting and kind in VOTING and _is_vote(data):
+            self._node.voted()
         wires = self._world.wires
         if kind in RELIABLE:
             if stream.is_torn:

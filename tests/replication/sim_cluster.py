@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
-from jepsen_like.node import SimNode
-from jepsen_like.options import SimOptions
-from jepsen_like.world import World
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.replica import Replica
 from raftmq.types import Offset
-
-CALM = SimOptions(groups=1, drop=0.0, duplicate=0.0, straggler=0.0, fsync_ms=(0.5, 1.0))
+from tests.replication.sim_nodes import Options, SimNode, World
 
 
 class SimCluster:
     """A world without a nemesis, and shortcuts into its first group."""
 
     def __init__(self, seed: int = 1, **options: Any) -> None:
-        self.world = World(seed, attrs.evolve(CALM, **options))
-        self.world.network.is_faulty = False
+        self.world = World(seed, Options(**options))
         self.group = self.world.groups[0]
         self.world.start()
         self.until(lambda: bool(self.leaders()) and self.world.is_whole())

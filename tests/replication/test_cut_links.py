@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.node import SimNode
 from tests.replication.sim_cluster import SimCluster
+from tests.replication.sim_nodes import SimNode
 
 WATCH_MS = 10_000.0
 """Some forty election timeouts."""

@@ -6,11 +6,12 @@ from random import Random
 
 import pytest
 
-from jepsen_like.node import SimNode, _flushed_batches
+from jepsen_like.cluster.damage import flushed_batches
 from raftmq.log.model import DamagedError
 from raftmq.raft.ready import Role
 from raftmq.types import Offset, RaftIndex
 from tests.replication.sim_cluster import SimCluster
+from tests.replication.sim_nodes import SimNode
 
 
 def batches(node: SimNode) -> list[tuple[str, int, int]]:
@@ -18,7 +19,8 @@ def batches(node: SimNode) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
     for path, size in sorted(node.disk.files("data/group-0").items()):
         if path.endswith(".log"):
-            found += _flushed_batches(path, node.disk.content(path)[:size], 1 << 62)
+            data = node.disk.content(path)[:size]
+            found += [(path, *batch) for batch in flushed_batches(data, 1 << 62)]
     return found
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from jepsen_like.machine import SimMachine
 from raftmq.log.log_start import LogStart
 from raftmq.metadata import metadata_machine
 from raftmq.metadata.metadata_image import EMPTY_IMAGE
@@ -17,6 +16,7 @@ from raftmq.ports import DiskError, Runnable
 from raftmq.replication.catch_up import InlineCatchUp
 from raftmq.types import Offset, RaftIndex
 from tests.replication.sim_cluster import SimCluster
+from tests.replication.sim_nodes import Machine, SimNode
 
 
 class Job:
@@ -50,12 +50,12 @@ def test_the_core_hears_of_it_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -
     made: list[Job] = []
     thread = SlowThread()
 
-    class SlowMachine(SimMachine):
+    class SlowMachine(Machine):
         def restoring(self, state: Any) -> Job:
             made.append(Job(state))
             return made[-1]
 
-    monkeypatch.setattr("jepsen_like.node.SimMachine", SlowMachine)
+    monkeypatch.setattr(SimNode, "make_machine", SlowMachine)
     monkeypatch.setattr(InlineCatchUp, "run_long", thread.run_long)
     away.start()
     cluster.until(lambda: bool(thread.jobs))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from jepsen_like.node import SimNode
 from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
 from raftmq.log.model import DamagedError
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat
@@ -14,6 +13,7 @@ from raftmq.replication.peer_messages import WrongReplica
 from raftmq.replication.retention import RetentionClock
 from raftmq.types import Offset, RaftIndex, ReplicaId, StorageId
 from tests.replication.sim_cluster import SimCluster
+from tests.replication.sim_nodes import SimNode
 
 DAY_MS = 86_400_000
 
@@ -172,7 +172,7 @@ class TestIdentity:
             node.lose_folder(0)
         else:
             node.crash()
-            node._last.clear()
+            node.forget()
             node.disk.overwrite("data/state.journal", b"\xff" * 600)
         node.start()
         after = cluster.replica(node).self_id
@@ -199,8 +199,6 @@ class TestIdentity:
         leader_node = cluster.leader
         assert len(cluster.replica(leader_node).voters) == 4
         leader_node.crash()
-        other = next(n for n in cluster.nodes if n not in (node, leader_node))
-        other.paused_until_ms = 0.0
         leader_node.start()
         cluster.until(cluster.world.is_whole)
         assert len(cluster.replica(cluster.leader).voters) == 3
@@ -349,7 +347,7 @@ class TestRetention:
     def retain(self, cluster: SimCluster, skews_ms: list[float]) -> Offset:
         """Two segments of old records; retention with these clocks of the three nodes."""
         for node, skew_ms in zip(cluster.nodes, skews_ms, strict=True):
-            node.clock._skew_ms = skew_ms
+            node.clock.skew_ms = skew_ms
         cluster.commit(20, size=50)
         cluster.run(500)  # replies bring the followers' clocks
         leader = cluster.replica(cluster.leader)
@@ -380,8 +378,8 @@ class TestClocksOfVoters:
         cluster = SimCluster()
         cluster.commit()
         right, other = cluster.followers()
-        cluster.leader.clock._skew_ms = -30.0 * DAY_MS
-        other.clock._skew_ms = 5.0 * DAY_MS
+        cluster.leader.clock.skew_ms = -30.0 * DAY_MS
+        other.clock.skew_ms = 5.0 * DAY_MS
         cluster.run(500)
         assert self.days_ahead(cluster, right) == [-30, 0, 5]
 
@@ -391,7 +389,7 @@ class TestClocksOfVoters:
     ) -> None:
         """Retention would take what it has just appended for a month old."""
         cluster = SimCluster()
-        cluster.leader.clock._skew_ms = own_days * DAY_MS
+        cluster.leader.clock.skew_ms = own_days * DAY_MS
         cluster.commit()
         cluster.run(500)
         now_ms = cluster.followers()[0].clock.wall_ms()

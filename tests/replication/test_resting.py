@@ -6,14 +6,13 @@ from functools import partial
 
 import pytest
 
-from jepsen_like.network import Network
-from jepsen_like.node import SimNode
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Heartbeat
 from raftmq.replication.peer_codec import encode, encode_several
 from raftmq.replication.peer_messages import PeerMessage, Rest, Wake
 from raftmq.types import Offset
 from tests.replication.sim_cluster import SimCluster
+from tests.replication.sim_nodes import Network, SimNode
 
 
 def resting(cluster: SimCluster) -> list[int]:

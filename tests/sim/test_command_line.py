@@ -6,22 +6,22 @@ import io
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import attrs
 import pytest
 
 from jepsen_like import __main__ as command_line
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.planted import BUGS
-from jepsen_like.sim import Result, Verdict
 
 
 def test_clean_seeds_exit_0_with_a_summary() -> None:
     out = io.StringIO()
-    assert command_line.main(["replicas", "--seeds", "2", "--seed", "5", "--jobs", "1"], out) == 0
+    assert command_line.main(["sim", "--seeds", "1", "--seed", "5", "--jobs", "1"], out) == 0
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("seed 5: clean")
-    assert lines[-1].startswith("2 runs: 2 clean, 0 anomaly, 0 unknown; median per run: elections")
+    assert lines[0].startswith("1/1 seed 5: clean")
+    assert lines[-1].startswith("1 runs: 1 clean, 0 anomaly, 0 unknown; median per run: ack")
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,16 @@ def test_clean_seeds_exit_0_with_a_summary() -> None:
     ],
     ids=["anomaly", "unknown"],
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], code: int) -> None:
-    results = [Result(number, verdict, "Name") for number, verdict in enumerate(verdicts)]
-    monkeypatch.setattr(command_line, "run_seeds", lambda *_: iter(results))
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdicts: list[Verdict], code: int
+) -> None:
+    results = [ClusterResult(number, verdict, "Name") for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(command_line, "run_chosen", lambda *_: iter(results))
     out = io.StringIO()
-    assert command_line.main(["replicas", "--seeds", str(len(results))], out) == code
+    arguments = ["sim", "--seeds", str(len(results)), "--out", str(tmp_path), "--tries", "0"]
+    assert command_line.main(arguments, out) == code
     assert f"{len(results)} runs:" in out.getvalue().splitlines()[-1]
-    assert "again: python -m jepsen_like replicas --seeds 1 --seed" in out.getvalue()
+    assert ("again: python -m jepsen_like replay" in out.getvalue()) == (code == 1)
 
 
 def test_a_caught_bug_exits_0() -> None:

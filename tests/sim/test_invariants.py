@@ -82,7 +82,7 @@ def other_bytes_flushed(invariants: Invariants) -> None:
 
 def begins_elsewhere(invariants: Invariants) -> None:
     committed(invariants)
-    invariants.starts_at(GROUP, C, 5, Y)
+    invariants.starts_at(GROUP, C, 4)
 
 
 def counts_old_term(invariants: Invariants) -> None:
@@ -161,7 +161,8 @@ def test_what_is_right_is_accepted() -> None:
     invariants.holds_committed(GROUP, B, 2, lambda _: X)
     # Elected in an earlier term and told late: what was committed since is not its matter.
     invariants.holds_committed(GROUP, C, 1, lambda end: GENESIS if end == 0 else None)
-    invariants.starts_at(GROUP, C, 5, X)
+    assert invariants.starts_at(GROUP, C, 0) == GENESIS
+    assert invariants.starts_at(GROUP, C, 5) == X
     invariants.barrier(GROUP, 5, 5)
     invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True, answering=VOTERS)
     invariants.changes_voters(GROUP, A, (A, B), (A, B, C), is_settled=True, answering=[A, B])

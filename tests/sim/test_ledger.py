@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from jepsen_like import __main__ as command_line
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.cluster.world import Counts
 from jepsen_like.ledger import Ledger
-from jepsen_like.sim import Verdict
 
 
 def result(seed: int, verdict: Verdict = Verdict.CLEAN) -> ClusterResult:

@@ -9,10 +9,9 @@ import pytest
 
 from jepsen_like.cluster import out
 from jepsen_like.cluster.out import minimise, replay, write_failure
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.cluster.world import Fault
 from jepsen_like.history_events import Event, read_history
-from jepsen_like.sim import Verdict
 
 FAULTS = [Fault(100.0 * number, "kill", number) for number in range(20)]
 

@@ -15,9 +15,8 @@ import pytest
 from jepsen_like.__main__ import UNKNOWN_SHARE_MAX
 from jepsen_like.cluster.faults import EFFECTS
 from jepsen_like.cluster.options import DEFAULT_WEIGHTS
-from jepsen_like.cluster.run import ClusterResult
+from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.pool import run_chosen
-from jepsen_like.sim import Verdict
 
 SEEDS = 300
 """Three minutes of two cores where one does 25,000 events a second."""
@@ -57,7 +56,7 @@ def leave(folder: Path, seeds: range, results: list[ClusterResult]) -> None:
     """Write what came of a part, at once or not at all."""
     told = {name: sum(getattr(r.counts, name) for r in results) for name in WANTED}
     told["unknown"] = sum(r.verdict is Verdict.UNKNOWN for r in results)
-    for name in (*DEFAULT_WEIGHTS, "rot-journal"):
+    for name in (*DEFAULT_WEIGHTS, "rot-journal", "crash-voter"):
         told[f"fault {name}"] = sum(r.counts.faults.get(name, 0) for r in results)
     for name in EFFECTS:
         told[f"effect {name}"] = sum(r.counts.effects.get(name, 0) for r in results)
