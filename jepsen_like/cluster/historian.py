@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
-from jepsen_like.cluster.sights import OWN
+from jepsen_like.cluster.request_kinds import OWN
 from jepsen_like.cluster.tasks import until
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import EPOCH_MS

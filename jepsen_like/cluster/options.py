@@ -80,7 +80,7 @@ class ClusterOptions:
     consumers: int = 2
     members: int = 3
     registers: int = 4
-    tourists: int = 1
+    api_fuzzers: int = 1
     historians: int = 1
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
@@ -235,7 +235,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         safety_ms=2 * EXPIRY_MS if expires else 3_000,
         static_share=random.choice((0.0, 0.0, 0.5, 1.0)),
         topic_configs=random.choice(TOPIC_CONFIGS),
-        tourists=random.choice((1, 1, 2)),
+        api_fuzzers=random.choice((1, 1, 2)),
         open_files_max=random.choice((1_024, 1_024, 12)),
         slowdown=8.0,
         astray=0.1 if is_astray else 0.0,

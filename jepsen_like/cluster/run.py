@@ -21,6 +21,7 @@ from attrs import define, field
 
 from jepsen_like.checkers import Validity, check_events
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
+from jepsen_like.cluster.api_fuzzer import ApiFuzzer
 from jepsen_like.cluster.consumers import Member, Reader
 from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
@@ -32,7 +33,6 @@ from jepsen_like.cluster.registers import RegisterClient
 from jepsen_like.cluster.scraper import Scraper
 from jepsen_like.cluster.settling import Settling
 from jepsen_like.cluster.supervisor import Supervisor
-from jepsen_like.cluster.tourist import Tourist
 from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation, name_of_finding
@@ -214,9 +214,9 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         register = RegisterClient(world, process, f"register-{number % 2}")
         ends[f"register {process}"] = spawn(register.run)
         process += 1
-    for _ in range(options.tourists):
-        tourist = Tourist(world, process)
-        ends[f"tourist {process}"] = spawn(tourist.run)
+    for _ in range(options.api_fuzzers):
+        api_fuzzer = ApiFuzzer(world, process)
+        ends[f"api_fuzzer {process}"] = spawn(api_fuzzer.run)
         process += 1
     for number in range(options.historians):
         spawn(Historian(world, HISTORIAN - number).run)

@@ -43,7 +43,7 @@ def leaders(seed: int) -> ClusterOptions:
 def leaders_and_readers(seed: int) -> ClusterOptions:
     """The same, and nearly all that clients do is read."""
     return attrs.evolve(
-        leaders(seed), has_floors=False, consumers=5, members=1, registers=1, tourists=0
+        leaders(seed), has_floors=False, consumers=5, members=1, registers=1, api_fuzzers=0
     )
 
 
@@ -157,7 +157,7 @@ def indexes(seed: int) -> ClusterOptions:
         segment_bytes=4_096,
         consumers=1,
         registers=1,
-        tourists=1,
+        api_fuzzers=1,
         historians=8,
         records_max=8,
         safety_ms=6_000,

@@ -46,9 +46,9 @@ def test_a_leader_that_hears_nothing_gives_way_once(seed: int) -> None:
     cut(cluster, *((other, deaf) for other in cluster.nodes if other is not deaf))
     cluster.until(lambda: any(node is not deaf for node in cluster.leaders()), 3_000)
     cluster.until(lambda: not cluster.replica(deaf).is_leader, 3_000)
-    heir, after = cluster.leader, term(cluster)
+    successor, after = cluster.leader, term(cluster)
     go_on_and_mend(cluster)
-    assert (cluster.leader, term(cluster)) == (heir, after)
+    assert (cluster.leader, term(cluster)) == (successor, after)
 
 
 @pytest.mark.parametrize("direction", ["to the leader", "to the follower", "both"])

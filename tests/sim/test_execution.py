@@ -141,7 +141,7 @@ def main() -> None:
             if str(ROOT / "raftmq" / module) not in called:
                 run(seed, draw(seed))
         if wanted.difference(called):
-            run(seed, attrs.evolve(draw_cluster_options(seed), tourists=6))
+            run(seed, attrs.evolve(draw_cluster_options(seed), api_fuzzers=6))
     sys.stdout.write(json.dumps({"called": [*called], "readers": [*readers]}))
 
 

@@ -126,7 +126,7 @@ def test_a_client_does_not_go_back_to_an_older_leader() -> None:
 def test_somebody_restarts_a_node_for_a_partition_that_could_not_begin() -> None:
     """Its disk failed while the replica was made; `/status` named it, and nobody looked there."""
     options = ClusterOptions(
-        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, tourists=0, weights=()
+        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, api_fuzzers=0, weights=()
     )
     with quiet_logs():
         world = ClusterWorld(1, options)
@@ -149,7 +149,7 @@ def test_no_storage_goes_while_a_node_that_is_given_up_still_votes() -> None:
     """It was alive, so one of the others lost its storage; then it was killed, and who is given up
     is not restarted: two of four voters were gone for good (seed 190)."""
     options = ClusterOptions(
-        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, tourists=0, weights=(), spares=1
+        drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, api_fuzzers=0, weights=(), spares=1
     )
     with quiet_logs():
         world = ClusterWorld(1, options)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from jepsen_like.checkers import Options, Validity, check_events
-from tests.jepsen_like.checkers import stories_of_groups, stories_of_logs
+from tests.jepsen_like.checkers import histories_of_groups, histories_of_logs
+from tests.jepsen_like.checkers.histories import ACCEPTED, REJECTED, Written
 from tests.jepsen_like.checkers.scribe import Scribe
-from tests.jepsen_like.checkers.stories import ACCEPTED, REJECTED, Story
 
-assert stories_of_groups
-assert stories_of_logs
+assert histories_of_groups
+assert histories_of_logs
 
 
 def test_every_verdict_is_tried_with_a_history_that_it_must_reject() -> None:
@@ -19,11 +19,11 @@ def test_every_verdict_is_tried_with_a_history_that_it_must_reject() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "story"), REJECTED, ids=[f"{name}-{story.__name__}" for name, story in REJECTED]
+    ("name", "written"), REJECTED, ids=[f"{name}-{written.__name__}" for name, written in REJECTED]
 )
-def test_rejects(name: str, story: Story) -> None:
+def test_rejects(name: str, written: Written) -> None:
     scribe = Scribe()
-    story(scribe)
+    written(scribe)
     report = scribe.report()
     verdict = report[name]
     assert verdict.validity is Validity.INVALID, report.to_text()
@@ -35,11 +35,11 @@ def test_rejects(name: str, story: Story) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "story"), ACCEPTED, ids=[f"{name}-{story.__name__}" for name, story in ACCEPTED]
+    ("name", "written"), ACCEPTED, ids=[f"{name}-{written.__name__}" for name, written in ACCEPTED]
 )
-def test_accepts(name: str, story: Story) -> None:
+def test_accepts(name: str, written: Written) -> None:
     scribe = Scribe()
-    story(scribe)
+    written(scribe)
     report = scribe.report()
     assert name in {verdict.name for verdict in report.verdicts}
     assert report.validity is Validity.VALID, report.to_text()

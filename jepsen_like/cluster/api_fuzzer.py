@@ -1,8 +1,8 @@
 """A client that asks for everything that others have no use for, so that every handler is visited.
 
 Answers are decoded and otherwise not judged: what matters is that no question, asked at whatever
-moment, costs more than its own answer. `sights.py` has the questions; what is produced to and
-fetched from the tourist's own topic, well and badly, is here.
+moment, costs more than its own answer. `request_kinds.py` has the questions; what is produced to
+and fetched from its own topic, well and badly, is here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.admins import topic_row
 from jepsen_like.cluster.kafka import VERSIONS, Kafka, Lost
-from jepsen_like.cluster.sights import OWN, QUESTIONS
+from jepsen_like.cluster.request_kinds import OWN, QUESTIONS
 from jepsen_like.cluster.tasks import until
 from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.codec import Codec
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _DAY_MS: Final = 86_400_000
 
 
-class Tourist:
+class ApiFuzzer:
     """One process that goes round."""
 
     def __init__(self, world: ClusterWorld, process: int) -> None:

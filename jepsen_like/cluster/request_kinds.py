@@ -1,8 +1,8 @@
-"""What a tourist asks for: every API that others have no use for, with wishes good and bad.
+"""What the API fuzzer asks for: every API that other clients have no use for, well and badly.
 
 A table of questions, each drawn from the given randomness and sent to whom it names. Nothing here
 may disturb what other clients' histories claim: topics, groups and settings that change are the
-tourist's own (`OWN`, `own-*`), or come and go anyway (`set-*`).
+API fuzzer's own (`OWN`, `own-*`), or come and go anyway (`set-*`).
 """
 
 from __future__ import annotations

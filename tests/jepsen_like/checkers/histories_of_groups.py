@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.jepsen_like.checkers.histories import accepted, four, rejected
 from tests.jepsen_like.checkers.scribe import KEY, Scribe
-from tests.jepsen_like.checkers.stories import accepted, four, rejected
 
 # ---- committed offsets ----
 
