@@ -25,7 +25,7 @@ pytestmark = [
 COUNT = 3_000
 
 
-def run_at_terminal(*words: str) -> tuple[int, str, str]:
+def run_at_terminal(*words: str, folder: Path | None = None) -> tuple[int, str, str]:
     """Exit code, standard output, and what a terminal was shown as standard error."""
     ours, theirs = os.openpty()
     shown: list[bytes] = []
@@ -43,6 +43,8 @@ def run_at_terminal(*words: str) -> tuple[int, str, str]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TERM": "xterm", "COLUMNS": "160"}
+    if folder is not None:
+        environment["TMPDIR"] = str(folder)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "raftmq.cli.main", *words],
@@ -68,10 +70,14 @@ def test_a_bar_while_it_runs_and_a_table_at_its_end(
     code, told, shown = run_at_terminal(
         *("export", topic, "-g", unique, "--to", to, "-b", bootstrap),
         *("--master", "local[2,4]", "--records-per-file", "500"),
+        folder=tmp_path,
     )
     assert code == 0, shown[-3_000:]
     assert re.search(r"\d+%", shown), "a bar"
     assert f"{COUNT:,} rows" in shown, "how far it is"
+    assert "WARN" not in shown, "Java's words would tear the bar"
+    assert "log4j" not in shown
+    assert not list(tmp_path.glob("raftmq-export-*.log")), "nothing went wrong"
     lines = told.splitlines()
     assert lines[0].split() == [
         *("TOPIC", "PARTITION", "START", "END", "ROWS", "FILES", "BYTES", "GAP"),
@@ -88,6 +94,25 @@ def test_a_bar_while_it_runs_and_a_table_at_its_end(
         "export", topic, "-g", unique, "--to", to, "-b", bootstrap, "--master", "local[2,4]"
     )
     assert (code, told.strip()) == (0, f"nothing new for group {unique}")
+
+
+def test_what_java_says_of_a_failure_is_kept_and_named(
+    shared_cluster: Cluster, make_topic: MakeTopic, tmp_path: Path, unique: str
+) -> None:
+    bootstrap, topic, to = shared_cluster.bootstrap, make_topic(1), str(tmp_path / "archive")
+    produce(bootstrap, topic, 10, partitions=1)
+    code, _, shown = run_at_terminal(
+        *("export", topic, "-g", unique, "--to", to, "-b", bootstrap, "--master", "nonsense"),
+        folder=tmp_path,
+    )
+    assert code == 1
+    (log,) = tmp_path.glob("raftmq-export-*.log")
+    last = shown.splitlines()[-1]
+    assert "Spark does not start at nonsense: " in last
+    assert "Master must" in last, "the reason that Java gave"
+    assert f"(log: {log})" in last
+    assert "at org.apache.spark" in log.read_text()
+    assert "at org.apache.spark" not in shown
 
 
 @pytest.mark.timeout(500)

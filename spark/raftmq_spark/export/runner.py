@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -27,6 +28,7 @@ from raftmq_spark.session import check_prerequisites
 MASTER: Final = "local[*,4]"
 """All cores of this machine; a task may fail three times before the export does."""
 _POLL_S: Final = 0.2
+LOG_BYTES_MAX: Final = 64 << 10
 
 
 @frozen
@@ -54,6 +56,8 @@ class SparkRunner:
         self._conf = dict(conf or {})
         self._spark: Any = None
         self._is_mine = False
+        self.log = ""
+        """What Java says goes to this file; removed at the end, but kept after a failure."""
 
     def __enter__(self) -> Self:
         check_prerequisites()
@@ -76,22 +80,56 @@ class SparkRunner:
         for name, value in settings.items():
             builder = builder.config(name, value)
         try:
+            self._start_java(settings)
             self._spark = builder.getOrCreate()
         except Exception as error:
-            told = told_by(error)
+            told = self._with_log(self._said_by_java() or told_by(error))
             raise ExportError(f"Spark does not start at {self._master}: {told}") from error
         self._is_mine = True
         return self
 
+    def _start_java(self, settings: Mapping[str, str]) -> None:
+        """Start the JVM, with its words in a file: they would go through a bar on the terminal.
+
+        One that runs already, or was given from outside, has its output where it began.
+        """
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+            return
+        conf = SparkConf(loadDefaults=False)
+        for name, value in {"spark.master": self._master, **settings}.items():
+            conf.set(name, value)
+        handle, self.log = tempfile.mkstemp(prefix="raftmq-export-", suffix=".log")
+        with open(handle, "wb") as log:
+            gateway = launch_gateway(conf, {"stdout": log, "stderr": log})
+        SparkContext._ensure_initialized(gateway=gateway)
+
+    def _said_by_java(self) -> str:
+        """Why there is no JVM, in its own words; "" where it said nothing of the kind."""
+        if not self.log:
+            return ""
+        with open(self.log, errors="replace") as log:
+            text = log.read(LOG_BYTES_MAX)
+        found = re.search(r"(?:\w+\.)*(\w+(?:Error|Exception): .+)", text)
+        return found[1].strip() if found else ""
+
+    def _with_log(self, told: str) -> str:
+        """A failure, with the file that has the whole story of Java's side."""
+        return f"{told} (log: {self.log})" if self.log else told
+
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
         spark, self._spark = self._spark, None
         if self._is_mine:
             spark.stop()
+        if self.log and kind is None:
+            os.unlink(self.log)
 
     def run(
         self, tasks: Sequence[RangeTask], progress: Callable[[Progress], None]
@@ -111,7 +149,10 @@ class SparkRunner:
             context.cancelJobGroup(job.group)
             job.is_over(None)
             raise
-        results = job.results()
+        try:
+            results = job.results()
+        except ExportError as error:
+            raise ExportError(self._with_log(str(error))) from error
         for result in results:
             if isinstance(result, _Lost):
                 raise DataLossError(result.message)
