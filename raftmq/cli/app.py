@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import getdoc
 from typing import Annotated, Any, Final
 
 import typer
@@ -134,3 +135,16 @@ app.add_typer(node_app, name="node", rich_help_panel="Administration")
 app.add_typer(config_app, name="config", rich_help_panel="Files")
 app.add_typer(log_app, name="log", rich_help_panel="Files")
 app.command(rich_help_panel="Files")(recover)
+
+
+def _flow(commands: typer.Typer) -> None:
+    """Let paragraphs of help flow: typer would break them where the source does, and once more."""
+    for command in commands.registered_commands:
+        paragraphs = getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(p.split()) for p in paragraphs.split("\n\n"))
+    for group in commands.registered_groups:
+        assert group.typer_instance is not None
+        _flow(group.typer_instance)
+
+
+_flow(app)

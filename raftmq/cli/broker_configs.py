@@ -45,7 +45,7 @@ Node = Annotated[
 Keys = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY]...",
+        metavar="KEY",
         autocompletion=completion.settings,
         help="Only these.",
         show_default=False,
@@ -53,11 +53,11 @@ Keys = Annotated[
 ]
 SomeKeys = Annotated[
     list[str],
-    typer.Argument(metavar="KEY...", autocompletion=completion.settings, help="Their names."),
+    typer.Argument(metavar="KEY", autocompletion=completion.settings, help="Their names."),
 ]
 Pairs = Annotated[
     list[str],
-    typer.Argument(metavar="KEY=VALUE...", autocompletion=completion.settable, help="What to set."),
+    typer.Argument(metavar="KEY=VALUE", autocompletion=completion.settable, help="What to set."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Also what nobody has set.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show; change nothing.")]

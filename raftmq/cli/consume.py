@@ -39,7 +39,7 @@ Formatter = Callable[[ConsumerRecord], bytes]
 
 TopicWord = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC]", autocompletion=completion.topics, show_default=False),
+    typer.Argument(metavar="TOPIC", autocompletion=completion.topics, show_default=False),
 ]
 TopicOption = Annotated[
     str | None,
@@ -107,7 +107,7 @@ def consume(
 ) -> None:
     """Read records of a topic.
 
-    Examples: raftmq consume orders --json   |   raftmq consume orders -G billing --follow
+    Examples: raftmq consume orders --json; raftmq consume orders -G billing --follow
     """
     with reported():
         name = _topic(topic_option or topic)

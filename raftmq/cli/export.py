@@ -71,7 +71,7 @@ class Compression(StrEnum):
 Topics = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="TOPIC...",
+        metavar="TOPIC",
         autocompletion=completion.topics,
         help="What to export; for --replay all without any.",
     ),

@@ -68,7 +68,7 @@ def dump(
 @log_app.command()
 def verify(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="A partition's folder, or above.")
+        Path | None, typer.Argument(metavar="DIR", help="A partition's folder, or above.")
     ] = None,
     admin_ports: Annotated[
         str,

@@ -59,7 +59,7 @@ class Acks(StrEnum):
 
 TopicWord = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC]", autocompletion=completion.topics, show_default=False),
+    typer.Argument(metavar="TOPIC", autocompletion=completion.topics, show_default=False),
 ]
 TopicOption = Annotated[
     str | None,
@@ -71,7 +71,7 @@ def produce(
     topic: TopicWord = None,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[VALUE]...", help="Records; without any, standard input."),
+        typer.Argument(metavar="VALUE", help="Records; without any, standard input."),
     ] = None,
     topic_option: TopicOption = None,
     partition: Annotated[
@@ -115,7 +115,7 @@ def produce(
 ) -> None:
     """Write records to a topic.
 
-    Examples: raftmq produce orders hello   |   seq 1000 | raftmq produce -t orders -K : -z zstd
+    Examples: raftmq produce orders hello; seq 1000 | raftmq produce -t orders -K : -z zstd
     """
     with reported():
         topic, values = _topic_and_values(topic, topic_option, values or [])

@@ -222,9 +222,7 @@ def alter(
 def delete(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TOPIC...", autocompletion=completion.topics, help="Topics to delete."
-        ),
+        typer.Argument(metavar="TOPIC", autocompletion=completion.topics, help="Topics to delete."),
     ],
     if_exists: Annotated[
         bool, typer.Option("--if-exists", help="An absent topic is no error.")

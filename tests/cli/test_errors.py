@@ -40,6 +40,17 @@ def test_every_command_has_short_help_like_the_long(call: Call, words: list[str]
     assert short.stdout == call(*words, "--help").stdout
 
 
+def test_help_reads_well_at_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in commands():
+        shown = call(*words, "-h").stdout
+        assert max(map(len, shown.splitlines())) <= 80, words
+        assert "[[" not in shown, "a word that may be left out has one pair of brackets"
+        assert "...}..." not in shown, words
+    status = call("cluster", "status", "-h").stdout
+    assert "metadata voter is not there, or a disk is full" in status, "lines flow"
+
+
 @pytest.mark.parametrize("word", ["start", "dev", "demo"])
 def test_what_runs_nodes_has_short_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
