@@ -53,8 +53,8 @@ def _make(*words: str, folder: Path) -> None:
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
 
 
-def _java() -> tuple[list[str], dict[str, str]]:
-    need("javac")
+def kafka_command() -> list[str]:
+    """`java` with Kafka's own classes; the words of a program of theirs are to follow."""
     folder = _cache() / "raftmq-kafka"
     libraries = Path(os.environ.get("KAFKA_LIBS") or folder / "libs")
     with _alone(folder):
@@ -63,8 +63,12 @@ def _java() -> tuple[list[str], dict[str, str]]:
             goal = ("dependency:copy-dependencies", "-DoutputDirectory=libs")
             _make(need("mvn"), "-q", "-B", *goal, folder=folder)
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-    program = str(HERE / "java" / "Client.java")
-    return [need("java"), quiet, "-cp", f"{libraries}/*", program, "java"], {}
+    return [need("java"), quiet, "-cp", f"{libraries}/*"]
+
+
+def _java() -> tuple[list[str], dict[str, str]]:
+    need("javac")
+    return [*kafka_command(), str(HERE / "java" / "Client.java"), "java"], {}
 
 
 def _go(name: str) -> tuple[list[str], dict[str, str]]:

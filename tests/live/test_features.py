@@ -1,0 +1,66 @@
+"""Levels of features by our command line and by Kafka's `kafka-features.sh`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.programs import kafka_command
+from tests.live.harness import Cluster
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+LEVEL = "raftmq.level"
+
+
+def kafka_features(cluster: Cluster, *words: str) -> tuple[int, str]:
+    """Exit code and output of Kafka's tool."""
+    tool = ["org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", cluster.bootstrap]
+    done = subprocess.run(
+        [*kafka_command(), *tool, *words], capture_output=True, text=True, timeout=240, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_level_is_shown_and_raised_and_never_lowered(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=1) as cluster:
+        shown = cluster.run("cluster", "features")
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout.split()[:4] == ["Feature", "Level", "RaisableTo", "SupportedByNode"]
+        code, told = kafka_features(cluster, "describe")
+        assert code == 0, told
+        assert "Feature: raftmq.level\tSupportedMinVersion: 1\tSupportedMaxVersion: 2" in told
+        assert "FinalizedVersionLevel: 1\tEpoch: 0" in told
+
+        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=3")
+        assert refused.returncode == 1
+        assert "raftmq.level cannot be 3: broker 1 supports 1 to 2" in refused.stderr
+        usage = cluster.run("cluster", "features", "--raise", LEVEL)
+        assert usage.returncode == 2
+        assert "NAME=LEVEL is wanted" in usage.stderr
+        rehearsed = cluster.run("cluster", "features", "--raise", f"{LEVEL}=2", "--dry-run")
+        assert rehearsed.returncode == 0, rehearsed.stderr
+        assert "it can be done" in rehearsed.stdout
+
+        code, told = kafka_features(cluster, "upgrade", "--feature", f"{LEVEL}=2")
+        assert (code, "was upgraded to 2" in told) == (0, True), told
+        shown = cluster.run("cluster", "features", "--json")
+        answer = json.loads(shown.stdout)
+        [row] = answer["Features"]
+        assert row == {
+            "Feature": LEVEL,
+            "Level": 2,
+            "RaisableTo": 2,
+            "SupportedByNode": {"1": "1-2"},
+        }
+        code, told = kafka_features(cluster, "downgrade", "--feature", f"{LEVEL}=1")
+        assert code == 1
+        assert "never lowered" in told
+
+        cluster[1].kill()
+        cluster.bring_back()
+        code, told = kafka_features(cluster, "describe")
+        assert f"FinalizedVersionLevel: 2\tEpoch: {answer['Epoch']}" in told, "it outlives a crash"
