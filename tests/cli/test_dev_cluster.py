@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,20 @@ def test_an_attempt_that_never_served_leaves_no_nodes_behind(tmp_path: Path) -> 
     found = find_cluster(tmp_path)
     assert found is not None
     assert [node["id"] for node in found["nodes"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_hopeless"), [(0, False), (1, False), (2, True), (4, True)], ids=str
+)
+def test_a_node_that_would_end_in_the_same_way_is_hopeless(
+    tmp_path: Path, code: int, is_hopeless: bool
+) -> None:
+    """It is not started again: `--restart` would do so for ever."""
+    cluster = plan(tmp_path, nodes=1)
+    [node] = cluster.nodes
+    words = [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
+    node.pid = os.posix_spawn(sys.executable, words, os.environ)
+    while not cluster.reap():
+        os.sched_yield()
+    assert node.ended == f"ended with status {code}"
+    assert node.is_hopeless is is_hopeless

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from crc32c import crc32c
 
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.model import LogConfig
@@ -23,6 +24,8 @@ from tests.live.load import Load, create_topic
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
+NEWER = b'{"v":2,"node":1,"incarnation":1,"sequence":1,"command":{"type":"NoOperation","x":1}}'
+"""Of a version to come: all of it but one field can be read."""
 POISON = b'{"v":1,"node":1,"incarnation":1,"sequence":1,"command":{"type":"RegisterBroker"}}'
 
 
@@ -51,7 +54,7 @@ def _states(nodes: list[Node]) -> dict[int, GroupState]:
     return found
 
 
-def _plant(nodes: list[Node]) -> int:
+def _plant(nodes: list[Node], command: bytes = POISON) -> int:
     """Commit the command on every stopped node, as a leader without the check would have."""
     states = _states(nodes)
     ends = {}
@@ -62,7 +65,7 @@ def _plant(nodes: list[Node]) -> int:
     source = max(nodes, key=lambda node: ends[node.node_id])
     log = _open_log(source.data, states[source.node_id])
     epoch, offset = max(log.epochs())[0], log.log_end_offset
-    batch = build_batch([NewRecord(None, POISON)], base_offset=offset, leader_epoch=epoch)
+    batch = build_batch([NewRecord(None, command)], base_offset=offset, leader_epoch=epoch)
     log.append_batch(bytes(batch))
     while (job := log.flush_job()) is not None:
         job.run()
@@ -158,3 +161,42 @@ def test_a_poisoned_command_is_passed_over_by_a_majority(tmp_path: Path) -> None
             folder = DataFolder.open_known(RealDisk(), node.data)
             assert [skip.offset for skip in folder.load_formation().skips] == [offset]
             folder.close()
+
+
+def test_a_command_of_a_newer_version_ends_a_node_and_is_not_skipped(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=1) as cluster:
+        node = cluster[1]
+        assert node.terminate() == 0
+        offset = _plant([node], NEWER)
+        for _ in range(2):
+            node.start()
+            assert node.wait_end(60) == 4, node.log_tail()
+        reasons = [str(line["reason"]) for line in _events(node, "node must stop")]
+        assert len(reasons) == 2
+        for reason in reasons:
+            assert reason.startswith("this cluster is ahead of this version: the metadata command")
+            assert "NoOperation of version 2, this version knows 1" in reason
+            assert reason.endswith("Nothing is lost: start a newer raftmq on this node")
+        words = ("recover", "--skip-command", str(offset), "--data", str(node.data), "--dry-run")
+        refused = cluster.run(*words)
+        assert refused.returncode == 1
+        assert "is one of a newer raftmq" in refused.stderr
+
+
+def test_a_folder_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=1) as cluster:
+        node = cluster[1]
+        assert node.terminate() == 0
+        path = node.data / "node.json"
+        before = path.read_bytes()
+        content = json.dumps({**json.loads(before)["content"], "format_version": 2}).encode()
+        seal = f"{crc32c(content):08x}".encode()
+        path.write_bytes(b'{"crc32c":"' + seal + b'","content":' + content + b"}")
+        node.start()
+        assert node.wait_end(60) == 4, node.log_tail()
+        [line] = _events(node, "cannot start")
+        assert str(line["reason"]).startswith("this cluster is ahead of this version: ")
+        assert "has format version 2" in str(line["reason"])
+        path.write_bytes(before)
+        node.start()
+        node.wait_ready()
