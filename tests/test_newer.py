@@ -1,0 +1,58 @@
+"""What a newer version wrote is named as such, wherever its version stands."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from crc32c import crc32c
+
+from raftmq.errors import AheadError, RaftmqError
+from raftmq.partition.producer_state import ProducerStateTable, check_encoded
+from raftmq.raft.membership import Configuration
+from raftmq.replication.log_start_moves import decode_wish, encode_wish
+from raftmq.types import NodeId, Offset, ReplicaId, StorageId
+
+
+def _configuration(version: int) -> bytes:
+    encoded = Configuration((ReplicaId(NodeId(1), StorageId(2)),)).encode()
+    assert encoded[0] == 1
+    return bytes([version]) + encoded[1:]
+
+
+def _producers(version: int) -> bytes:
+    body = ProducerStateTable().encode()[:-4]
+    assert body[4:6] == b"\0\1"
+    body = body[:4] + struct.pack(">H", version) + body[6:]
+    return body + struct.pack(">I", crc32c(body))
+
+
+def _wish(version: int) -> bytes:
+    return bytes([version]) + encode_wish(Offset(7))[1:]
+
+
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        (_configuration, Configuration.decode),
+        (_producers, ProducerStateTable.decode),
+        (_producers, check_encoded),
+        (_wish, decode_wish),
+    ],
+    ids=["configuration", "producers", "producers, checked", "log-start entry"],
+)
+def test_a_newer_version_is_named(
+    make: Callable[[int], bytes], read: Callable[[bytes], object]
+) -> None:
+    read(make(1))
+    with pytest.raises(AheadError, match="2, known is 1"):
+        read(make(2))
+
+
+@pytest.mark.parametrize("make", [_configuration, _producers])
+def test_version_0_is_damage(make: Callable[[int], bytes]) -> None:
+    read = Configuration.decode if make is _configuration else ProducerStateTable.decode
+    with pytest.raises(RaftmqError) as caught:
+        read(make(0))  # type: ignore[operator]
+    assert not isinstance(caught.value, AheadError)
