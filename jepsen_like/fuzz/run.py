@@ -42,11 +42,12 @@ ANSWER_S: Final = 0.03
 LOOK_S: Final = 1.0
 RESIDENT_BYTES_MAX: Final = 600 << 20
 FINDINGS_MAX: Final = 8
+STALL_LINES_MAX: Final = 40
 CORPUS_BYTES_MAX: Final = 2 << 10
 """Of an input that is kept for good."""
 KEPT_INPUTS: Final = 4000
 TOPICS: Final = ("fuzz-a", "fuzz-b")
-SETTINGS: Final[dict[str, object]] = {"replicas_max": 60, "recent_bytes_max": 2 << 20}
+SETTINGS: Final[dict[str, object]] = {"replicas_max": 60, "recent_bytes_max": 256 << 10}
 """What a stranger may use up is small, so that the fuzzer meets the limits within a minute or two.
 With those of every day (300 replicas of 90 KiB, 16 MiB of newest batches) a node grows for a
 quarter of an hour before it is as large as it may be."""
@@ -73,6 +74,8 @@ class Outcome:
     findings: list[str] = field(factory=list)
     resident_bytes: dict[int, list[int]] = field(factory=dict)
     stalls: int = 0
+    stall_lines: list[str] = field(factory=list)
+    """What nodes logged of them, and of those for which there was no core."""
     acknowledged: int = 0
     latency_ms_p99: float = 0.0
 
@@ -233,6 +236,7 @@ class Fuzzer:
             said = self._cluster.log(node)
             fresh = said[self._read_up_to[node] :]
             self._read_up_to[node] = len(said)
+            self.outcome.stall_lines += [one for one in fresh.split("\n") if "loop stalled" in one]
             self.outcome.findings += (
                 f"node {node} logged: {told}" for told in self._new_tracebacks(fresh)
             )
@@ -359,6 +363,9 @@ def fuzz(port: str, minutes: float, seed: int, out: TextIO, folder: Path) -> Out
         if fuzzer.outcome.findings:
             path = fuzzer.write_recent(folder)
             print(f"the last inputs are in {path}", file=out)
+    if fuzzer.outcome.stalls > 0:
+        for line in fuzzer.outcome.stall_lines[-STALL_LINES_MAX:]:
+            print(line, file=out)
     for finding in fuzzer.outcome.findings:
         print(f"FOUND {finding}", file=out)
     return fuzzer.outcome
