@@ -271,7 +271,7 @@ def features(
     """
     with reported():
         levels = dict(_named_level(text) for text in raised or ())
-        with Admin(bootstrap, timeout_ms=timeout * 1000) as admin:
+        with open_admin(bootstrap, timeout) as admin:
             if levels:
                 admin.update_features(levels, validate_only=dry_run)
             info = admin.features()

@@ -35,6 +35,7 @@ WORDS: dict[str, str] = {
     "cluster status": "",
     "cluster quorum": "",
     "cluster describe": "",
+    "cluster features": "",
     "cluster config show": "",
     "cluster config set": "a=b",
     "cluster config unset": "a",
