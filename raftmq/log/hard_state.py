@@ -19,7 +19,8 @@ n, so a record that belongs elsewhere is none.
 
 Room is kept allocated, so that votes work on a full disk. A full file is rewritten under another
 name, synced and renamed, all in a flush job. After a failed fsync the node stops. Files of format
-1, where each record is written once, are read, and rewritten when there is room.
+1, where each record is written once, stay so until `write_twice`, so that a node can go back to the
+version that wrote them.
 """
 
 from __future__ import annotations
@@ -367,6 +368,7 @@ class HardStateJournal:
         self._sequence = 0  # of the newest record
         self._must_flush = 0  # the newest record that is not lazy
         self._limit = config.size_max
+        self._layout = TWICE  # of the next rewrite
         self._job: FlushJob | None = None
         self.flushed_sequence = 0
         self.damaged = False
@@ -386,6 +388,8 @@ class HardStateJournal:
             return
         data = file.pread(file.size(), 0)
         header = decode_header(data)
+        if header is not None:
+            self._layout = header.layout
         records = self._replay(data, header)
         if records is None:
             self.damaged = True
@@ -420,13 +424,14 @@ class HardStateJournal:
     def _emptied(self, file: File, size: int) -> _RecordFile:
         """Durably drop all records of a damaged file."""
         # Without a header it stays damaged, whatever a crash leaves of the rest.
-        file.pwrite(bytes(TWICE.header_size), 0)
+        layout = self._layout
+        file.pwrite(bytes(layout.header_size), 0)
         file.fdatasync()
-        file.pwrite(bytes(max(0, size - TWICE.header_size)), TWICE.header_size)
+        file.pwrite(bytes(max(0, size - layout.header_size)), layout.header_size)
         file.fdatasync()
-        file.pwrite(_encode_header(TWICE, self._sequence + 1, 0, is_damaged=True), 0)
+        file.pwrite(_encode_header(layout, self._sequence + 1, 0, is_damaged=True), 0)
         file.fdatasync()
-        return _RecordFile.after(file, TWICE, b"")
+        return _RecordFile.after(file, layout, b"")
 
     def _kept(self, file: File, data: bytes) -> _RecordFile:
         """Go on in format 1. Records that were not flushed may be gone, so the header says from
@@ -599,6 +604,12 @@ class HardStateJournal:
             self.damaged = False
             self._limit = 0
 
+    def write_twice(self) -> None:
+        """From the next flush job on the file has format 2, which versions before it refuse."""
+        if self._layout is not TWICE:
+            self._layout = TWICE
+            self._limit = 0
+
     # --- rewriting --------------------------------------------------------------------------
 
     def _open_file(self) -> _RecordFile:
@@ -618,8 +629,9 @@ class HardStateJournal:
             for number, (group, state) in enumerate(self._states.items())
         ]
         data = b"".join(records)
-        header = _encode_header(TWICE, first, len(records), is_damaged=self.damaged)
-        content = header + TWICE.image(data)
+        layout = self._layout
+        header = _encode_header(layout, first, len(records), is_damaged=self.damaged)
+        content = header + layout.image(data)
         limit = max(self._config.size_max, 4 * len(content))
         temporary = f"{self._path}.tmp"
         file = self._disk.open(temporary, create=True)
@@ -634,7 +646,7 @@ class HardStateJournal:
         self._old = self._file
         if self._old is not None:
             self._old.missing = records
-        self._file = _RecordFile.after(file, TWICE, data)
+        self._file = _RecordFile.after(file, layout, data)
         self._limit = limit
         self._sequence += len(records)
         self._must_flush = self._sequence

@@ -7,7 +7,7 @@ the levels, `controller.py` decides requests.
 
 `raftmq.level` covers everything that nodes store or say together: metadata commands and snapshots
 (a version of theirs is a level), and formats between nodes. 1: all that nodes of peer format 5
-know; 2: levels themselves, and snapshots that hold them.
+know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice.
 
 Invariants: what `apply.py` uses of this module depends on the image alone, never on what this
 version supports, and never changes its meaning, since nodes of several versions apply the same
@@ -39,6 +39,8 @@ SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 2)}
 """What this version supports: the lowest and the highest level of each feature."""
 FORMATS: Final = {1: 5, 2: 6}
 """The oldest format that nodes speak to each other at each level of `raftmq.level`."""
+LEVEL_OF_WITNESSED_JOURNALS: Final = 2
+"""From it on journals of hard states may have format 2, which earlier versions refuse."""
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 LEVEL_MAX: Final = (1 << 15) - 1
 _BEFORE_LEVELS: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 1)}

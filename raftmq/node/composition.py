@@ -24,7 +24,7 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.commands import Endpoint
-from raftmq.metadata.features import FORMATS, named
+from raftmq.metadata.features import FORMATS, LEVEL_OF_WITNESSED_JOURNALS, named
 from raftmq.metadata.formation import Formation
 from raftmq.metadata.metadata_engine import DrivenEngine
 from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
@@ -497,6 +497,8 @@ class NodeCore:
         """What older nodes do not support is said to none of them."""
         if before.features is not after.features:
             self.plane.links.demand(FORMATS[after.level], f"{RAFTMQ_LEVEL} is {after.level}")
+            if after.level >= LEVEL_OF_WITNESSED_JOURNALS:
+                self.plane.journal.write_twice()
 
     def _send_formation(self, node_id: NodeId, payload: bytes) -> None:
         self.plane.links.send(node_id, KIND_FORMATION, [payload])

@@ -304,14 +304,23 @@ def test_a_file_that_ends_in_a_cell(cut: int) -> None:
 # --- format 1 -------------------------------------------------------------------------------
 
 
-def test_format_1_is_read_and_written_anew() -> None:
+def test_format_1_stays_until_the_way_back_is_given_up() -> None:
     disk = with_content(FORMAT_1)
+    for _ in range(2):
+        journal = start(disk)
+        assert not journal.damaged
+        assert states(journal) == STATES_OF_FORMAT_1
+        assert layout_of(disk) is ONCE
+        lose(disk)
     journal = start(disk)
-    assert not journal.damaged
-    assert states(journal) == STATES_OF_FORMAT_1
+    journal.write_twice()
+    flush_journal(journal)
     assert layout_of(disk) is TWICE
     lose(disk)
-    assert states(start(disk)) == STATES_OF_FORMAT_1
+    journal = start(disk)
+    assert (states(journal), layout_of(disk)) == (STATES_OF_FORMAT_1, TWICE)
+    journal.write_twice()
+    assert journal.flush_job() is None, "nothing is left to do"
 
 
 def test_damage_in_format_1() -> None:
@@ -339,6 +348,8 @@ def test_format_1_on_a_full_disk(garbage: bytes) -> None:
         lose(disk)
     disk.capacity_bytes = None
     journal = start(disk)
+    journal.write_twice()
+    flush_journal(journal)
     assert states(journal) == STATES_OF_FORMAT_1 | {group(1): state(5)}
     assert layout_of(disk) is TWICE
 
@@ -350,6 +361,7 @@ def test_format_1_is_rewritten_once_it_is_full(now: bool) -> None:
     disk.capacity_bytes = disk.used_bytes()
     journal = start(disk)
     disk.capacity_bytes = None
+    journal.write_twice()
     job = None
     for term in range(4, 60):
         journal.put(group(1), state(term))
