@@ -481,8 +481,8 @@ class MultiRaft:
 
     def drain(self) -> None:
         """Drain what was touched, ask for the flushes that are due, send what is to be said."""
-        if self._is_draining:
-            return  # touched from within: the loop below sees it
+        if self._is_draining or self._is_closed:
+            return  # touched from within: the loop below sees it. Closed: by a flush that ends now
         self._is_draining = True
         try:
             while self._dirty:
