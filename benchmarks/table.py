@@ -279,9 +279,9 @@ ROWS: Final = (
         "1,000 idle long-polling consumers: CPU of a node",
         "consumers",
         (Shown("cpu_percent_max", "%"),),
-        "≤ 2 % of a core",
+        "≤ 6 % of a core",
         "",
-        at_most("cpu_percent_max", 2),
+        at_most("cpu_percent_max", 6),
     ),
     Row(
         "crowd",

@@ -22,7 +22,6 @@ from raftmq.protocol.fetch import (
     encode_fetch_request,
 )
 from raftmq.records import check_batch, read_records, split_batches
-from raftmq.server.kafka.handlers.fetch import LONG_WAIT_MS
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     Subscription,
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+PATIENT_WAIT_MS: Final = 400
 LINGER_POLLS: Final = 3
-"""The first finds nothing, the second is known by its words, the third comes from who is quiet."""
+"""So many polls of a patient reader find nothing at the end, at each node."""
 SILENCE_MAX: Final = 2.5
 """Members fall silent for so many sessions at most."""
 
@@ -218,7 +218,7 @@ class Reader(Fetcher):
         self._partitions = partitions
         self._is_patient = not self._uses_sessions and process % 2 == 1
         if self._is_patient:
-            self._wait_ms = LONG_WAIT_MS
+            self._wait_ms = PATIENT_WAIT_MS
 
     async def run(self) -> None:
         """Read until everything is written, and everything was read."""

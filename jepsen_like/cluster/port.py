@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
 from raftmq.server.kafka.elections import Hold
-from raftmq.server.kafka.idle_poll import hear_later
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame
 
 if TYPE_CHECKING:
@@ -61,43 +60,12 @@ class SimConnection:
         self.number = number
         self.peer = f"client{number}:1"
         self.client_software = ""
-        self.fetch_memo: Any = None
-        self.is_quiet = False
-        self._silent_moments = 0  # without a word, since the last answer
         self._unheard = bytearray()
         self._bars = 0  # requests at work behind which none may begin
         self.replies = self
         """What bars the requests behind one that is answered in turns."""
         self.hold = Hold()
         self.on_close: dict[int, Callable[[], None]] = {}
-
-    def hush(self) -> None:
-        """Hear what the client says at certain moments only."""
-        self._silent_moments = 0
-        if self.is_open and not self.is_quiet:
-            self.is_quiet = True
-            self._look_later()
-
-    def listen(self) -> None:
-        """Hear it as soon as it comes."""
-        if self.is_quiet:
-            self.is_quiet = False
-            if self._unheard:
-                self._port.node.later(0.0, self._hear)
-
-    def expire(self) -> None:
-        """One of the moments at which the quiet are heard; who says nothing at two of them while
-        nothing of it is in hand does not poll on."""
-        self._silent_moments = 0 if self._unheard or self._slots else self._silent_moments + 1
-        if self._silent_moments > 1:
-            self.listen()
-        if self.is_quiet:
-            self._hear()
-        if self.is_quiet:
-            self._look_later()
-
-    def _look_later(self) -> None:
-        hear_later(self._port.core.deadlines, self)
 
     def bar(self) -> None:
         """Begin no request behind this one."""
@@ -118,7 +86,7 @@ class SimConnection:
 
     def receive(self, data: bytes) -> None:
         """Begin the requests in `data`, which holds whole frames, or rubbish."""
-        if self.is_quiet or self._unheard or self._bars:
+        if self._unheard or self._bars:
             self._unheard += data
         else:
             self._take(data)
@@ -181,7 +149,7 @@ class SimConnection:
         """Hang up."""
         if not self.is_open:
             return
-        self.is_open = self.is_quiet = False
+        self.is_open = False
         self._slots.clear()
         self._port.connections.pop(self.number, None)
         while self.on_close:

@@ -267,15 +267,6 @@ class SimLinks:
                 self._streams[node_id] = Stream()
                 self._dial_later(node_id, 0.0)
 
-    def listen_at_ticks(self) -> None:
-        """What is heard here is heard at once, whatever it is."""
-
-    def listen(self) -> None:
-        """As always."""
-
-    def look(self) -> None:
-        """Nothing waits to be heard."""
-
     def queued_bytes(self) -> dict[NodeId, int]:
         """Nothing waits here."""
         return dict.fromkeys(self._streams, 0)

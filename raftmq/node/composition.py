@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from raftmq.config import Address, ConfigError, NodeConfig
@@ -50,7 +49,6 @@ from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import Dispatcher
-from raftmq.server.kafka.handlers.fetch import WAIT_GRID_MS
 from raftmq.server.kafka.handlers.table import HANDLERS
 from raftmq.server.kafka.request_memory import RequestMemory
 from raftmq.types import (
@@ -196,8 +194,6 @@ class NodeCore:
         )
         folder = self.plane.folder
         self.deadlines = Deadlines(self.plane.clock)
-        if WAIT_GRID_MS % (self.config.heartbeat_ticks * self.config.tick_ms) == 0:
-            self.plane.on_ease = partial(self.deadlines.align, grid_ms=WAIT_GRID_MS)
         self.formation = Formation(
             self.node_id,
             folder.storage_id,

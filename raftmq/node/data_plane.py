@@ -49,10 +49,6 @@ FrameReceiver = Callable[[NodeId, memoryview], None]
 KindReceiver = Callable[[NodeId, int, memoryview], None]
 
 
-def _nobody_cares(_due_ms: float) -> None:
-    pass
-
-
 class DataPlane:
     """Everything below topics, on one loop.
 
@@ -101,7 +97,6 @@ class DataPlane:
             on_broken_invariant=self.fail,
             send_stored=self.links.send_stored,
         )
-        self.multiraft.on_stir = self.links.listen
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
         self.catch_up = around.make_catch_up(self.links, rate)
         self.batch_openers = around.batch_openers
@@ -113,8 +108,6 @@ class DataPlane:
         self._on_broker = on_broker
         self._identity_told = on_identity
         self._lost_told = on_lost
-        self.on_ease: Callable[[float], None] = _nobody_cares
-        """Told the monotonic time of the next tick, in milliseconds, while the node is at ease."""
         self.on_tick: list[Callable[[float], None]] = []
         """Called after every tick of the replicas with the monotonic time in milliseconds."""
         self._pauses: list[tuple[float, Promise[None]]] = []
@@ -160,22 +153,18 @@ class DataPlane:
             if self.multiraft.is_at_ease:
                 ticks = self.config.heartbeat_ticks
                 due_ms += (ticks - 1) * tick_ms
-                self.on_ease(due_ms)
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
             late_ms = clock.monotonic_ms() - due_ms
             self.loop_watch.ticked(late_ms)
             # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
             # real time, and a burst of ticks here would depose a leader that is alive.
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
-            self.links.look()
             for number in range(ticks):
                 self.multiraft.tick(0.0 if number else late_ms / tick_ms)
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)
             self._end_pauses(now_ms)
-            if self.multiraft.is_calm:
-                self.links.listen_at_ticks()
 
     async def pause(self, seconds: float) -> None:
         """Sleep until the first tick after so long: a node at rest wakes for that one anyway, and

@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Final
@@ -38,7 +37,6 @@ from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.tasks import TrioTasks, run_deadlines
 from raftmq.runtime.turns import Turns
 from raftmq.runtime.workers import NodeBatchOpening, NodeCatchUp, Workers
-from raftmq.server.kafka.idle_poll import hear_later
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort
 from raftmq.server.kafka.log_rate import RateLimitedLog
@@ -218,7 +216,6 @@ class Node(NodeCore):
             self.broker.metrics,
             drains=self.plane.multiraft,
             memory=self.request_memory,
-            look_later=partial(hear_later, self.deadlines),
             turns=turns,
             pause=self.plane.pause,
         )

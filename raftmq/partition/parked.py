@@ -131,7 +131,7 @@ class FetchWaiter(Protocol):
 class ParkedFetches:
     """The fetches that wait at one partition."""
 
-    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over", "moves")
+    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -139,8 +139,6 @@ class ParkedFetches:
         self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
         self.is_over = False
         """Nobody shall wait here any more."""
-        self.moves = 0
-        """How often the partition moved: who looked since the last time need not look again."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -156,7 +154,6 @@ class ParkedFetches:
     def wake_all(self) -> None:
         """The partition moved: let every waiter look again, a few at once, the others soon, since
         each may answer."""
-        self.moves += 1
         if not self._waiters:
             return
         waiters = list(self._waiters.values())

@@ -690,7 +690,6 @@ class Partition:
         that. (What waits for the high watermark was settled when that moved.)"""
         if self._is_closed:
             return
-        self.fetches.moves += 1  # the log start is no news to who waits, but to who looks again
         if len(self._produces) or len(self._fsync_produces):
             self._settle_produces()
         if len(self._deletes):

@@ -162,7 +162,7 @@ _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 # Tuples, since a union would be built anew for every message.
 _BEATS: Final = (Heartbeat, HeartbeatReply)
 _BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Wake)
-"""What takes a stream that every node reads at once: a calm one reads heartbeats at its ticks."""
+"""What may be large, and what wakes a group: heartbeats never queue behind it."""
 
 
 def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
@@ -171,10 +171,6 @@ def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
     if not isinstance(message, _BULK):
         return Stream.HEARTBEAT
     return Stream.CONTROL if group == METADATA_GROUP else Stream.BULK
-
-
-def _nothing() -> None:
-    pass
 
 
 def _stands(replica: Replica) -> bool:
@@ -240,8 +236,6 @@ class MultiRaft:
         self.after_drain: list[Callable[[], None]] = []
         """Called after every round of drains: what state machines want of replicas, which must not
         be called from within their own callbacks."""
-        self.on_stir: Callable[[], None] = _nothing
-        """Called when a replica wakes, or comes, where all were at rest."""
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -301,12 +295,6 @@ class MultiRaft:
     def patience(self) -> int:
         """How often all timeouts are doubled now, since ticks come late."""
         return self._lateness.patience
-
-    @property
-    def is_calm(self) -> bool:
-        """True when every group rests: what peers have to say can wait for the next tick, but for
-        what wakes a group, which comes another way than their beats."""
-        return not self._awake
 
     @property
     def is_at_ease(self) -> bool:
@@ -446,10 +434,7 @@ class MultiRaft:
             replica.peer_lost(silent)
 
     def _rouse(self, replica: Replica) -> None:
-        was_calm = not self._awake
         self._awake[replica.group] = replica
-        if was_calm:
-            self.on_stir()
 
     # ---- the way out ----
 

@@ -264,8 +264,6 @@ class PeerLinks:
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
         self._heard: set[NodeId] = set()  # peers with a vital stream, since they were lost last
         self._nursery: trio.Nursery | None = None
-        self._readers: dict[FrameReader, None] = {}
-        self._listens_at_ticks = False
         self.block_to: frozenset[NodeId] = frozenset()
         self.block_from: frozenset[NodeId] = frozenset()
         self._block_changed = trio.Event()
@@ -441,25 +439,6 @@ class PeerLinks:
                     if self._nursery is not None:
                         self._nursery.start_soon(self._keep_connected, stream)
 
-    # ---- hearing ----
-
-    def listen_at_ticks(self) -> None:
-        """Nothing but beats of nodes at rest and brokers is expected on heartbeat streams: read
-        them when `look` is called, since every wake-up costs more than what it is for."""
-        self._listens_at_ticks = True
-
-    def listen(self) -> None:
-        """Read every stream as soon as something comes."""
-        if self._listens_at_ticks:
-            self._listens_at_ticks = False
-            for reader in self._readers:
-                reader.attend()
-
-    def look(self) -> None:
-        """Hand on what came on the streams that are read at ticks."""
-        for reader in list(self._readers):
-            reader.look()
-
     # ---- tasks ----
 
     async def run(
@@ -608,7 +587,7 @@ class PeerLinks:
 
             async def read() -> None:
                 await trio.lowlevel.wait_readable(sock)  # in most cases it is the end
-                await self._read(self._reader(sock, identity, stream.name))
+                await self._reader(sock, identity, stream.name).run()
 
             async def end_after(work: Callable[[], Awaitable[None]]) -> None:
                 await self._guarded(work, "dialled stream", identity.node_id)
@@ -762,7 +741,7 @@ class PeerLinks:
         node_id = identity.node_id
         kind = ChunkStream if name == CATCH_UP else PeerStream
         back = kind(node_id, name, self._queue_bytes_max, sock=sock, version=version)
-        mine = _Accepted(self._reader(sock, identity, name, is_accepted=True), back)
+        mine = _Accepted(self._reader(sock, identity, name), back)
         self._accepted.setdefault((node_id, name), []).append(mine)
 
         async def read() -> None:
@@ -771,7 +750,7 @@ class PeerLinks:
                 self._stands(back, identity)
             else:
                 self._on_identity(identity)
-            await self._read(mine.reader)
+            await mine.reader.run()
 
         try:
             async with trio.open_nursery() as nursery:
@@ -793,28 +772,16 @@ class PeerLinks:
         if not accepted:
             self._accepted.pop(key, None)
 
-    def _reader(
-        self, sock: socket.socket, sender: PeerIdentity, name: str, *, is_accepted: bool = False
-    ) -> FrameReader:
-        is_quiet = is_accepted and name == HEARTBEAT
+    def _reader(self, sock: socket.socket, sender: PeerIdentity, name: str) -> FrameReader:
         return FrameReader(
             sock,
             sender.node_id,
             partial(self._on_frame, sender),
             is_blocked=lambda: sender.node_id in self.block_from,
-            may_rest=lambda: is_quiet and self._listens_at_ticks,
             turns=self._turns,
             memory=self._memory,
             takes_parts=name == CATCH_UP,
         )
-
-    async def _read(self, reader: FrameReader) -> None:
-        """Read one stream to its end; a quiet one at ticks only, while nothing urgent comes."""
-        self._readers[reader] = None
-        try:
-            await reader.run()
-        finally:
-            del self._readers[reader]
 
     # ---- what went wrong ----
 

@@ -2,10 +2,7 @@
 
 Small frames are copied out of one buffer, large ones are received into a buffer of their own, which
 grows with what comes: what a peer only announces costs nothing beyond `FIRST_BYTES`. All streams
-share one budget (`PeerMemory`) of bytes that were received and not handed on yet. A
-stream on which nothing urgent comes can be read at certain moments only (`look`): a wake-up of an
-idle node costs more than what it is for, and beats of nodes at rest come twenty times a second from
-every peer. Who was not heard at two such moments in a row is listened to until something comes.
+share one budget (`PeerMemory`) of bytes that were received and not handed on yet.
 
 Never sends. What is wrong with a frame ends the stream, and so does a frame that does not come to
 its end in time.
@@ -24,7 +21,6 @@ from typing import Final
 import trio
 from crc32c import crc32c
 
-from raftmq.runtime.nap import Sleeper
 from raftmq.runtime.peer_socket import recv_into, recv_rest
 from raftmq.runtime.turns import Lane, Turns
 from raftmq.types import NodeId
@@ -100,7 +96,6 @@ class FrameReader:
         sender: who is at the other end.
         on_frame: takes kind and content of each frame.
         is_blocked: asked for each frame: true while what comes from there is not to be heard.
-        may_rest: asked before each wait: true when `look` will be called soon.
         turns: what large frames are charged to.
         memory: what bytes of incomplete frames are charged to.
         takes_parts: a frame too large for one may come here, in several.
@@ -113,11 +108,8 @@ class FrameReader:
         "_has_gap",
         "_is_blocked",
         "_is_over",
-        "_may_rest",
         "_memory",
-        "_misses",
         "_on_frame",
-        "_resting",
         "_sender",
         "_sock",
         "_start",
@@ -135,7 +127,6 @@ class FrameReader:
         on_frame: Callable[[int, memoryview], None],
         *,
         is_blocked: Callable[[], bool],
-        may_rest: Callable[[], bool],
         turns: Turns,
         memory: PeerMemory,
         takes_parts: bool = False,
@@ -144,7 +135,6 @@ class FrameReader:
         self._sender = sender
         self._on_frame = on_frame
         self._is_blocked = is_blocked
-        self._may_rest = may_rest
         self._turns = turns
         self._buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         self._start = self._filled = 0  # of what was received and not handed on yet
@@ -156,8 +146,6 @@ class FrameReader:
         """A sound frame has come."""
         self._has_gap = False  # frames were not heard
         self._is_over = False
-        self._resting = Sleeper()
-        self._misses = 0  # looks at which nothing was there, since something was
         self._error: Exception | None = None
 
     async def run(self) -> None:
@@ -184,10 +172,7 @@ class FrameReader:
     async def _run(self) -> None:
         turn_bytes = 0
         while True:
-            if self._may_rest():
-                await self._until_looked_at()
-            else:
-                turn_bytes += await self._receive()
+            turn_bytes += await self._receive()
             if self._error is not None:
                 raise self._error
             if turn_bytes >= READ_TURN_BYTES:
@@ -201,7 +186,6 @@ class FrameReader:
     def refuse(self, error: PeerRefusedError) -> None:
         """End the stream."""
         self._error = error
-        self.attend()
         with suppress(OSError):  # the peer was quicker
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -215,42 +199,7 @@ class FrameReader:
         if count == 0:
             raise EOFError
         self._filled += count
-        self._misses = 0
         return count
-
-    # ---- at certain moments ----
-
-    def look(self) -> None:
-        """Hand on what came since the last look; listen if that was nothing twice.
-
-        Once means little: beats that come at about the time of the looks are there at one of them
-        twice and at the next one not.
-        """
-        if not self._resting.is_asleep:
-            return
-        try:
-            count = self._sock.recv_into(self._buffer[self._filled :])
-        except OSError:  # nothing is there, or it failed, which the task meets again
-            count = 0
-        self._filled += count
-        self._misses = 0 if count else self._misses + 1
-        try:
-            while count and (frame := self._next_small()) is not None:
-                self._hand_on(*frame)
-        except Exception as error:  # noqa: BLE001 - the stream's own task raises it; ticks go on
-            self._error = error
-        if self._misses > 1 or self._filled or self._is_over or self._error is not None:
-            self.attend()
-
-    def attend(self) -> None:
-        """Listen from now on."""
-        self._resting.wake()
-
-    async def _until_looked_at(self) -> None:
-        """Wait until `look` leaves something to do, then for what comes."""
-        await self._resting.sleep()
-        if self._error is None and not self._is_over and self._filled < READ_BUFFER_SIZE:
-            await self._receive()
 
     # ---- frames ----
 

@@ -29,8 +29,6 @@ RECEIVE_COST: Final = 64 << 10
 """What a receive with up to sixteen small requests costs."""
 SMALL_RECEIVE_COST: Final = 16 << 10
 """What a receive with a single small request costs; a heartbeat, a poll."""
-QUIET_RECEIVE_COST: Final = 4 << 10
-"""What a poll costs that only begins to wait again (`idle_poll.py`)."""
 SMALL_RECEIVE_BYTES: Final = 1 << 10
 
 

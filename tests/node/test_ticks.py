@@ -32,23 +32,11 @@ class EnoughError(Exception):
     """The node woke as often as the test wants."""
 
 
-@define
 class FakeLinks:
-    """Notes how it is to listen."""
-
-    log: list[str]
+    """Nobody is there."""
 
     def send_stored(self, *_args: object) -> bool:
         return False
-
-    def listen_at_ticks(self) -> None:
-        self.log.append("listen at ticks")
-
-    def listen(self) -> None:
-        self.log.append("listen")
-
-    def look(self) -> None:
-        self.log.append("look")
 
 
 @define(eq=False)
@@ -72,7 +60,7 @@ class Bench:
             random=Random(1),
             tasks=SimpleNamespace(sleep=self._sleep),
             flusher=None,
-            connect=lambda _ears: FakeLinks(self.log),
+            connect=lambda _ears: FakeLinks(),
             make_catch_up=lambda _links, _rate: None,
             batch_openers=None,
             disk_space=lambda: (0, 0),
@@ -114,76 +102,33 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def says(monkeypatch: pytest.MonkeyPatch, *, at_ease: bool, calm: bool) -> None:
+def says(monkeypatch: pytest.MonkeyPatch, *, at_ease: bool) -> None:
     monkeypatch.setattr(MultiRaft, "is_at_ease", at_ease)
-    monkeypatch.setattr(MultiRaft, "is_calm", calm)
 
 
-async def test_a_busy_node_looks_before_each_tick(
+async def test_a_busy_node_wakes_for_each_tick(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came since the last tick counts for this one: a leader's beat before the silence."""
-    says(monkeypatch, at_ease=False, calm=False)
+    says(monkeypatch, at_ease=False)
     start_ms = bench.clock.now_ms
     await bench.wake(3)
-    assert bench.log == ["look", "tick", "told"] * 3
+    assert bench.log == ["tick", "told"] * 3
     assert bench.wakes_ms == [start_ms + TICK_MS * n for n in (1, 2, 3)]
 
 
 async def test_a_node_at_ease_wakes_once_per_heartbeat(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(monkeypatch, at_ease=True, calm=False)
+    says(monkeypatch, at_ease=True)
     start_ms = bench.clock.now_ms
     await bench.wake(2)
-    assert bench.log == ["look", "tick", "tick", "told"] * 2
+    assert bench.log == ["tick", "tick", "told"] * 2
     assert bench.wakes_ms == [start_ms + HEARTBEAT_TICKS * TICK_MS * n for n in (1, 2)]
-
-
-async def test_only_a_calm_node_listens_at_ticks(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    says(monkeypatch, at_ease=True, calm=True)
-    await bench.wake(2)
-    assert bench.log == ["look", "tick", "tick", "told", "listen at ticks"] * 2
-
-
-async def test_whether_it_is_calm_is_asked_after_the_tick(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which may have let the last group rest."""
-    says(monkeypatch, at_ease=False, calm=False)
-    bench.plane.on_tick.append(lambda _now_ms: says(monkeypatch, at_ease=True, calm=True))
-    await bench.wake(1)
-    assert bench.log == ["look", "tick", "told", "listen at ticks"]
-
-
-@pytest.mark.parametrize("late_ms", [0.0, 7.0])
-async def test_who_wants_to_wake_with_the_node_is_told_when_it_does(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, late_ms: float
-) -> None:
-    """Before it sleeps, so that they need not wake it in between."""
-    says(monkeypatch, at_ease=True, calm=True)
-    bench.late_ms = late_ms
-    told_ms: list[float] = []
-    bench.plane.on_ease = told_ms.append
-    await bench.wake(3)
-    assert [due_ms + late_ms for due_ms in told_ms[:3]] == bench.wakes_ms
-    says(monkeypatch, at_ease=False, calm=False)
-    told_ms.clear()
-    bench.wakes_ms.clear()
-    await bench.wake(3)
-    assert told_ms == []
-
-
-async def test_what_wakes_the_first_group_makes_the_links_listen(bench: Bench) -> None:
-    bench.plane.multiraft.on_stir()
-    assert bench.log == ["listen"]
 
 
 async def test_who_pauses_goes_on_at_a_tick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one that is not before its time; none of them asks for a wake-up of its own."""
-    says(monkeypatch, at_ease=True, calm=True)
+    says(monkeypatch, at_ease=True)
     start_ms = bench.clock.now_ms
     went_on_ms: list[float] = []
 

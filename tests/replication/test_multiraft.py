@@ -290,24 +290,6 @@ def test_the_metadata_group_waits_for_no_partition() -> None:
     ]
 
 
-def test_a_node_is_told_when_its_first_replica_comes() -> None:
-    node = Node(0)
-    stirred: list[int] = []
-    node.multiraft.on_stir = lambda: stirred.append(len(node.multiraft.replicas))
-    assert node.multiraft.is_calm
-    others = Node(2)
-    for number in range(2):
-        node.multiraft.register(others.replica(number))
-        assert not node.multiraft.is_calm
-    assert stirred == [1], "not for one that comes to others who are awake"
-    node.multiraft.unregister(group(0))
-    assert not node.multiraft.is_calm
-    node.multiraft.unregister(group(1))
-    assert node.multiraft.is_calm
-    node.multiraft.register(others.replica(1))
-    assert stirred == [1, 1]
-
-
 def test_a_vote_written_while_the_journal_is_flushed_waits_for_the_next_flush() -> None:
     node = Node(2)
     node.flush()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from raftmq.raft.membership import Configuration
@@ -90,31 +88,6 @@ def test_clocks_are_known_during_a_rest_and_heard_again_after_a_question() -> No
     cluster.run(200)
     now_ms, *others = leader.voters_clocks_ms()
     assert all(abs(now_ms - clock_ms) < 1_000 for clock_ms in others)
-
-
-def test_a_node_is_told_when_the_first_of_its_groups_wakes() -> None:
-    cluster = at_rest(groups=3)
-    stirred: list[int] = []
-    for node in cluster.nodes:
-        assert node.multiraft is not None
-        assert node.multiraft.is_calm
-        node.multiraft.on_stir = partial(stirred.append, node.node_id)
-    leader, followers = cluster.leader, cluster.followers()
-    cluster.append()
-    assert stirred == [leader.node_id]
-    assert leader.multiraft is not None
-    assert not leader.multiraft.is_calm
-    for group in cluster.world.groups[1:]:
-        leader.multiraft.touch(leader.replicas[group])
-    assert leader.multiraft.resting_count == 0
-    assert stirred == [leader.node_id], "not for those that wake beside others"
-    cluster.run(50)
-    assert sorted(stirred) == sorted(node.node_id for node in (leader, *followers))
-    cluster.until(lambda: resting(cluster) == [3, 3, 3])
-    assert all(node.multiraft.is_calm for node in cluster.nodes if node.multiraft is not None)
-    assert len(stirred) == 3
-    cluster.append()
-    assert len(stirred) == 4, "and again after every rest"
 
 
 def test_a_read_barrier_wakes_and_is_kept() -> None:

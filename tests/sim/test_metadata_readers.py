@@ -23,8 +23,7 @@ class Waiter:
 
 
 def test_who_waits_at_the_metadata_log_is_woken_when_it_is_not_led_here_any_more() -> None:
-    """Its old leader hears of no later command, which alone had woken anybody, and an unchanged
-    count of moves told an idle poll that nothing changed."""
+    """Its old leader hears of no later command, which alone had woken anybody."""
     with quiet_logs():
         world = ClusterWorld(1, ClusterOptions(weights=()))
         world.start()

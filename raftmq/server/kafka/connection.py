@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -29,7 +29,6 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.ports import DiskError
 from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.runtime.turns import (
-    QUIET_RECEIVE_COST,
     RECEIVE_COST,
     SMALL_RECEIVE_BYTES,
     SMALL_RECEIVE_COST,
@@ -40,12 +39,9 @@ from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.readiness import LookLater, Readiness
+from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.kafka.request_memory import PartialFrame, RequestMemory
-
-if TYPE_CHECKING:
-    from raftmq.server.kafka.fetch_memo import FetchMemo
 
 SCRATCH_BYTES: Final = 32 << 10
 PIECE_BYTES_MAX: Final = MARK_BYTES_MAX
@@ -95,7 +91,6 @@ class Shared:
         metrics: ServerMetrics,
         cork: Cork | None = None,
         memory: RequestMemory | None = None,
-        look_later: LookLater | None = None,
         turns: Turns | None = None,
     ) -> None:
         self.begin = begin
@@ -104,7 +99,7 @@ class Shared:
         self.metrics = metrics
         self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
         self.turns = turns or Turns()
-        self.readiness = Readiness(self.turns, self.cork.together, look_later)
+        self.readiness = Readiness(self.turns, self.cork.together)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.piece = memoryview(b"")  # made for the first large frame; as `scratch`
         self.nursery: trio.Nursery | None = None
@@ -148,10 +143,8 @@ class Connection:
         "_turn_frames",
         "_writing",
         "client_software",
-        "fetch_memo",
         "hold",
         "is_closed",
-        "is_quiet",
         "last_active",
         "on_close",
         "peer",
@@ -175,11 +168,8 @@ class Connection:
         self._turn_bytes = 0
         self._turn_frames = 0
         self.is_closed = False
-        self.is_quiet = False
-        """Listened to at certain moments only."""
         self.peer = peer
         self.client_software = ""
-        self.fetch_memo: FetchMemo | None = None
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
@@ -207,7 +197,6 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = self._is_ending = True
-        self.is_quiet = False
         descriptor = self._sock.fileno()
         self._shared.readiness.unwatch(descriptor)
         for scope in (self._reading, self._writing):
@@ -229,7 +218,6 @@ class Connection:
         """Hang up soon: who settles an answer may be the Raft engine."""
         if not self._is_ending:
             self._is_ending = True
-            self.is_quiet = False
             self._shared.readiness.unwatch(self._sock.fileno())
             self._shared.spawn(self._end)
 
@@ -312,26 +300,6 @@ class Connection:
 
     # ---- reading at rest ----
 
-    def hush(self) -> None:
-        """This client was answered and is expected to say nothing urgent: listen to it at certain
-        moments only. Not while it is busy, or on its way out."""
-        if self._reading is None and not self._is_ending:
-            try:
-                self.is_quiet = self._shared.readiness.hush(self._sock.fileno())
-            except OSError as error:
-                self._cannot_be_watched(error)
-                self.broken()
-
-    def listen(self) -> None:
-        """Listen again whenever something comes."""
-        if self.is_quiet:
-            self.is_quiet = False
-            try:
-                self._shared.readiness.rouse(self._sock.fileno())
-            except OSError as error:
-                self._cannot_be_watched(error)
-                self.broken()
-
     def receive(self) -> None:
         """Begin what came, as far as that needs no waiting."""
         if self._is_ending or self._reading is not None:
@@ -377,8 +345,7 @@ class Connection:
             if used < end or start:
                 self._note_pending(used)
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
-                cost = QUIET_RECEIVE_COST if self.is_quiet else SMALL_RECEIVE_COST
-                shared.turns.give_back(RECEIVE_COST - cost)
+                shared.turns.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
                 return True
             if end < SCRATCH_BYTES or self._is_ending or self._must_wait():
                 return True  # that was all there is: asking the socket again would only tell so
@@ -397,7 +364,6 @@ class Connection:
 
     def _to_task(self) -> None:
         self._shared.readiness.unwatch(self._sock.fileno())
-        self.is_quiet = False
         self._reading = trio.CancelScope()
         self._shared.spawn(self._read)
 

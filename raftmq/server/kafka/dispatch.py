@@ -38,9 +38,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
-from raftmq.server.kafka.fetch_memo import FetchMemo
 from raftmq.server.kafka.handlers import fetch, produce
-from raftmq.server.kafka.idle_poll import IdlePoll
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
 from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
@@ -50,8 +48,8 @@ from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, value_of
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
-Encode: TypeAlias = Callable[[RequestHeader, int, Any], Pieces]
-"""encode(header, correlation id, response): the answer as it is sent."""
+Encode: TypeAlias = Callable[[RequestHeader, Any], Pieces]
+"""encode(header, response): the answer as it is sent."""
 Handler: TypeAlias = Callable[
     [Broker, RequestHeader, Struct], "Answer | Promise[Any] | Work[Answer]"
 ]
@@ -115,13 +113,6 @@ class Dispatcher:
                 slot.answer((_SIZE.pack(len(body)) + body,))
                 return
             raise RemoteProtocolError(f"{ApiKey(api_key).title} v{version} is not offered")
-        if api_key == ApiKey.FETCH:
-            memo = connection.fetch_memo
-            if memo is not None and memo.is_of(version, frame):
-                self._begin_again(memo, correlation_id, slot, connection, started_ms)
-                return
-        if connection.is_quiet:
-            connection.listen()  # this client does more than to wait
         header, position = decode_request_header(frame)
         body_view = frame[position:]
         self._broker.elections.asker = connection.hold
@@ -129,7 +120,7 @@ class Dispatcher:
             if api_key == ApiKey.PRODUCE:
                 self._begin_produce(header, body_view, slot, connection, started_ms)
             elif api_key == ApiKey.FETCH:
-                self._begin_fetch(header, body_view, slot, connection, started_ms, frame)
+                self._begin_fetch(header, body_view, slot, connection, started_ms)
             else:
                 self._begin_other(header, body_view, slot, connection, started_ms, metrics)
         except RemoteProtocolError:
@@ -153,7 +144,7 @@ class Dispatcher:
         if isinstance(result, Generator):
             result = self._broker.slices.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
-        _InHand(self, header, header.correlation_id, encode, slot, started_ms).settle(result)
+        _InHand(self, header, encode, slot, started_ms).settle(result)
 
     def _begin_fetch(
         self,
@@ -162,46 +153,12 @@ class Dispatcher:
         slot: Slot,
         connection: Connection,
         started_ms: float,
-        frame: memoryview,
     ) -> None:
         version = header.api_version
         request = decode_fetch_request(version, body, elements_max=self._elements_max)
-        memo = FetchMemo.of(header, frame, request)
-        if memo is not None:
-            before, connection.fetch_memo = connection.fetch_memo, memo
-            if before is not None and before.idle is not None:
-                before.idle.replaced()
-        result = fetch.handle(self._broker, header, request, memo)
-        encode = _encode_fetch if memo is None else memo.encode
-        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
+        result = fetch.handle(self._broker, header, request)
+        in_hand = _InHand(self, header, _encode_fetch, slot, started_ms)
         in_hand.settle(result, connection)
-
-    def _begin_again(
-        self,
-        memo: FetchMemo,
-        correlation_id: int,
-        slot: Slot,
-        connection: Connection,
-        started_ms: float,
-    ) -> None:
-        """A fetch in the words of the last one."""
-        header = memo.header
-        self._broker.elections.asker = connection.hold
-        try:
-            waits_long = memo.request.max_wait_ms >= fetch.LONG_WAIT_MS
-            if waits_long and memo.idle is None and memo.reading is not None:
-                reading, memo.reading = memo.reading, None
-                if reading.finds_nothing():
-                    metrics = self._metrics[header.api_key]
-                    memo.idle = IdlePoll(self, memo, reading, connection, metrics)
-            if memo.idle is not None and memo.idle.begin(correlation_id, slot, started_ms):
-                return
-            result = fetch.handle(self._broker, header, memo.request, memo)
-            in_hand = _InHand(self, header, correlation_id, memo.encode, slot, started_ms)
-            in_hand.settle(result, connection)
-        except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
-            self.failed(header, error)
-            raise RemoteProtocolError("the request could not be served") from None
 
     def _begin_other(
         self,
@@ -226,14 +183,13 @@ class Dispatcher:
             result = handler(self._broker, header, request)
             if isinstance(result, Generator):
                 result = self._broker.slices.run(result, connection.replies)
-        encode = self._encode_other
-        in_hand = _InHand(self, header, header.correlation_id, encode, slot, started_ms)
+        in_hand = _InHand(self, header, self._encode_other, slot, started_ms)
         in_hand.settle(result, connection)
 
-    def _encode_other(self, header: RequestHeader, correlation_id: int, response: Answer) -> Pieces:
+    def _encode_other(self, header: RequestHeader, response: Answer) -> Pieces:
         api_key, version = header.api_key, header.api_version
         metrics = self._metrics[api_key]
-        head = encode_response_header(api_key, version, correlation_id)
+        head = encode_response_header(api_key, version, header.correlation_id)
         if not isinstance(response, bytes):
             metrics.count_errors(response)
             response = encode_response(api_key, version, response)
@@ -268,19 +224,6 @@ class Dispatcher:
         yield from _count_errors(metrics, response)
         return (yield from encode_response_slowly(api_key, version, response))
 
-    def wait_for(
-        self,
-        parked: fetch.ParkedFetch,
-        memo: FetchMemo,
-        correlation_id: int,
-        slot: Slot,
-        connection: Connection,
-        started_ms: float,
-    ) -> None:
-        """Answer a fetch that was begun before when `parked` is settled."""
-        in_hand = _InHand(self, memo.header, correlation_id, memo.encode, slot, started_ms)
-        in_hand.settle(parked, connection)
-
     def observe(self, metrics: ApiMetrics, started_ms: float) -> None:
         """Count a request of that API that began then and was answered now."""
         metrics.observe((self.now_ms() - started_ms) / 1e3)
@@ -311,7 +254,6 @@ class _InHand:
 
     __slots__ = (
         "_connection",
-        "_correlation_id",
         "_dispatcher",
         "_encode",
         "_header",
@@ -323,15 +265,12 @@ class _InHand:
         self,
         dispatcher: Dispatcher,
         header: RequestHeader,
-        correlation_id: int,
         encode: Encode,
         slot: Slot,
         started_ms: float,
     ) -> None:
-        """`header` may be that of an earlier request, which had another correlation id."""
         self._dispatcher = dispatcher
         self._header = header
-        self._correlation_id = correlation_id
         self._encode = encode
         self._slot = slot
         self._started_ms = started_ms
@@ -342,7 +281,7 @@ class _InHand:
         if result is HANG_UP:
             self._hang_up()
         elif not isinstance(result, Promise):
-            self._slot.answer(self._encode(self._header, self._correlation_id, result))
+            self._slot.answer(self._encode(self._header, result))
             self._observe()
         else:
             if connection is not None and isinstance(result, Abandonable) and not result.is_done:
@@ -359,7 +298,7 @@ class _InHand:
             if value is HANG_UP:
                 self._hang_up()
                 return
-            pieces = self._encode(self._header, self._correlation_id, value)
+            pieces = self._encode(self._header, value)
         except RemoteProtocolError as error:
             self._metrics.failures += 1
             _log.warning("connection closed: bad request", why=str(error))
@@ -407,25 +346,21 @@ def _count_errors(metrics: ApiMetrics, answer: Struct | Mapping[str, Any]) -> Wo
             waiting.pop()
 
 
-def _encode_produce(
-    header: RequestHeader, correlation_id: int, response: ProduceResponse
-) -> Pieces:
-    head = encode_response_header(ApiKey.PRODUCE, header.api_version, correlation_id)
+def _encode_produce(header: RequestHeader, response: ProduceResponse) -> Pieces:
+    head = encode_response_header(ApiKey.PRODUCE, header.api_version, header.correlation_id)
     body = encode_produce_response(header.api_version, response)
     return (_SIZE.pack(len(head) + len(body)) + head + body,)
 
 
-def _encode_unanswered(
-    _header: RequestHeader, _correlation_id: int, response: ProduceResponse
-) -> Pieces:
+def _encode_unanswered(_header: RequestHeader, response: ProduceResponse) -> Pieces:
     if any(part.error_code for topic in response.topics for part in topic.partitions):
         # Without an answer the closed connection is the only way to say so.
         raise RemoteProtocolError("a produce with acks=0 failed")
     return ()
 
 
-def _encode_fetch(header: RequestHeader, correlation_id: int, response: FetchResponse) -> Pieces:
-    pieces: Any = encode_fetch_frame(header.api_version, correlation_id, response)
+def _encode_fetch(header: RequestHeader, response: FetchResponse) -> Pieces:
+    pieces: Any = encode_fetch_frame(header.api_version, header.correlation_id, response)
     return cast(Pieces, pieces)
 
 

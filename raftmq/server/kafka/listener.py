@@ -24,7 +24,6 @@ from raftmq.server.kafka.limits import Limits, canonical_host
 from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.pace import Pace
-from raftmq.server.kafka.readiness import LookLater
 from raftmq.server.kafka.request_memory import RequestMemory
 
 BACKLOG: Final = 1024
@@ -75,14 +74,13 @@ class ClientPort:
         *,
         drains: Drains | None = None,
         memory: RequestMemory | None = None,
-        look_later: LookLater | None = None,
         turns: Turns | None = None,
         pause: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
         """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, look_later, turns)
+        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, turns)
         self.connections: dict[int, Connection] = {}
         self._hosts: dict[str, int] = {}  # open connections by the address they came from
         self._next_id = 0

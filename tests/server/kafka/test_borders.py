@@ -1,4 +1,4 @@
-"""A bug of ours where a poll idles, a client is accepted, or all clients are looked at.
+"""A bug of ours where a poll waits, a client is accepted, or all clients are looked at.
 
 Planted once at each border: it is logged once with its kind, counted, and costs the connection that
 met it; the others, and the node, go on.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,19 +16,16 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from raftmq.protocol import ApiKey, encode_request_header
-from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
 from raftmq.server.kafka import log_rate
 from raftmq.server.kafka.connection import Connection, Shared
-from raftmq.server.kafka.handlers.fetch import Reading
-from raftmq.server.kafka.idle_poll import HEAR_GRID_MS, IdlePoll, hear_later
+from raftmq.server.kafka.handlers.fetch import ParkedFetch, Reading
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.request_memory import RequestMemory
 from tests.server.kafka.test_listener import begin, call
-from tests.server.kafka.test_polls import answered, filled
+from tests.server.kafka.test_polls import answered, filled, poll_frame
 from tests.server.kafka.world import World
 
 
@@ -68,15 +64,14 @@ def assert_told_once(logs: list[Any], metrics: ServerMetrics) -> None:
     assert metrics.bugs == {"Planted": 1}
 
 
-# ---- idle polls ----
+# ---- polls that wait ----
 
 
 @asynccontextmanager
 async def polling(world: World) -> AsyncIterator[list[socket.socket]]:
-    """Two clients, each with a poll that finds nothing, for the third time in the same words."""
-    look_later = partial(hear_later, world.bench.deadlines)
+    """Two clients, each of which has had two polls that found nothing."""
     start: Any = world.dispatcher.begin
-    port = ClientPort(start, Limits(), world.broker.metrics, look_later=look_later)
+    port = ClientPort(start, Limits(), world.broker.metrics)
     pairs = [socket.socketpair() for _ in range(2)]
     async with port.served() as nursery:
         for number, (ours, theirs) in enumerate(pairs):
@@ -87,7 +82,7 @@ async def polling(world: World) -> AsyncIterator[list[socket.socket]]:
             for client in clients:
                 client.send(poll_frame(number))
             await trio.testing.wait_all_tasks_blocked(0.01)
-            world.bench.sleep(550)
+            world.bench.sleep(500)
             assert all([await answered(client) for client in clients])
         try:
             yield clients
@@ -109,66 +104,52 @@ async def received_by(client: socket.socket) -> tuple[bytes, bool]:
     return data, False
 
 
-def poll_frame(correlation_id: int, max_wait_ms: int = 500) -> bytes:
-    part = FetchPartition(0, fetch_offset=3)
-    topics = [FetchTopic("t", None, [part])]
-    request = FetchRequest(topics=topics, max_wait_ms=max_wait_ms, session_epoch=-1)
-    head = encode_request_header(ApiKey.FETCH, 12, correlation_id, "client")
-    frame = head + encode_fetch_request(12, request)
-    return len(frame).to_bytes(4, "big") + frame
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "when"),
     [
-        (IdlePoll, "begin", "asked"),
-        (IdlePoll, "replaced", "asked otherwise"),
-        (Reading, "finds_nothing", "over"),
-        (Reading, "respond_again", "over"),
-        (Connection, "hush", "over"),
+        (Reading, "read", "asked"),
+        (ParkedFetch, "park", "asked"),
+        (Reading, "has_news", "over"),
+        (Reading, "respond", "over"),
+        (ParkedFetch, "_unpark", "over"),
         (Reading, "has_news", "moved"),
-        (IdlePoll, "_hand_over", "moved"),
-        (IdlePoll, "abandon", "gone"),
+        (ParkedFetch, "answer", "moved"),
+        (ParkedFetch, "abandon", "gone"),
     ],
 )
-async def test_a_bug_in_an_idle_poll_costs_its_client_alone(
+async def test_a_bug_in_a_poll_costs_its_client_alone(
     owner: type, name: str, when: str, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
 ) -> None:
     world, topic_id = filled()
-    if when == "gone":  # what is called then is kept from the first poll on
-        met = plant_once(monkeypatch, owner, name)
     async with polling(world) as clients:
-        if when.startswith("asked"):
+        if when in ("asked", "gone"):  # what is called when it hangs up is kept when it asks
             met = plant_once(monkeypatch, owner, name)
-        clients[0].send(poll_frame(2, 400 if when == "asked otherwise" else 500))
-        clients[1].send(poll_frame(2))
-        world.bench.sleep(HEAR_GRID_MS)  # at which quiet clients are heard
+        for client in clients:
+            client.send(poll_frame(2))
         await trio.testing.wait_all_tasks_blocked(0.01)
-        if not when.startswith("asked"):
+        if when != "asked":
             assert world.broker.metrics.parked_fetches == 2
         if when in ("over", "moved"):
             met = plant_once(monkeypatch, owner, name)
         if when == "gone":
             clients[0].shutdown(socket.SHUT_RDWR)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            world.bench.sleep(HEAR_GRID_MS)
         if when == "moved":  # away: all who wait there are told
             world.lead(topic_id, 0, 3, 6)
             world.replica("t").follow(None)
         else:
-            world.bench.sleep(551)
+            world.bench.sleep(500)
         assert met
         received = [await received_by(client) for client in clients]
         (victim,) = [i for i, (_, is_over) in enumerate(received) if is_over]
         other = clients[1 - victim]
         assert received[1 - victim][0], "it has its answer"
-        assert bool(received[victim][0]) is (name == "hush"), "and it, what was answered before"
+        assert not received[victim][0]
         assert_told_once(logs, world.broker.metrics)
         # And the other one polls on.
         other.send(poll_frame(3))
         await trio.testing.wait_all_tasks_blocked(0.01)
-        world.bench.sleep(HEAR_GRID_MS)
-        world.bench.sleep(551)
+        world.bench.sleep(500)
         assert await answered(other)
     # What failed to leave stays until the partition moves, and is harmless.
     world.replica("t").follow(None)

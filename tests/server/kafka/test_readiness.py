@@ -18,7 +18,7 @@ from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.readiness import LookLater, Readiness
+from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import Slot
 
 PASS_RECEIVES = PASS_COST_MAX // RECEIVE_COST
@@ -88,11 +88,9 @@ class Callers:
 
 
 @asynccontextmanager
-async def callers(
-    count: int, limits: Limits | None = None, look_later: LookLater | None = None
-) -> AsyncIterator[Callers]:
+async def callers(count: int, limits: Limits | None = None) -> AsyncIterator[Callers]:
     handler = Handler()
-    port = ClientPort(handler.begin, limits or Limits(), ServerMetrics(), look_later=look_later)
+    port = ClientPort(handler.begin, limits or Limits(), ServerMetrics())
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(port.served())
         found = Callers(port, handler, nursery)

@@ -181,12 +181,8 @@ class World:
         self.connection: Any = SimpleNamespace(
             peer="10.0.0.9:5555",
             on_close={},
-            fetch_memo=None,
             hold=Hold(),
-            is_quiet=False,
             replies=SimpleNamespace(bar=lambda: None, unbar=lambda: None),
-            hush=lambda: setattr(self.connection, "is_quiet", True),
-            listen=lambda: setattr(self.connection, "is_quiet", False),
         )
         self._correlation_id = 0
 

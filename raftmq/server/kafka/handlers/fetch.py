@@ -13,7 +13,7 @@ from uuid import UUID
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.partition.deadlines import Deadline
-from raftmq.partition.partition import Partition
+from raftmq.partition.partition import FIRST_EPOCH, Partition
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import RequestHeader
@@ -25,7 +25,6 @@ from raftmq.protocol.fetch import (
     FetchTopicResponse,
 )
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.fetch_memo import FetchMemo
 from raftmq.server.kafka.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.kafka.parked import Abandonable
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once
@@ -38,11 +37,6 @@ ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
 BYTES_MAX: Final = 64 << 20
 """More than this in one answer serves nobody: the client asks again at once."""
-LONG_WAIT_MS: Final = 400
-WAIT_GRID_MS: Final = 50
-WAIT_GRID_MS_MAX: Final = 200
-"""A long wait ends up to so much later than it was asked to: a tenth of it, within these. Those
-that end together are one wake-up of an idle node, which its ticks, 50 ms apart, share."""
 COLD_ROUNDS_MAX: Final = 4
 """Index, bytes, their check, and once more where memory is so short that they left it again."""
 
@@ -50,16 +44,10 @@ _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH
 
 
 def handle(
-    broker: Broker, header: RequestHeader, request: FetchRequest, memo: FetchMemo | None = None
+    broker: Broker, header: RequestHeader, request: FetchRequest
 ) -> FetchResponse | Promise[FetchResponse]:
-    """Read what there is; wait when that is too little. `memo` remembers this very request."""
+    """Read what there is; wait when that is too little."""
     version = header.api_version
-    if memo is not None and memo.reading is not None:
-        reading, memo.reading = memo.reading, None
-        if reading.finds_nothing():
-            parked = ParkedFetch(reading, request.min_bytes, memo)
-            parked.park(min(request.max_wait_ms, MAX_WAIT_MS_MAX))
-            return parked
     if request.replica_id >= 0:
         # Replicas of ours do not come this way; nobody else may claim to be one.
         return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
@@ -70,26 +58,26 @@ def handle(
     reading = Reading(broker, version, request, context)
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
     if reading.is_large:
-        parked = ParkedFetch(reading, min_bytes)
+        parked = ParkedFetch(broker, reading, min_bytes)
         parked.look(broker.clock.monotonic_ms() + wait_ms)
         return parked
     reading.read()
     if reading.jobs:
-        parked = ParkedFetch(reading, min_bytes)
+        parked = ParkedFetch(broker, reading, min_bytes)
         parked.check(wait_ms)
         return parked
     waits = reading.next_leaders()
     if waits is not None:
-        parked = ParkedFetch(reading, min_bytes)
+        parked = ParkedFetch(broker, reading, min_bytes)
         parked.await_leaders(waits)
         return parked
     if reading.beyond:
-        parked = ParkedFetch(reading, min_bytes)
+        parked = ParkedFetch(broker, reading, min_bytes)
         parked.finish()
         return parked
     if reading.is_urgent or reading.size >= min_bytes or wait_ms <= 0:
         return reading.respond()
-    parked = ParkedFetch(reading, min_bytes, None if request.rack_id else memo)
+    parked = ParkedFetch(broker, reading, min_bytes)
     parked.park(wait_ms)
     return parked
 
@@ -99,48 +87,12 @@ def _refuse_all(broker: Broker, code: ErrorCode) -> FetchResponse:
     return FetchResponse(error_code=code)
 
 
-class _EndedLog:
-    """A partition that ended where a client was."""
-
-    __slots__ = ("_end", "_epoch", "_moves", "_name", "_partition", "_start", "_topic_id")
-
-    def __init__(
-        self, partition: Partition, wanted: Wanted, answer: FetchPartitionResponse
-    ) -> None:
-        self._partition = partition
-        self._name, self._topic_id = _named(wanted)
-        self._end, self._start = answer.high_watermark, answer.log_start_offset
-        self._epoch = wanted.request.current_leader_epoch
-        self._moves = -1  # of the partition, when it was found to be so
-
-    def is_still(self, broker: Broker) -> bool:
-        """True when it is led here, begins and ends there, in the epoch that the client names."""
-        partition = self._partition
-        moves = partition.fetches.moves
-        if moves == self._moves:
-            return True
-        replica = partition.replica
-        if (
-            partition.readable_end != self._end
-            or replica.log_start_offset != self._start
-            or not partition.is_leader
-            or not partition.serves_fetches
-            or (self._epoch >= 0 and self._epoch != replica.leader_epoch)
-            or broker.find_partition(self._name, self._topic_id, partition.index) is not partition
-        ):
-            return False
-        self._moves = moves
-        return True
-
-
 class Reading:
     """One look at all wanted partitions."""
 
     __slots__ = (
-        "_answer",
         "_broker",
         "_context",
-        "_ended",
         "_ends",
         "_found",
         "_may_wait",
@@ -148,7 +100,6 @@ class Reading:
         "_version",
         "answers",
         "beyond",
-        "broker",
         "is_urgent",
         "jobs",
         "partitions",
@@ -159,7 +110,6 @@ class Reading:
         self, broker: Broker, version: int, request: FetchRequest, context: FetchContext
     ) -> None:
         self._broker = broker
-        self.broker = broker
         self._version = version
         self._request = request
         self._context = context
@@ -175,8 +125,6 @@ class Reading:
         self.beyond: dict[int, Partition] = {}
         """Leaders that were asked beyond their log's end, by the place of their answer."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
-        self._answer: FetchResponse | None = None  # of a look that found nothing, to repeat it
-        self._ended: tuple[_EndedLog, ...] | None = None  # what is compared before that
 
     @property
     def is_large(self) -> bool:
@@ -196,7 +144,6 @@ class Reading:
         self.jobs = []
         self.beyond = {}
         self._found = []
-        self._answer = self._ended = None
         self.size = 0
         self.is_urgent = not self._context.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
@@ -243,39 +190,6 @@ class Reading:
             response.node_endpoints = self._broker.endpoints(hinted)
         return response
 
-    def respond_again(self) -> FetchResponse:
-        """As `respond`, for a look that `finds_nothing`: always the same object."""
-        if self._answer is None:
-            self._answer = self.respond()
-        return self._answer
-
-    def finds_nothing(self) -> bool:
-        """True when looking again, here and now, would find what was found last: nothing, and that
-        each log ends where the client is."""
-        if self._ended is None:
-            self._ended = self._all_ended()
-        for log in self._ended:
-            if not log.is_still(self._broker):
-                return False
-        return bool(self._ended)
-
-    def _all_ended(self) -> tuple[_EndedLog, ...]:
-        """The logs that were looked at, if all of them ended where the client is; else nothing,
-        as for requests that are to be looked at whatever was found."""
-        request = self._request
-        if self.is_urgent or self.size or self.jobs or request.rack_id or self._context.session_id:
-            return ()  # a rack may have a replica of its own by now
-        if request.min_bytes <= 0 or request.max_wait_ms <= 0 or self.is_large:
-            return ()
-        logs = []
-        for (wanted, answer), (partition, offset) in zip(
-            self.answers, self.partitions, strict=True
-        ):
-            if answer.high_watermark != offset or wanted.request.last_fetched_epoch >= 0:
-                return ()
-            logs.append(_EndedLog(partition, wanted, answer))
-        return tuple(logs)
-
     def next_leaders(self) -> Promise[None] | None:
         """Kept when it is known who leads what this node has just ceased to lead; None when that is
         so already: a client that is told "not here" alone backs off before it asks again."""
@@ -297,16 +211,28 @@ class Reading:
 
     def has_news(self, min_bytes: int) -> bool:
         """After a wake: read again only where that can change the answer."""
-        for partition, offset in self.partitions:
-            if partition.fetches.is_over:
-                self.read(may_wait=True)
-                return True
-            if partition.readable_end > offset or not partition.serves_fetches:
-                break
-        else:
+        if any(partition.fetches.is_over for partition, _ in self.partitions):
+            self.read(may_wait=True)
+            return True
+        if not self._may_differ():
             return False
         self.read(may_wait=True)
         return self.is_urgent or self.size >= min_bytes
+
+    def _may_differ(self) -> bool:
+        """True unless looking again would find what was found last."""
+        # Nothing was refused, else it would not have been waited with: each was found.
+        for (partition, offset), (wanted, answer) in zip(
+            self.partitions, self.answers, strict=True
+        ):
+            if partition.readable_end > offset or not partition.serves_fetches:
+                return True
+            replica, epoch = partition.replica, wanted.request.current_leader_epoch
+            if replica.log_start_offset != answer.log_start_offset:
+                return True
+            if epoch >= 0 and max(epoch, FIRST_EPOCH) != replica.leader_epoch:
+                return True
+        return False
 
     def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
         request = wanted.request
@@ -376,12 +302,6 @@ def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
     return (key, None) if isinstance(key, str) else (None, key)
 
 
-def grid_ms(wait_ms: float) -> int:
-    """How far apart the ends of long waits of about this length are, in milliseconds."""
-    steps = int(wait_ms / (10 * WAIT_GRID_MS))
-    return min(max(steps * WAIT_GRID_MS, WAIT_GRID_MS), WAIT_GRID_MS_MAX)
-
-
 P = ParamSpec("P")
 Step = Callable[Concatenate["ParkedFetch", P], None]
 
@@ -406,8 +326,8 @@ class ParkedFetch(Abandonable[FetchResponse]):
     """A fetch that waits for `min_bytes`, a change of leadership, or its time."""
 
     __slots__ = (
+        "_broker",
         "_is_parked",
-        "_memo",
         "_min_bytes",
         "_parked_at",
         "_reading",
@@ -416,14 +336,13 @@ class ParkedFetch(Abandonable[FetchResponse]):
         "_wait",
     )
 
-    def __init__(self, reading: Reading, min_bytes: int, memo: FetchMemo | None = None) -> None:
-        """`memo` gets the reading back when the wait ended as it began."""
+    def __init__(self, broker: Broker, reading: Reading, min_bytes: int) -> None:
         super().__init__()
+        self._broker = broker
         self._reading = reading
-        self._memo = memo
         self._min_bytes = min_bytes
         self._parked_at: list[Partition] = []
-        self._wait: Deadline | float | None = None  # the latter: a time on the grid
+        self._wait: Deadline | None = None
         self._is_parked = False
         self._rounds = 0
         self._until_ms = 0.0
@@ -445,16 +364,16 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
             return settled
 
-        self._reading.broker.metrics.read_aheads += left
+        self._broker.metrics.read_aheads += left
         for partition, job in self._reading.jobs:
-            promise = self._reading.broker.workers.submit(job.run)
+            promise = self._broker.workers.submit(job.run)
             promise.when_done(settled_for(partition, job))
 
     @_costs_its_fetch
     def _look(self, wait_ms: float) -> None:
         reading = self._reading
         if reading.is_large:
-            self.look(reading.broker.clock.monotonic_ms() + wait_ms)
+            self.look(self._broker.clock.monotonic_ms() + wait_ms)
             return
         # An index that was cold says now where the cold bytes are, and these may need a check.
         reading.read(may_wait=self._rounds >= COLD_ROUNDS_MAX)
@@ -470,11 +389,11 @@ class ParkedFetch(Abandonable[FetchResponse]):
             if done.error is not None:
                 self.fail(done.error)
             else:
-                self._judge(until_ms - reading.broker.clock.monotonic_ms())
+                self._judge(until_ms - self._broker.clock.monotonic_ms())
 
         self._until_ms = until_ms
         work = reading.steps(may_wait=self._rounds >= COLD_ROUNDS_MAX)
-        result = reading.broker.slices.run(work)
+        result = self._broker.slices.run(work)
         assert isinstance(result, Promise), "so many partitions take more than a turn"
         result.when_done(looked)
 
@@ -490,7 +409,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
     def park(self, wait_ms: float) -> None:
         """Wait at every partition; where too many wait already, answer what there is."""
-        broker = self._reading.broker
+        broker = self._broker
         if broker.metrics.parked_fetches >= broker.config.parked_fetches_max:
             self.resolve(self._reading.respond())
             return
@@ -498,11 +417,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         self._parked_at = [partition for partition, _ in self._reading.partitions]
         for partition in self._parked_at:
             partition.fetches.park(self)
-        if wait_ms >= LONG_WAIT_MS:
-            # Those that end at about the same time are answered, and ask again, in one pass.
-            self._wait = broker.deadlines.together(wait_ms, grid_ms(wait_ms), self)
-        else:
-            self._wait = broker.deadlines.after(wait_ms, self.expire)
+        self._wait = broker.deadlines.after(wait_ms, self.expire)
         broker.metrics.parked_fetches += 1
         if self._reading.is_large and self._reading.has_moved():
             self.woken()  # while the others were looked at
@@ -582,14 +497,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         if reading.is_large:
             self.answer()
             return
-        if self._memo is not None and reading.finds_nothing():
-            self._memo.reading = reading
-            self.resolve(reading.respond_again())
-            return
-        if self._memo is not None:
-            reading.read(may_wait=True)
-        else:
-            reading.has_news(0)  # reads again where there is anything to read
+        reading.has_news(0)  # reads again where that can change the answer
         self.finish()
 
     def _unpark(self) -> None:
@@ -597,11 +505,9 @@ class ParkedFetch(Abandonable[FetchResponse]):
             return
         self._is_parked = False
         wait, self._wait = self._wait, None
-        if isinstance(wait, Deadline):
+        if wait is not None:
             wait.cancel()
-        elif wait is not None:
-            self._reading.broker.deadlines.leave(wait, self)
         for partition in self._parked_at:
             partition.fetches.unpark(self)
         self._parked_at = []
-        self._reading.broker.metrics.parked_fetches -= 1
+        self._broker.metrics.parked_fetches -= 1
