@@ -11,10 +11,12 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct, decode_request
 from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
+    Subscription,
     decode_assignment,
     decode_generation,
     decode_subscription,
     encode_assignment,
+    encode_subscription,
 )
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import COORDINATOR_LINKS
@@ -116,8 +118,6 @@ class Member:
 
 
 def _subscription() -> bytes:
-    from raftmq_client.core.assignors import Subscription, encode_subscription
-
     return encode_subscription(Subscription(("t",)))
 
 
@@ -537,6 +537,35 @@ def test_what_a_leader_sends_is_what_members_read() -> None:
 
     (mine,) = decode_request(ApiKey.SYNC_GROUP, 5, request).assignments
     assert decode_assignment(bytes(mine.assignment)) == (T0, T1)
+
+
+def test_a_member_that_wants_an_impossible_topic_gets_the_rest() -> None:
+    member = Member()
+    member.find()
+    call = member.due()
+    wanted = encode_subscription(Subscription(("t", "no such/topic", "")))
+    other = Struct(member_id="m", metadata=wanted)
+    member.say(
+        call,
+        generation_id=1,
+        protocol_name="range",
+        leader="m",
+        member_id="m",
+        members=[other],
+    )
+    member.metadata.apply(cluster(2), member.now)
+    member.sync(T0, T1)
+    member.look_up(p0=7)
+    assert member.core.owned == (T0, T1)
+
+
+def test_an_assignment_of_an_impossible_topic_is_a_damaged_answer() -> None:
+    member = Member()
+    member.find()
+    member.join(leader="other")
+    member.sync(T0, TopicPartition("no such/topic", 0))
+    assert member.core.state is MemberState.UNJOINED
+    assert member.core.owned == ()
 
 
 def test_a_group_that_may_not_be_used_is_told_at_once() -> None:

@@ -57,7 +57,7 @@ from raftmq_client.core.group_state import (
     outdated,
     refuse,
 )
-from raftmq_client.core.metadata import Broker, MetadataCore
+from raftmq_client.core.metadata import Broker, MetadataCore, is_topic
 from raftmq_client.core.trouble import Trouble
 from raftmq_client.errors import (
     BrokerError,
@@ -481,6 +481,8 @@ class GroupCore:
             return  # as above
         try:
             assigned = decode_assignment(bytes(response.assignment or b""))
+            if not all(is_topic(key.topic) for key in assigned):
+                raise RemoteProtocolError("an assignment names what no topic is called")
         except RemoteProtocolError as error:
             self._failed(CorruptAnswerError(str(error)), now)
             self.state = MemberState.UNJOINED
@@ -535,7 +537,9 @@ class GroupCore:
         return self._call(ApiKey.OFFSET_FETCH, request, finish)
 
     def _all_topics(self) -> list[str]:
-        return sorted({topic for item in self._members.values() for topic in item.topics})
+        """What any member wants; a name that no topic can have gets nobody anything."""
+        topics = {topic for item in self._members.values() for topic in item.topics}
+        return sorted(filter(is_topic, topics))
 
     def _is_metadata_fresh(self) -> bool:
         metadata = self._metadata

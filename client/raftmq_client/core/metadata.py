@@ -84,6 +84,11 @@ _FINAL_CODES: Final = frozenset(
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
+def is_topic(name: object) -> bool:
+    """Whether a topic can be called that, by Kafka's rule."""
+    return isinstance(name, str) and name not in (".", "..") and bool(_TOPIC.fullmatch(name))
+
+
 def check_topic(name: object) -> None:
     """Whether a topic can be called that, by Kafka's rule.
 
@@ -92,7 +97,7 @@ def check_topic(name: object) -> None:
     Raises:
         UsageError: no topic can.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or not _TOPIC.fullmatch(name):
+    if not is_topic(name):
         said = ascii(name)
         raise UsageError(
             "a topic is a name of 1 to 249 letters, digits, '.', '_' and '-', not"
