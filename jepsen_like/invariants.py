@@ -89,7 +89,6 @@ class Invariants:
 
     def __init__(self) -> None:
         self.groups: dict[RaftGroupId, GroupTruth] = {}
-        self.leader_changes = 0
 
     def breach(self, name: str, detail: str) -> None:
         """Something else that must hold does not."""
@@ -112,7 +111,6 @@ class Invariants:
                 "OneControllerPerEpoch" if is_metadata else "SingleLeaderPerTerm",
                 f"{group}: {other} and {replica} both lead term {term}",
             )
-        self.leader_changes += 1
 
     def holds_committed(
         self,

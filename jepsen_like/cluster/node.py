@@ -117,13 +117,11 @@ class SimFlusher:
         """Nothing to end."""
 
 
-class SimCatchUp:
-    """Worker threads for replicas that are far behind."""
+class SimThreads:
+    """Worker threads that do a job and tell the loop."""
 
-    def __init__(self, node: ClusterNode, links: Links, rate: CatchUpRate) -> None:
+    def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self._links = links
-        self.rate = rate
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         """Run it some time later."""
@@ -141,35 +139,31 @@ class SimCatchUp:
 
     run_long = run
 
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class SimCatchUp(SimThreads):
+    """For replicas that are far behind."""
+
+    def __init__(self, node: ClusterNode, links: Links, rate: CatchUpRate) -> None:
+        super().__init__(node)
+        self._links = links
+        self.rate = rate
+
     def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
         """True when a chunk may leave now."""
         return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
             size_bytes, batches, is_needed=is_needed
         )
 
-    def close(self) -> None:
-        """Nothing to end."""
 
-
-class SimBatchOpening:
-    """Worker threads that look into produced batches."""
+class SimBatchOpening(SimThreads):
+    """For produced batches that are looked into."""
 
     def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+        super().__init__(node)
         self.inline = InlineBudget(node.clock)
-
-    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """Run it some time later."""
-        node = self._node
-
-        def work() -> None:
-            job.run()
-            node.later(0.0, lambda: done(None))
-
-        node.in_thread(node.thread_ms(), work)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class SimWorkers:

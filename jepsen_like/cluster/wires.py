@@ -59,8 +59,6 @@ class Wires:
         self._last: dict[tuple[int, int, bool, bool], float] = {}
         self.is_faulty = True
         self.is_stormy = False
-        self.sent = 0
-        self.dropped = 0
 
     # ---- faults ----
 
@@ -117,7 +115,6 @@ class Wires:
 
     def carry(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
         """Let a frame arrive some time, at the process that runs there then."""
-        self.sent += 1
         world = self._world
         is_ordered = kind in RELIABLE
         at_ms = world.now_ms + self.delay_ms()
@@ -131,7 +128,6 @@ class Wires:
         if (sender, to) not in self._cut:
             self._world.frame_arrives(sender, to, kind, data)
             return
-        self.dropped += 1
         self._world.had_effect("lost in a cut")
         if kind in RELIABLE:
             self._tear(sender, to, life)
@@ -202,7 +198,6 @@ class SimLinks:
             wires.carry(self._node.node_id, node_id, kind, data, self._life)
             return True
         if wires.is_lost():
-            wires.dropped += 1
             return True
         for _ in range(wires.copies()):
             wires.carry(self._node.node_id, node_id, kind, data, self._life)

@@ -56,8 +56,6 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         "snapshot-without-groups",
         "torn-tail-cut",
         "up-to-date-check-skipped",
-        "vote-before-fsync",
-        "vote-forgotten",
         "wiped-keeps-vote",
     ],
 )
