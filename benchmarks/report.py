@@ -34,7 +34,7 @@ def show(console: Console, rows: Iterable[RowResult]) -> None:
 
 
 def markdown(workloads: Sequence[Measured]) -> str:
-    """The table with notes, every raw run and where it was measured.
+    """The table with notes, where it was measured, and the runs that failed.
 
     Raises:
         BenchmarkError: there is nothing to report.
@@ -60,7 +60,12 @@ def markdown(workloads: Sequence[Measured]) -> str:
     if notes:
         lines.append("")
     lines += environment_lines([measured.environment for measured in workloads])
-    lines += ["", "<details><summary>every run</summary>", "", *_raw(workloads), "", "</details>"]
+    lines += [
+        f"- failed: {measured.workload} on {engine}: {_line(error)}"
+        for measured in workloads
+        for engine in dict.fromkeys(run.engine for run in measured.runs)
+        for error in measured.errors(engine)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -80,21 +85,8 @@ def environment_lines(environments: Sequence[Environment]) -> list[str]:
     return lines
 
 
-def _raw(workloads: Sequence[Measured]) -> list[str]:
-    lines = ["| workload | engine | metric | runs |", "|---|---|---|---|"]
-    for measured in workloads:
-        for engine in dict.fromkeys(run.engine for run in measured.runs):
-            runs = [run for run in measured.runs if run.engine == engine]
-            for metric in dict.fromkeys(name for run in runs for name in run.metrics):
-                values = " ".join(f"{value:.4g}" for value in measured.of(engine, metric))
-                lines.append(f"| {measured.workload} | {engine} | {metric} | {values} |")
-            for error in measured.errors(engine):
-                lines.append(f"| {measured.workload} | {engine} | failed | {_cell(error)} |")
-    return lines
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")[:200]
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def insert(path: Path, figures: str) -> None:

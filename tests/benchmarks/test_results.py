@@ -16,6 +16,7 @@ from benchmarks.results import Comparison, Measured, Run, medians_of, merge, rea
 from benchmarks.sweep import LOADS, Point, Sweep, grid, read_sweep
 from benchmarks.sweep import markdown as sweep_markdown
 from tests.benchmarks.test_table import ENVIRONMENT, measured, runs_of
+from tests.tree import ROOT
 
 BULK = measured(
     "bulk",
@@ -82,15 +83,20 @@ def test_a_folder_is_collected_and_the_last_file_counts(tmp_path: Path) -> None:
     assert merged["start"].median("raftmq", "first_ack_s") == 1.0
 
 
-def test_markdown_has_the_table_every_run_and_where_it_was(tmp_path: Path) -> None:
+def test_markdown_has_the_table_where_it_was_and_what_failed() -> None:
     failed = Run(engine="kafka", seconds=1.0, error="BenchmarkError: a | b\nc")
     got = Measured(workload="bulk", environment=ENVIRONMENT, runs=[*BULK.runs, failed])
     text = markdown([got])
     assert "| produce 1 KiB, acks=all, librdkafka | 200 MB/s | 90 MB/s | 2.22 |" in text
-    assert "| bulk | raftmq | produce_mb_s | 100 300 200 |" in text
-    assert "| bulk | kafka | failed | BenchmarkError: a \\| b c |" in text
+    assert "- failed: bulk on kafka: BenchmarkError: a | b c\n" in text
     assert "PYTHONHASHSEED=0" in text
     assert "not measured" in text  # the lines of workloads that did not run are not left out
+
+
+def test_the_kept_results_are_those_of_the_page() -> None:
+    comparisons = sorted((ROOT / "benchmarks" / "results").glob("comparison-*.json"))
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert f"{BEGIN}\n{markdown(merge(comparisons))}{END}" in page
 
 
 def test_nothing_gives_no_report() -> None:
