@@ -105,6 +105,10 @@ class Canary:
                         deadline = deadline or time.monotonic() + ANSWER_S
                         if not self._unheard():
                             break
+                if self._unheard():
+                    with Admin(self._bootstrap) as admin:
+                        told = admin.describe_group(self.topic)
+                    self.errors.append(f"the group reads no further: {told}")
         except ClientError as error:
             self.errors.append(f"the group: {error}")
 
@@ -123,7 +127,9 @@ class Canary:
             for number, offset in self._acknowledged.items()
             if found.get(number) != [offset]
         ]
-        wrong += [f"the group never read record {number}" for number in sorted(self._unheard())]
+        if unheard := self._unheard():
+            told = f"{len(unheard)} records from {min(unheard)} on; it read {len(self._heard)}"
+            wrong.append(f"the group never read {told}")
         offsets = [offset for _, offset in self._heard]
         if offsets != list(range(len(offsets))):
             wrong.append("the group did not read each record once, in order")
