@@ -59,7 +59,8 @@ class SimConnection:
         self.is_open = True
         self.number = number
         self.peer = f"client{number}:1"
-        self.client_software = ""
+        self.principal: str | None = None
+        self.listener_name = "CLIENT"
         self._unheard = bytearray()
         self._bars = 0  # requests at work behind which none may begin
         self.replies = self

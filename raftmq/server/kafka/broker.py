@@ -31,7 +31,7 @@ from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.runtime.workers import WorkerPool, Workers
 from raftmq.server.kafka.cork import Drains
-from raftmq.server.kafka.elections import Elections
+from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metadata_cache import MetadataCache
@@ -135,8 +135,6 @@ class Broker:
         self._auto_create_room = Pace(
             clock.monotonic_ms, config.auto_create_topics_max, config.auto_create_topics_per_s
         )
-        self.client_host = ""
-        """Address of the client whose request is being begun; valid until its handler returns."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Do several things to replicas and let each take them in once, at the end."""
@@ -206,16 +204,17 @@ class Broker:
         return misses_one
 
     def next_leaders(
-        self, wanted: Iterable[tuple[str | None, UUID | None, int]]
+        self, wanted: Iterable[tuple[str | None, UUID | None, int]], hold: Hold
     ) -> Promise[None] | None:
         """Kept when partitions of which this node has just ceased to be the leader have another
-        one; None when that is known, or not to be expected soon."""
+        one; None when that is known, or not to be expected soon. `hold` is of the connection that
+        asks."""
         keys = []
         for name, topic_id, index in wanted:
             topic = self.find_topic(name, topic_id)
             if topic is not None:
                 keys.append((topic.topic_id, index))
-        return self.elections.next_leaders_of(keys)
+        return self.elections.next_leaders_of(keys, hold)
 
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""

@@ -50,6 +50,8 @@ TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
 PART_S: Final = 0.1
 """How long a client is given to hang up after it was told that we do."""
+CLIENT_LISTENER: Final = "CLIENT"
+"""The only listener of a node so far, as DescribeQuorum names it."""
 QUIET_S: Final = 1.0
 """A connection from which nothing came for so long needs no tasks."""
 
@@ -75,6 +77,7 @@ class Shared:
         "begin",
         "cork",
         "limits",
+        "listener_name",
         "memory",
         "metrics",
         "nursery",
@@ -96,6 +99,7 @@ class Shared:
         self.begin = begin
         self.cork = cork or Cork()
         self.limits = limits
+        self.listener_name = CLIENT_LISTENER
         self.metrics = metrics
         self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
         self.turns = turns or Turns()
@@ -142,12 +146,12 @@ class Connection:
         "_turn_bytes",
         "_turn_frames",
         "_writing",
-        "client_software",
         "hold",
         "is_closed",
         "last_active",
         "on_close",
         "peer",
+        "principal",
         "replies",
     )
 
@@ -169,13 +173,19 @@ class Connection:
         self._turn_frames = 0
         self.is_closed = False
         self.peer = peer
-        self.client_software = ""
+        self.principal: str | None = None
+        """Who the client proved to be; nobody has to yet."""
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
             sock, shared.limits, shared.memory, shared.metrics, self, shared.cork
         )
+
+    @property
+    def listener_name(self) -> str:
+        """The listener that accepted it."""
+        return self._shared.listener_name
 
     # ---- life ----
 

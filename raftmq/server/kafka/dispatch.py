@@ -20,7 +20,6 @@ from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,
     ApiKey,
-    RequestHeader,
     Struct,
     decode_request,
     decode_request_header,
@@ -44,14 +43,15 @@ from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.kafka.parked import HANG_UP, Abandonable, HangUp
 from raftmq.server.kafka.replies import Pieces, Slot
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, value_of
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
-Encode: TypeAlias = Callable[[RequestHeader, Any], Pieces]
-"""encode(header, response): the answer as it is sent."""
+Encode: TypeAlias = Callable[[RequestContext, Any], Pieces]
+"""encode(context, response): the answer as it is sent."""
 Handler: TypeAlias = Callable[
-    [Broker, RequestHeader, Struct], "Answer | Promise[Any] | Work[Answer]"
+    [Broker, RequestContext, Struct], "Answer | Promise[Any] | Work[Answer]"
 ]
 
 SLOW_BYTES: Final = 2 << 10
@@ -115,81 +115,85 @@ class Dispatcher:
             raise RemoteProtocolError(f"{ApiKey(api_key).title} v{version} is not offered")
         header, position = decode_request_header(frame)
         body_view = frame[position:]
-        self._broker.elections.asker = connection.hold
+        context = RequestContext(
+            connection,
+            api_key,
+            version,
+            correlation_id,
+            header.client_id,
+            connection.principal,
+            started_ms,
+        )
         try:
             if api_key == ApiKey.PRODUCE:
-                self._begin_produce(header, body_view, slot, connection, started_ms)
+                self._begin_produce(context, body_view, slot, connection)
             elif api_key == ApiKey.FETCH:
-                self._begin_fetch(header, body_view, slot, connection, started_ms)
+                self._begin_fetch(context, body_view, slot, connection)
             else:
-                self._begin_other(header, body_view, slot, connection, started_ms, metrics)
+                self._begin_other(context, body_view, slot, connection, metrics)
         except RemoteProtocolError:
             metrics.failures += 1
             raise
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
-            self.failed(header, error)
+            self.failed(context, error)
             raise RemoteProtocolError("the request could not be served") from None
 
     def _begin_produce(
         self,
-        header: RequestHeader,
+        context: RequestContext,
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        started_ms: float,
     ) -> None:
-        version = header.api_version
+        version = context.api_version
         request = decode_produce_request(version, body, elements_max=self._produce_elements_max)
-        result: Any = produce.handle(self._broker, header, request)
+        result: Any = produce.handle(self._broker, context, request)
         if isinstance(result, Generator):
             result = self._broker.slices.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
-        _InHand(self, header, encode, slot, started_ms).settle(result)
+        _InHand(self, context, encode, slot).settle(result)
 
     def _begin_fetch(
         self,
-        header: RequestHeader,
+        context: RequestContext,
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        started_ms: float,
     ) -> None:
-        version = header.api_version
+        version = context.api_version
         request = decode_fetch_request(version, body, elements_max=self._elements_max)
-        result = fetch.handle(self._broker, header, request)
-        in_hand = _InHand(self, header, _encode_fetch, slot, started_ms)
+        result = fetch.handle(self._broker, context, request)
+        in_hand = _InHand(self, context, _encode_fetch, slot)
         in_hand.settle(result, connection)
 
     def _begin_other(
         self,
-        header: RequestHeader,
+        context: RequestContext,
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        started_ms: float,
         metrics: ApiMetrics,
     ) -> None:
-        api_key, version = header.api_key, header.api_version
+        api_key, version = context.api_key, context.api_version
         handler = self._handlers.get(api_key)  # type: ignore[call-overload]  # an int is its ApiKey
         if handler is None:
             raise RemoteProtocolError(f"{ApiKey(api_key).title} is not served here")
         result: Any
         if len(body) > SLOW_BYTES or api_key not in PROMPT:
-            work = self._answer_slowly(header, body, handler, connection, metrics)
+            work = self._answer_slowly(context, body, handler, metrics)
             result = self._broker.slices.run(work, connection.replies)
         else:
             request = decode_request(api_key, version, body, elements_max=self._elements_max)
-            self._broker.client_host = connection.peer.rpartition(":")[0]
-            result = handler(self._broker, header, request)
+            result = handler(self._broker, context, request)
             if isinstance(result, Generator):
                 result = self._broker.slices.run(result, connection.replies)
-        in_hand = _InHand(self, header, self._encode_other, slot, started_ms)
+        in_hand = _InHand(self, context, self._encode_other, slot)
         in_hand.settle(result, connection)
 
-    def _encode_other(self, header: RequestHeader, response: Answer) -> Pieces:
-        api_key, version = header.api_key, header.api_version
+    def _encode_other(self, context: RequestContext, response: Answer) -> Pieces:
+        api_key, version = context.api_key, context.api_version
         metrics = self._metrics[api_key]
-        head = encode_response_header(api_key, version, header.correlation_id)
+        head = encode_response_header(api_key, version, context.correlation_id)
         if not isinstance(response, bytes):
             metrics.count_errors(response)
             response = encode_response(api_key, version, response)
@@ -200,21 +204,18 @@ class Dispatcher:
 
     def _answer_slowly(
         self,
-        header: RequestHeader,
+        context: RequestContext,
         body: memoryview,
         handler: Handler,
-        connection: Connection,
         metrics: ApiMetrics,
     ) -> Work[bytes | HangUp]:
         """Decode, answer and encode a request that may be about much, in short turns."""
-        api_key, version = header.api_key, header.api_version
+        api_key, version = context.api_key, context.api_version
         elements_max = self._elements_max
         request = yield from decode_request_slowly(
             api_key, version, body, elements_max=elements_max
         )
-        self._broker.client_host = connection.peer.rpartition(":")[0]
-        self._broker.elections.asker = connection.hold
-        response: Any = handler(self._broker, header, request)
+        response: Any = handler(self._broker, context, request)
         if isinstance(response, Generator):
             response = yield from response
         if isinstance(response, Promise):
@@ -232,18 +233,18 @@ class Dispatcher:
         """The counts of an API that is announced."""
         return self._metrics[api_key]
 
-    def failed(self, header: RequestHeader, error: Exception) -> None:
+    def failed(self, context: RequestContext, error: Exception) -> None:
         """A request met a bug of ours."""
-        self._metrics[header.api_key].failures += 1
+        self._metrics[context.api_key].failures += 1
         if isinstance(error, MemoryError):
             self._broker.metrics.refuse("memory")
         else:
             self._broker.metrics.bug(error)
         _log.error(
             "request failed",
-            api=ApiKey(header.api_key).title,
-            version=header.api_version,
-            client_id=header.client_id,
+            api=ApiKey(context.api_key).title,
+            version=context.api_version,
+            client_id=context.client_id,
             why=repr(error),
             exc_info=error,
         )
@@ -254,26 +255,23 @@ class _InHand:
 
     __slots__ = (
         "_connection",
+        "_context",
         "_dispatcher",
         "_encode",
-        "_header",
         "_slot",
-        "_started_ms",
     )
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        header: RequestHeader,
+        context: RequestContext,
         encode: Encode,
         slot: Slot,
-        started_ms: float,
     ) -> None:
         self._dispatcher = dispatcher
-        self._header = header
+        self._context = context
         self._encode = encode
         self._slot = slot
-        self._started_ms = started_ms
         self._connection: Connection | None = None
 
     def settle(self, result: Any, connection: Connection | None = None) -> None:
@@ -281,7 +279,7 @@ class _InHand:
         if result is HANG_UP:
             self._hang_up()
         elif not isinstance(result, Promise):
-            self._slot.answer(self._encode(self._header, result))
+            self._slot.answer(self._encode(self._context, result))
             self._observe()
         else:
             if connection is not None and isinstance(result, Abandonable) and not result.is_done:
@@ -298,30 +296,30 @@ class _InHand:
             if value is HANG_UP:
                 self._hang_up()
                 return
-            pieces = self._encode(self._header, value)
+            pieces = self._encode(self._context, value)
         except RemoteProtocolError as error:
             self._metrics.failures += 1
             _log.warning("connection closed: bad request", why=str(error))
             self._slot.fail()
             return
         except Exception as error:  # noqa: BLE001 - as in begin(): it costs its connection
-            self._dispatcher.failed(self._header, error)
+            self._dispatcher.failed(self._context, error)
             self._slot.fail()
             return
         try:
             self._slot.answer(pieces)
         except Exception as error:  # noqa: BLE001 - whoever settled this has no part in it
-            self._dispatcher.failed(self._header, error)
+            self._dispatcher.failed(self._context, error)
             self._slot.fail()
             return
         self._observe()
 
     @property
     def _metrics(self) -> ApiMetrics:
-        return self._dispatcher.metrics_of(self._header.api_key)
+        return self._dispatcher.metrics_of(self._context.api_key)
 
     def _observe(self) -> None:
-        self._dispatcher.observe(self._metrics, self._started_ms)
+        self._dispatcher.observe(self._metrics, self._context.received_ms)
 
     def _hang_up(self) -> None:
         self._metrics.error(ErrorCode.LEADER_NOT_AVAILABLE)
@@ -346,21 +344,21 @@ def _count_errors(metrics: ApiMetrics, answer: Struct | Mapping[str, Any]) -> Wo
             waiting.pop()
 
 
-def _encode_produce(header: RequestHeader, response: ProduceResponse) -> Pieces:
-    head = encode_response_header(ApiKey.PRODUCE, header.api_version, header.correlation_id)
-    body = encode_produce_response(header.api_version, response)
+def _encode_produce(context: RequestContext, response: ProduceResponse) -> Pieces:
+    head = encode_response_header(ApiKey.PRODUCE, context.api_version, context.correlation_id)
+    body = encode_produce_response(context.api_version, response)
     return (_SIZE.pack(len(head) + len(body)) + head + body,)
 
 
-def _encode_unanswered(_header: RequestHeader, response: ProduceResponse) -> Pieces:
+def _encode_unanswered(_context: RequestContext, response: ProduceResponse) -> Pieces:
     if any(part.error_code for topic in response.topics for part in topic.partitions):
         # Without an answer the closed connection is the only way to say so.
         raise RemoteProtocolError("a produce with acks=0 failed")
     return ()
 
 
-def _encode_fetch(header: RequestHeader, response: FetchResponse) -> Pieces:
-    pieces: Any = encode_fetch_frame(header.api_version, header.correlation_id, response)
+def _encode_fetch(context: RequestContext, response: FetchResponse) -> Pieces:
+    pieces: Any = encode_fetch_frame(context.api_version, context.correlation_id, response)
     return cast(Pieces, pieces)
 
 

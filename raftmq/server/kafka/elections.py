@@ -71,8 +71,6 @@ class Elections:
         self._waiting: dict[Promise[None], set[Key]] = {}
         self._unled_since_ms: dict[Key, float] = {}
         self._left_since_ms: dict[Key, float] = {}
-        self.asker = Hold()
-        """Of the connection whose request is being begun; valid until its handler returns."""
         leaders.on_change(self._leader_changed)
 
     def node_lost(self, node_id: NodeId) -> None:
@@ -83,13 +81,11 @@ class Elections:
         """A node is reached again."""
         self._lost_at_ms.pop(node_id, None)
 
-    def next_leaders(
-        self, topics: Iterable[TopicImage], hold: Hold | None = None
-    ) -> Promise[None] | None:
+    def next_leaders(self, topics: Iterable[TopicImage], hold: Hold) -> Promise[None] | None:
         """Kept when partitions of these topics whose leader was just lost, or that never had one,
         have the next one, or when that takes too long; None when there is nothing to wait for.
 
-        `hold` is of the connection that asks, by default of the request that is being begun.
+        `hold` is of the connection that asks.
         """
         if len(self._waiting) >= WAITING_MAX:
             return None
@@ -98,9 +94,7 @@ class Elections:
         ]
         return self.next_leaders_of(keys, hold)
 
-    def next_leaders_of(
-        self, keys: Iterable[Key], hold: Hold | None = None
-    ) -> Promise[None] | None:
+    def next_leaders_of(self, keys: Iterable[Key], hold: Hold) -> Promise[None] | None:
         """As `next_leaders`, for single partitions."""
         asked = list(keys)
         now_ms = self._clock.monotonic_ms()
@@ -113,7 +107,6 @@ class Elections:
             since_ms = self._missing_since(key, recent, now_ms)
             if since_ms is not None and now_ms - since_ms < WAIT_MS:
                 missing[key] = since_ms
-        hold = hold or self.asker
         if not missing or len(self._waiting) >= WAITING_MAX or now_ms < hold.free_at_ms:
             return None
         promise: Promise[None] = Promise()

@@ -29,14 +29,14 @@ from raftmq.metadata.broker_messages import (
     UpdateFeaturesCall,
 )
 from raftmq.promise import Promise
-from raftmq.protocol import ApiKey, RequestHeader, decode_request, encode_request
+from raftmq.protocol import ApiKey, decode_request, encode_request
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.broker import QUORUM_WAIT_MS
 from raftmq.server.kafka.handlers import configs
 from raftmq.server.kafka.slices import all_at_once
 from raftmq.types import LeaderEpoch, TopicId, TopicPartition
 from tests.partition.fake_replica import REPLICAS
-from tests.server.kafka.world import NODES, FakeSlot, World, broker_image
+from tests.server.kafka.world import NODES, FakeSlot, World, broker_image, context_of
 
 
 def decide(world: World, *outcomes: Outcome) -> Any:
@@ -257,8 +257,8 @@ def test_what_topics_have_in_common_is_made_once() -> None:
     fields = {"resources": [topic_resource(name) for name in "abcd"]}
     body = encode_request(ApiKey.DESCRIBE_CONFIGS, 4, fields)
     request = decode_request(ApiKey.DESCRIBE_CONFIGS, 4, body)
-    header = RequestHeader(int(ApiKey.DESCRIBE_CONFIGS), 4, 1, "c")
-    made = all_at_once(configs.describe_configs(world.broker, header, request))
+    context = context_of(ApiKey.DESCRIBE_CONFIGS, 4)
+    made = all_at_once(configs.describe_configs(world.broker, context, request))
     a, b, c, d = [row["configs"] for row in made["results"]]
     assert a is b is c
     assert sum(one is not other for one, other in zip(a, d, strict=True)) == 1

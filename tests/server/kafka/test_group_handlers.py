@@ -18,7 +18,6 @@ from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,
     ApiKey,
-    RequestHeader,
     Struct,
     decode_request,
     decode_response,
@@ -29,6 +28,7 @@ from raftmq.server.kafka.handlers.groups import HANDLERS
 from raftmq.server.kafka.slices import Slices
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import FakeClock, Nodes
+from tests.server.kafka.world import context_of
 
 SUBSCRIPTION = b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
 
@@ -48,7 +48,6 @@ class FakeBroker:
     node_id: NodeId
     nodes: Nodes
     image: FakeImage = field(factory=FakeImage)
-    client_host: str = "10.0.0.9"
     config: NodeConfig = NodeConfig(node_id=1, data=Path("/tmp"))
 
     @property
@@ -68,8 +67,8 @@ class Client:
 
     def ask(self, key: ApiKey, version: int, /, **fields: Any) -> Any:
         body = memoryview(bytes(encode_request(key, version, Struct(**fields))))
-        header = RequestHeader(int(key), version, 1, "client")
-        answer = HANDLERS[key](self.broker, header, decode_request(key, version, body))  # type: ignore[arg-type]
+        context = context_of(key, version)
+        answer = HANDLERS[key](self.broker, context, decode_request(key, version, body))  # type: ignore[arg-type]
         if isinstance(answer, Generator):
             answer = Slices(Deadlines(FakeClock())).run(answer)
         if isinstance(answer, Promise):
@@ -383,12 +382,11 @@ def test_a_client_id_is_cut() -> None:
 
     broker: Any = SimpleNamespace(
         coordinator=SimpleNamespace(join=join),
-        client_host="10.0.0.9",
         config=NodeConfig(node_id=1, data=Path("/tmp")),
     )
-    header = RequestHeader(int(ApiKey.JOIN_GROUP), 5, 1, "c" * 32_000)
+    context = context_of(ApiKey.JOIN_GROUP, 5, "c" * 32_000)
     fields = {"group_id": "g", "session_timeout": 10_000, "rebalance_timeout": 10_000}
     fields |= {"member_id": "", "protocol_type": "consumer", "protocols": []}
     body = encode_request(ApiKey.JOIN_GROUP, 5, fields)
-    HANDLERS[ApiKey.JOIN_GROUP](broker, header, decode_request(ApiKey.JOIN_GROUP, 5, body))
+    HANDLERS[ApiKey.JOIN_GROUP](broker, context, decode_request(ApiKey.JOIN_GROUP, 5, body))
     assert [one.client_id for one in asked] == ["c" * broker.config.client_id_length_max]

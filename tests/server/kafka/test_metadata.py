@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -309,8 +310,10 @@ def test_a_new_topic_is_answered_once_its_leader_is_known_here() -> None:
     slot = world.send(ApiKey.METADATA, 9, **named("new", auto=True))
     topic_id = world.add_topic("new", 2)
     world.leaders.forget(topic_id)  # type: ignore[arg-type]
-    world.broker.elections.asker = Hold()  # another connection's request began meanwhile
-    world.broker.elections.asker.free_at_ms = 1e12
+    other = Hold()
+    other.free_at_ms = 1e12
+    world.connection = SimpleNamespace(**{**vars(world.connection), "hold": other})
+    world.ask(ApiKey.METADATA, 9, **named("new"))  # another connection's request, meanwhile
     world.controller.calls[0][1].resolve((Outcome(name="new"),))
     world.lead(topic_id, 0, 3, 1)
     assert slot.pieces is None

@@ -57,6 +57,7 @@ from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.handlers.table import HANDLERS
 from raftmq.server.kafka.replies import Pieces
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -152,6 +153,16 @@ class FakeController:
         return promise
 
 
+def context_of(
+    api: ApiKey, version: int, client_id: str = "client", host: str = "10.0.0.9"
+) -> RequestContext:
+    """Of a request whose handler is called by a test."""
+    connection: Any = SimpleNamespace(
+        peer=f"{host}:5555", hold=Hold(), principal=None, listener_name="CLIENT"
+    )
+    return RequestContext(connection, int(api), version, 1, client_id, None, 0.0)
+
+
 class World:
     """One broker (node 1 of three) and a client without a socket."""
 
@@ -182,6 +193,8 @@ class World:
             peer="10.0.0.9:5555",
             on_close={},
             hold=Hold(),
+            principal=None,
+            listener_name="CLIENT",
             replies=SimpleNamespace(bar=lambda: None, unbar=lambda: None),
         )
         self._correlation_id = 0

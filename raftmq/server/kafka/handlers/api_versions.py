@@ -8,8 +8,9 @@ from typing import Final
 from raftmq.errors import ErrorCode
 from raftmq.metadata.features import Ranges
 from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.protocol import ANNOUNCED, ApiKey, RequestHeader, Struct, encode_response
+from raftmq.protocol import ANNOUNCED, ApiKey, Struct, encode_response
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_FROM: Final = 3
@@ -19,9 +20,9 @@ _ENCODED_MAX: Final = 64
 """Levels change seldom, and only operators change them; still, what is kept is bounded."""
 
 
-def handle(broker: Broker, header: RequestHeader, request: Struct) -> bytes:
+def handle(broker: Broker, context: RequestContext, request: Struct) -> bytes:
     """Answer the announced ranges and the levels of features; the same bytes for everybody."""
-    version = header.api_version
+    version = context.api_version
     code = ErrorCode.NONE
     if version >= _SOFTWARE_FROM and not (
         _SOFTWARE.fullmatch(request.client_software_name)

@@ -9,15 +9,18 @@ from uuid import UUID
 from raftmq.controller.quorum_state import QuorumMember, QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns
 from raftmq.types import METADATA_TOPIC, TopicPartition
 
 PREFERRED: Final = 0
 
 
-def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
+def describe_quorum(
+    broker: Broker, context: RequestContext, request: Struct
+) -> Work[dict[str, Any]]:
     """Answer DescribeQuorum (KIP-595) about the metadata group; a follower asks its leader."""
     told: dict[tuple[str, int], None] = {}
     count = 0
@@ -41,7 +44,7 @@ def describe_quorum(broker: Broker, header: RequestHeader, request: Struct) -> W
         "error_message": None,
         "topics": [{"topic_name": name, "partitions": rows} for name, rows in topics.items()],
     }
-    if header.api_version >= 2:
+    if context.api_version >= 2:
         answer["nodes"] = [
             {
                 "node_id": node.node_id,
@@ -85,7 +88,7 @@ def _member_row(member: QuorumMember) -> dict[str, Any]:
 
 
 def describe_log_dirs(
-    broker: Broker, _header: RequestHeader, request: Struct
+    broker: Broker, _context: RequestContext, request: Struct
 ) -> Work[dict[str, Any]]:
     """Answer DescribeLogDirs for the one data folder of this node."""
     wanted: dict[str, set[int]] | None = None
@@ -134,15 +137,17 @@ def _disk_space(folder: str) -> tuple[int, int]:
     return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
 
 
-def list_partition_reassignments(_broker: Broker, _header: RequestHeader, _request: Struct) -> Any:
+def list_partition_reassignments(
+    _broker: Broker, _context: RequestContext, _request: Struct
+) -> Any:
     """Answer ListPartitionReassignments: none can be under way, since none can be asked for."""
     return {"throttle_time": 0, "error_code": 0, "error_message": None, "topics": []}
 
 
-def elect_leaders(broker: Broker, header: RequestHeader, request: Struct) -> Work[dict[str, Any]]:
+def elect_leaders(broker: Broker, context: RequestContext, request: Struct) -> Work[dict[str, Any]]:
     """Answer ElectLeaders: hand partitions to their preferred leaders."""
     names, names_all = _named(broker, request)
-    is_preferred = header.api_version < 1 or request.election_type == PREFERRED
+    is_preferred = context.api_version < 1 or request.election_type == PREFERRED
     timeout_ms = max(request.timeout, 0)
 
     def elect(name: TopicPartition) -> ErrorCode | Promise[ErrorCode]:

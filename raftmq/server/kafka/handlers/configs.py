@@ -18,8 +18,9 @@ from raftmq.metadata.broker_messages import (
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.topic_configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns
 
 Answer: TypeAlias = dict[str, Any]
@@ -36,7 +37,7 @@ Outcomes: TypeAlias = tuple[Outcome, ...]
 TIMEOUT_MS: Final = 5_000
 
 
-def describe_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+def describe_configs(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer DescribeConfigs; what is asked twice is told once."""
     wanted = {}
     for count, resource in enumerate(request.resources, 1):
@@ -172,13 +173,13 @@ def _config_row(
     }
 
 
-def alter_configs(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+def alter_configs(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer AlterConfigs: what is not named is reset."""
     return _alter(broker, request, replaces_all=True)
 
 
 def incremental_alter_configs(
-    broker: Broker, _header: RequestHeader, request: Struct
+    broker: Broker, _context: RequestContext, request: Struct
 ) -> Work[Answer]:
     """Answer IncrementalAlterConfigs (KIP-339)."""
     return _alter(broker, request, replaces_all=False)

@@ -8,8 +8,9 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import FeatureRequest, Outcomes, UpdateFeaturesCall
 from raftmq.metadata.features import SAFE_DOWNGRADE, UPGRADE
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 
 UPDATES_MAX: Final = 100
 _TYPES_FROM: Final = 1
@@ -17,10 +18,10 @@ _ONE_ERROR_FROM: Final = 2
 
 
 def update_features(
-    broker: Broker, header: RequestHeader, request: Struct
+    broker: Broker, context: RequestContext, request: Struct
 ) -> Promise[dict[str, Any]] | dict[str, Any]:
     """Answer UpdateFeatures: all levels of a request are finalized, or none."""
-    version = header.api_version
+    version = context.api_version
     if len(request.feature_updates) > UPDATES_MAX:
         code, message = ErrorCode.INVALID_REQUEST, f"more than {UPDATES_MAX} features"
         return _answer(version, [], code, message)

@@ -16,7 +16,6 @@ from raftmq.partition.deadlines import Deadline
 from raftmq.partition.partition import FIRST_EPOCH, Partition
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader
 from raftmq.protocol.fetch import (
     DivergingEpoch,
     FetchPartitionResponse,
@@ -27,6 +26,7 @@ from raftmq.protocol.fetch import (
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.kafka.parked import Abandonable
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once
 from raftmq.types import Offset, RaftIndex
 
@@ -44,18 +44,18 @@ _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH
 
 
 def handle(
-    broker: Broker, header: RequestHeader, request: FetchRequest
+    broker: Broker, context: RequestContext, request: FetchRequest
 ) -> FetchResponse | Promise[FetchResponse]:
     """Read what there is; wait when that is too little."""
-    version = header.api_version
+    version = context.api_version
     if request.replica_id >= 0:
         # Replicas of ours do not come this way; nobody else may claim to be one.
         return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
     try:
-        context = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
+        session = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
     except KafkaError as error:
         return _refuse_all(broker, error.code)
-    reading = Reading(broker, version, request, context)
+    reading = Reading(broker, context, request, session)
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
     if reading.is_large:
         parked = ParkedFetch(broker, reading, min_bytes)
@@ -92,11 +92,12 @@ class Reading:
 
     __slots__ = (
         "_broker",
-        "_context",
         "_ends",
         "_found",
+        "_hold",
         "_may_wait",
         "_request",
+        "_session",
         "_version",
         "answers",
         "beyond",
@@ -107,12 +108,17 @@ class Reading:
     )
 
     def __init__(
-        self, broker: Broker, version: int, request: FetchRequest, context: FetchContext
+        self,
+        broker: Broker,
+        context: RequestContext,
+        request: FetchRequest,
+        session: FetchContext,
     ) -> None:
         self._broker = broker
-        self._version = version
+        self._version = context.api_version
+        self._hold = context.hold
         self._request = request
-        self._context = context
+        self._session = session
         self.answers: list[tuple[Wanted, FetchPartitionResponse]] = []
         self._ends: list[int] = []
         self.partitions: list[tuple[Partition, int]] = []
@@ -129,7 +135,7 @@ class Reading:
     @property
     def is_large(self) -> bool:
         """True when a look at all of them is too much for one turn of the loop."""
-        return len(self._context.wanted) > TURN_PARTITIONS
+        return len(self._session.wanted) > TURN_PARTITIONS
 
     def read(self, *, may_wait: bool = False) -> None:
         """Look at every partition, within the request's limits."""
@@ -145,9 +151,9 @@ class Reading:
         self.beyond = {}
         self._found = []
         self.size = 0
-        self.is_urgent = not self._context.wanted
+        self.is_urgent = not self._session.wanted
         left = min(self._request.max_bytes, BYTES_MAX)
-        for count, wanted in enumerate(self._context.wanted, 1):
+        for count, wanted in enumerate(self._session.wanted, 1):
             if count % TURN_PARTITIONS == 0:
                 yield None
             answer = self._read_one(wanted, left)
@@ -164,14 +170,14 @@ class Reading:
 
     def respond(self) -> FetchResponse:
         """The answer to what was read last."""
-        response = FetchResponse(session_id=self._context.session_id)
+        response = FetchResponse(session_id=self._session.session_id)
         for counts, messages, size in self._found:
             counts.messages_out += messages
             counts.bytes_out += size
         by_topic: dict[TopicKey, FetchTopicResponse] = {}
         hinted: list[int] = []
         by_id = self._version >= TOPIC_IDS_FROM
-        for wanted, answer in self._context.select(self.answers):
+        for wanted, answer in self._session.select(self.answers):
             topic = by_topic.get(wanted.topic)
             if topic is None:
                 key = wanted.topic
@@ -200,7 +206,7 @@ class Reading:
             for wanted, answer in self.answers
             if answer.error_code in _MOVED
         ]
-        return self._broker.next_leaders(moved) if moved else None
+        return self._broker.next_leaders(moved, self._hold) if moved else None
 
     def has_moved(self) -> bool:
         """True when a partition's end is another than it was when it was looked at."""

@@ -20,9 +20,10 @@ from raftmq.groups.descriptions import (
 from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
 from raftmq.metadata.group_commands import CommittedOffset
 from raftmq.promise import Promise
-from raftmq.protocol import ApiKey, RequestHeader, Struct
+from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.parked import then
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 from raftmq.types import TopicPartition
 
@@ -51,9 +52,11 @@ _NOT_FOUND_FROM: Final = 6  # DescribeGroups (KIP-1043)
 # ---- FindCoordinator ----
 
 
-def handle_find_coordinator(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_find_coordinator(
+    broker: Broker, context: RequestContext, request: Struct
+) -> Work[Struct]:
     """Answer FindCoordinator from this node's image."""
-    if header.api_version >= _MANY_KEYS_FROM:
+    if context.api_version >= _MANY_KEYS_FROM:
         kind = request.key_type
         found = yield from in_turns(
             dict.fromkeys(request.coordinator_keys), lambda key: _coordinator(broker, kind, key)
@@ -96,9 +99,9 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
 # ---- membership ----
 
 
-def handle_join_group(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_join_group(broker: Broker, context: RequestContext, request: Struct) -> Answer:
     """Answer JoinGroup when the next generation's members are known."""
-    version = header.api_version
+    version = context.api_version
     session_ms: int = request.session_timeout
     # Version 0 has no rebalance timeout of its own: the session's serves (KIP-62).
     rebalance_ms = session_ms if version == 0 else request.rebalance_timeout
@@ -107,8 +110,8 @@ def handle_join_group(broker: Broker, header: RequestHeader, request: Struct) ->
         JoinRequest(
             member_id=request.member_id,
             instance_id=request.group_instance_id,
-            client_id=(header.client_id or "")[: broker.config.client_id_length_max],
-            client_host=f"/{broker.client_host}",
+            client_id=(context.client_id or "")[: broker.config.client_id_length_max],
+            client_host=f"/{context.host}",
             session_timeout_ms=session_ms,
             rebalance_timeout_ms=rebalance_ms,
             protocol_type=request.protocol_type,
@@ -143,9 +146,9 @@ def _join_answer(version: int, result: JoinResult) -> Struct:
     )
 
 
-def handle_sync_group(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_sync_group(broker: Broker, context: RequestContext, request: Struct) -> Answer:
     """Answer SyncGroup when the generation is applied in the metadata group."""
-    if header.api_version >= _PROTOCOL_NAMED_FROM and (
+    if context.api_version >= _PROTOCOL_NAMED_FROM and (
         request.protocol_type is None or request.protocol_name is None
     ):
         return _sync_answer(SyncResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
@@ -170,7 +173,7 @@ def _sync_answer(result: SyncResult) -> Struct:
     )
 
 
-def handle_heartbeat(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_heartbeat(broker: Broker, context: RequestContext, request: Struct) -> Answer:
     """Answer Heartbeat."""
     heard: Promise[ErrorCode] = broker.coordinator.heartbeat(
         request.group_id, request.generation_id, request.member_id, request.group_instance_id
@@ -182,9 +185,9 @@ def _code_answer(error: ErrorCode) -> Struct:
     return Struct(error_code=int(error))
 
 
-def handle_leave_group(broker: Broker, header: RequestHeader, request: Struct) -> Answer:
+def handle_leave_group(broker: Broker, context: RequestContext, request: Struct) -> Answer:
     """Answer LeaveGroup: one member before v3, a list from then on."""
-    if header.api_version < _MANY_MEMBERS_FROM:
+    if context.api_version < _MANY_MEMBERS_FROM:
         left: Promise[LeaveResult] = broker.coordinator.leave(
             request.group_id, [(request.member_id, None)]
         )
@@ -216,7 +219,7 @@ def _only_answer(result: LeaveResult) -> Struct:
 # ---- offsets ----
 
 
-def handle_offset_commit(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_offset_commit(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer OffsetCommit when the offsets are applied; unknown partitions are left out."""
     image = broker.image
     known: dict[tuple[str, int], CommittedOffset] = {}  # the last one counts, as if one by one
@@ -266,9 +269,9 @@ def _per_partition(
     return rows
 
 
-def handle_offset_fetch(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer OffsetFetch after a read barrier: one group before v8, a list from then on."""
-    version = header.api_version
+    version = context.api_version
     if version < _MANY_GROUPS_FROM:
         result = yield from value_of(broker.coordinator.fetch_offsets(request.group_id))
         is_old = version < _TOP_LEVEL_ERROR_FROM
@@ -324,7 +327,7 @@ def _saved_one(result: FetchedOffsets, at: TopicPartition) -> Struct:
     )
 
 
-def handle_offset_delete(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_offset_delete(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer OffsetDelete."""
     image = broker.image
     known: dict[TopicPartition, None] = {}
@@ -350,9 +353,11 @@ def handle_offset_delete(broker: Broker, header: RequestHeader, request: Struct)
 # ---- operators ----
 
 
-def handle_describe_groups(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_describe_groups(
+    broker: Broker, context: RequestContext, request: Struct
+) -> Work[Struct]:
     """Answer DescribeGroups; a group that is named twice is told once."""
-    version = header.api_version
+    version = context.api_version
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
     names = dict.fromkeys(request.groups)
     asked = yield from in_turns(names, broker.coordinator.describe, GROUPS_PER_TURN)
@@ -391,7 +396,7 @@ def _described(version: int, operations: int, group: GroupDescription) -> Struct
     )
 
 
-def handle_list_groups(broker: Broker, header: RequestHeader, request: Struct) -> Struct:
+def handle_list_groups(broker: Broker, context: RequestContext, request: Struct) -> Struct:
     """Answer ListGroups: the groups of this node, as each broker lists its own."""
     states = [state.lower() for state in request.states_filter]
     types = [kind.lower() for kind in request.types_filter]
@@ -412,7 +417,7 @@ def handle_list_groups(broker: Broker, header: RequestHeader, request: Struct) -
     )
 
 
-def handle_delete_groups(broker: Broker, header: RequestHeader, request: Struct) -> Work[Struct]:
+def handle_delete_groups(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer DeleteGroups; a group that is named twice is deleted once."""
     names = list(dict.fromkeys(request.groups_names))
     asked = yield from in_turns(names, broker.coordinator.delete, GROUPS_PER_TURN)
@@ -424,7 +429,7 @@ def handle_delete_groups(broker: Broker, header: RequestHeader, request: Struct)
     return Struct(results=rows)
 
 
-HANDLERS: Final[dict[ApiKey, Callable[[Broker, RequestHeader, Struct], Answer]]] = {
+HANDLERS: Final[dict[ApiKey, Callable[[Broker, RequestContext, Struct], Answer]]] = {
     ApiKey.FIND_COORDINATOR: handle_find_coordinator,
     ApiKey.JOIN_GROUP: handle_join_group,
     ApiKey.SYNC_GROUP: handle_sync_group,

@@ -16,15 +16,14 @@ from raftmq.metadata.metadata_image import PartitionImage, TopicImage
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ApiKey,
-    RequestHeader,
     Struct,
     encode_response,
     encode_response_slowly,
 )
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.metrics import EncodedAnswer
 from raftmq.server.kafka.parked import HANG_UP, HangUp, chain
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, in_turns, value_of
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
 
@@ -44,17 +43,17 @@ _NULL_IS_ALL_FROM: Final = 1
 _LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
 
 
-def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
     """Answer Metadata; create missing topics where the client allows it."""
-    version = header.api_version
+    version = context.api_version
     wanted = request.topics
     if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
-        waits: Any = _next_leaders(broker, broker.image.topics_by_id())
+        waits: Any = _next_leaders(broker, context, broker.image.topics_by_id())
         if waits is None:
             return _answer(broker, version, request, None)
         return chain(waits, lambda _: _answer(broker, version, request, None))
     if len(wanted) > TURN_PARTITIONS:
-        return _handle_many(broker, version, request)
+        return _handle_many(broker, context, request)
     missing = [
         topic.name
         for topic in wanted
@@ -65,25 +64,24 @@ def handle(broker: Broker, header: RequestHeader, request: Struct) -> Any:
     ]
     may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
     if missing and may_create and broker.may_auto_create:
-        hold = broker.elections.asker
         created: Any = broker.auto_create(missing)
 
         def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
             # The controller knows of the first leaders; what these say of themselves may be on its
             # way here still. librdkafka asks again no sooner than in two seconds.
-            waits: Any = _next_leaders(broker, _known(broker, wanted), hold)
+            waits: Any = _next_leaders(broker, context, _known(broker, wanted))
             return chain(waits, lambda _: _encoded(broker, version, request, wanted, codes))
 
         return chain(created, when_created)
-    waits = _next_leaders(broker, _known(broker, wanted))
+    waits = _next_leaders(broker, context, _known(broker, wanted))
     if waits is None:
         return _answer(broker, version, request, wanted)
     return chain(waits, lambda _: _answer(broker, version, request, wanted))
 
 
-def _handle_many(broker: Broker, version: int, request: Struct) -> Work[bytes | HangUp]:
+def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Work[bytes | HangUp]:
     """As `handle`, in short turns; nothing of it is kept, and nobody's leader waited for."""
-    hold = broker.elections.asker
+    version = context.api_version
     wanted: dict[tuple[str | None, UUID | None], Struct] = {}
     missing: list[str] = []
     known: list[TopicImage] = []
@@ -103,7 +101,7 @@ def _handle_many(broker: Broker, version: int, request: Struct) -> Work[bytes | 
     may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
     if missing and may_create and broker.may_auto_create:
         codes = yield from value_of(broker.auto_create(missing))
-        waits = _next_leaders(broker, known, hold)
+        waits = _next_leaders(broker, context, known)
         if waits is not None and not waits.is_done:
             yield waits
     elif broker.is_cut_off() and broker.misses_leaders(known):
@@ -122,13 +120,13 @@ def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
 
 
 def _next_leaders(
-    broker: Broker, topics: Sequence[TopicImage], hold: Hold | None = None
+    broker: Broker, context: RequestContext, topics: Sequence[TopicImage]
 ) -> Promise[None] | None:
     """What an answer about these topics should wait for. With so many that looking would hold up
     others nobody waits: such a client asks for an overview."""
     if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
         return None
-    return broker.elections.next_leaders(topics, hold)
+    return broker.elections.next_leaders(topics, context.hold)
 
 
 def _answer(
@@ -325,7 +323,7 @@ def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
 
 
 def describe_topic_partitions(
-    broker: Broker, _header: RequestHeader, request: Struct
+    broker: Broker, _context: RequestContext, request: Struct
 ) -> Work[dict[str, Any]]:
     """Answer DescribeTopicPartitions (KIP-966), page by page."""
     image = broker.image
@@ -377,16 +375,16 @@ def describe_topic_partitions(
     return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
 
 
-def describe_cluster(broker: Broker, header: RequestHeader, request: Struct) -> Any:
+def describe_cluster(broker: Broker, context: RequestContext, request: Struct) -> Any:
     """Answer DescribeCluster (KIP-700)."""
     code, message = ErrorCode.NONE, None
-    endpoint_type = request.endpoint_type if header.api_version >= 1 else 1
+    endpoint_type = request.endpoint_type if context.api_version >= 1 else 1
     if endpoint_type != 1:
         code = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         if endpoint_type == 2:
             code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         message = "this is a broker's endpoint"
-    fenced = header.api_version >= 2 and request.include_fenced_brokers
+    fenced = context.api_version >= 2 and request.include_fenced_brokers
     rows = []
     for node_id in sorted(broker.image.brokers):
         image = broker.image.brokers[node_id]

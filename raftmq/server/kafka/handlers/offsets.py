@@ -20,8 +20,9 @@ from raftmq.partition.partition import (
 from raftmq.partition.partition_results import DeleteResult, OffsetResult
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 
 Answer: TypeAlias = dict[str, Any]
@@ -42,9 +43,9 @@ _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 """KIP-734, KIP-405, KIP-1005: which version brought which special timestamp."""
 
 
-def list_offsets(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
+def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer ListOffsets for every partition; workers read what is cold of indexes and batches."""
-    version = header.api_version
+    version = context.api_version
     wait_ms = ACKNOWLEDGED_WAIT_MS
     if version >= _TIMEOUT_FROM:
         wait_ms = min(max(request.timeout, ACKNOWLEDGED_WAIT_MS_MIN), ACKNOWLEDGED_WAIT_MS_MAX)
@@ -174,7 +175,7 @@ def _code_for(version: int, code: ErrorCode) -> ErrorCode:
 
 
 def offset_for_leader_epoch(
-    broker: Broker, _header: RequestHeader, request: Struct
+    broker: Broker, _context: RequestContext, request: Struct
 ) -> Work[Answer]:
     """Answer OffsetForLeaderEpoch (KIP-320) for every partition."""
     topics = []
@@ -206,7 +207,7 @@ def offset_for_leader_epoch(
     return {"throttle_time": 0, "topics": topics}
 
 
-def delete_records(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+def delete_records(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer DeleteRecords once every partition dropped what it was told to drop."""
     timeout_ms = max(request.timeout, 0)
     parts = [(topic.name, part) for topic in request.topics for part in topic.partitions]

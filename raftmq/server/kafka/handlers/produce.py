@@ -11,7 +11,6 @@ from typing import Any, Final
 from raftmq.errors import ErrorCode
 from raftmq.partition.parked import AppendResult
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader
 from raftmq.protocol.produce import (
     ProducePartition,
     ProducePartitionResponse,
@@ -23,6 +22,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.parked import chain, gather, then
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once, all_of, value_of
 
 SERVED_FROM: Final = 3
@@ -33,10 +33,10 @@ _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH
 
 
 def handle(
-    broker: Broker, header: RequestHeader, request: ProduceRequest
+    broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> ProduceResponse | Promise[ProduceResponse] | Work[ProduceResponse]:
     """Append every partition's batch; in short turns where there are many."""
-    version = header.api_version
+    version = context.api_version
     refusal = ErrorCode.NONE
     if version < SERVED_FROM:
         # Announced for librdkafka's sake alone (KAFKA-18659); its records are of an older format.
@@ -54,16 +54,18 @@ def handle(
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         results = _append(broker, request)
     elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
-        return _in_turns(broker, version, request)
+        return _in_turns(broker, context, request)
     else:
         with broker.batch():
             results = _append(broker, request)
     return chain(
-        gather(results, _as_they_are), lambda values: _answer(broker, version, request, values)
+        gather(results, _as_they_are), lambda values: _answer(broker, context, request, values)
     )
 
 
-def _in_turns(broker: Broker, version: int, request: ProduceRequest) -> Work[ProduceResponse]:
+def _in_turns(
+    broker: Broker, context: RequestContext, request: ProduceRequest
+) -> Work[ProduceResponse]:
     """As `handle`: all appends of one turn are drained together."""
     results: list[AppendResult | Promise[AppendResult]] = []
     parts = [(topic, part) for topic in request.topics for part in topic.partitions]
@@ -80,10 +82,10 @@ def _in_turns(broker: Broker, version: int, request: ProduceRequest) -> Work[Pro
         if result.code in _MOVED
     ]
     if moved and request.acks and len(moved) <= TURN_PARTITIONS:
-        waits = broker.next_leaders(moved)
+        waits = broker.next_leaders(moved, context.hold)
         if waits is not None:
             yield from value_of(waits)
-    return (yield from _respond_slowly(broker, version, request, values))
+    return (yield from _respond_slowly(broker, context.api_version, request, values))
 
 
 def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
@@ -91,9 +93,10 @@ def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
 
 
 def _answer(
-    broker: Broker, version: int, request: ProduceRequest, results: list[AppendResult]
+    broker: Broker, context: RequestContext, request: ProduceRequest, results: list[AppendResult]
 ) -> ProduceResponse | Promise[ProduceResponse]:
     """Answer; where this node no longer leads, once it is known who does, or soon anyway."""
+    version = context.api_version
     for result in results:
         if result.code in _MOVED:
             break
@@ -107,7 +110,7 @@ def _answer(
         for (topic, index), result in zip(parts, results, strict=True)
         if result.code in _MOVED
     ]
-    waits: Any = broker.next_leaders(moved)
+    waits: Any = broker.next_leaders(moved, context.hold)
     if waits is None:
         return _respond(broker, version, request, results)
     return then(waits, lambda _: _respond(broker, version, request, results))

@@ -10,15 +10,16 @@ from typing import Any, Final
 from raftmq.errors import ErrorCode
 from raftmq.partition.partition import Partition
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work
 
 WAITING_MAX: Final = 10_000
 NO_TIMESTAMP: Final = -1
 
 
-def init_producer_id(broker: Broker, _header: RequestHeader, request: Struct) -> Any:
+def init_producer_id(broker: Broker, _context: RequestContext, request: Struct) -> Any:
     """Answer InitProducerId for idempotent producers; transactions are not offered."""
     if request.transactional_id is not None:
         if not request.transactional_id:
@@ -50,7 +51,7 @@ def _answer(code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> dict[str
 
 
 def describe_producers(
-    broker: Broker, _header: RequestHeader, request: Struct
+    broker: Broker, _context: RequestContext, request: Struct
 ) -> Work[dict[str, Any]]:
     """Answer DescribeProducers (KIP-664)."""
     topics = []

@@ -23,8 +23,9 @@ from raftmq.metadata.broker_messages import (
     Outcome,
 )
 from raftmq.promise import Promise
-from raftmq.protocol import RequestHeader, Struct
+from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns
 
 Answer: TypeAlias = dict[str, Any]
@@ -41,7 +42,7 @@ _TOPIC_STRUCTS_FROM: Final = 6
 _NULL_NAMES_FROM: Final = 6
 
 
-def create_topics(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
+def create_topics(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer CreateTopics."""
     wanted, refused = _each_once(request.topics)
     refused += [
@@ -72,7 +73,7 @@ def create_topics(broker: Broker, header: RequestHeader, request: Struct) -> Wor
     calls.append(_create_call(topics, request))
     outcomes = yield from _call_each(broker, calls)
     rows = yield from in_turns(
-        (*outcomes, *refused), lambda one: _created_row(broker, header.api_version, one), ROWS
+        (*outcomes, *refused), lambda one: _created_row(broker, context.api_version, one), ROWS
     )
     return {"throttle_time": 0, "topics": rows}
 
@@ -124,9 +125,9 @@ def _created_row(broker: Broker, version: int, outcome: Outcome) -> dict[str, An
     return row
 
 
-def delete_topics(broker: Broker, header: RequestHeader, request: Struct) -> Work[Answer]:
+def delete_topics(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer DeleteTopics, by name or (v6+) by id."""
-    version = header.api_version
+    version = context.api_version
     keys: list[str | UUID] = []
     if version >= _TOPIC_STRUCTS_FROM:
         for topic in request.topics:
@@ -159,7 +160,7 @@ def delete_topics(broker: Broker, header: RequestHeader, request: Struct) -> Wor
     return {"throttle_time": 0, "responses": rows}
 
 
-def create_partitions(broker: Broker, _header: RequestHeader, request: Struct) -> Work[Answer]:
+def create_partitions(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer CreatePartitions."""
     wanted, refused = _each_once(request.topics)
     calls = []
