@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftmq.node.composition import NodeCore
 from raftmq.node.troubles import not_running
-from raftmq.replication.replica_view import DISK_FULL
+from raftmq.replication.replica import DISK_FULL
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode

@@ -18,13 +18,12 @@ from raftmq.foreign import (
 from raftmq.log.log_start import LogStart
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat, InstallLogStart
+from raftmq.raft.messages import AppendRequest, Entry, EntryKind, InstallLogStart
 from raftmq.raft.ready import Effects
 from raftmq.records import check_batch
 from raftmq.replication.log_start_moves import decode_wish
-from raftmq.replication.peer_messages import PeerMessage, WrongReplica
 from raftmq.replication.replica_ports import StateChecker
-from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
+from raftmq.types import Buffer, Offset, RaftIndex, Term
 
 
 def check_append(request: AppendRequest) -> list[int]:
@@ -153,11 +152,3 @@ def read_log_start(encoded: Buffer, machine: object) -> LogStart:
     if isinstance(machine, StateChecker):
         decode_foreign("state of a log start", lambda _: machine.check_state(log_start), b"")
     return log_start
-
-
-def answer_to_stray(self_id: ReplicaId, message: PeerMessage) -> WrongReplica | None:
-    """What to say to a message that names another storage of this node; nothing else is done."""
-    is_leaders = isinstance(message, AppendRequest | Heartbeat | InstallLogStart)
-    if message.to.node_id != self_id.node_id or not is_leaders:
-        return None
-    return WrongReplica(message.term, self_id, message.sender)
