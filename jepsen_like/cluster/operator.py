@@ -1,9 +1,9 @@
-"""An operator at a node that is down: looks at its logs, and rehearses giving up what is lost.
+"""An operator at a node that is down: looks at its logs, and rehearses an unsafe recovery.
 
-Looking (`raftmq log`) must tell whatever a power loss left there, and change nothing. Giving up
-(`raftmq recover`) is for clusters that no promise covers any more, so it happens to a copy of the
-disk: the other nodes are given up, damage is accepted, the power goes in between; the same words
-again must end what was begun, and no offset may move.
+Looking (`raftmq log`) must tell whatever a power loss left there, and change nothing. Unsafe
+recovery (`raftmq recover`) is for clusters that no promise covers any more, so it is done on a copy
+of the disk: the other nodes are lost, damage is accepted, the power fails in between; a repeat must
+finish what was begun, and no offset may move.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.indexes import DamagedIndexError
 from raftmq.tools import inspect
-from raftmq.tools.giving_up import (
-    Account,
+from raftmq.tools.unsafe_recovery import (
+    GroupReport,
     Place,
     RecoveryRefusedError,
     Verdict,
     accept_loss,
-    account_for,
-    account_for_loss,
-    give_up_lost,
+    recover_lost_majorities,
+    report_groups,
+    report_loss,
 )
 from raftmq.types import METADATA_TOPIC, ReplicaId
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 ROOT = "data"
 CHANGES_MAX = 60
-"""Giving up a node's groups takes about so many changes to its disk."""
+"""About so many changes to its disk does the recovery of a node's groups take."""
 
 
 class Operator:
-    """Who works at nodes that are down."""
+    """Works at nodes that are down."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
@@ -72,52 +72,54 @@ class Operator:
     def _rehearse(self, node: ClusterNode, random: Random) -> None:
         disk = node.disk.copy(Random(random.getrandbits(32)))
         self._world.note("rehearses", node.node_id)
-        for account in self._give_up(node, disk, random):
-            if account.verdict is not Verdict.UNREADABLE:
-                topic, _, partition = account.name.rpartition("-")
+        for report in self._recover_unsafely(node, disk, random):
+            if report.verdict is not Verdict.UNREADABLE:
+                topic, _, partition = report.name.rpartition("-")
                 self._accept(node, disk, topic, int(partition))
 
     def _place(self, node: ClusterNode, disk: SimDisk) -> Place:
         identity = ReplicaId(node.node_id, node.storage_id)
         return Place(disk, ROOT, identity, node.open_journal(disk=disk), node.clock)
 
-    def _give_up(self, node: ClusterNode, disk: SimDisk, random: Random) -> list[Account]:
+    def _recover_unsafely(
+        self, node: ClusterNode, disk: SimDisk, random: Random
+    ) -> list[GroupReport]:
         """All other nodes are lost, and the power goes in the middle of saying so; returns the
-        accounts of partitions."""
+        reports of partitions."""
         place, survivors = self._place(node, disk), [node.node_id]
-        before = account_for(place, survivors)
+        before = report_groups(place, survivors)
         power_went = False
         disk.crash_after(random.randint(1, CHANGES_MAX))
         try:
-            give_up_lost(place, before)
+            recover_lost_majorities(place, before)
             disk.crash_after(None)
         except SimCrash:
-            self._world.note("in the middle of giving up", node.node_id)
+            self._world.note("in the middle of an unsafe recovery", node.node_id)
             disk.crash()
             power_went = True
         place = self._place(node, disk)
-        give_up_lost(place, account_for(place, survivors))
-        after = account_for(place, survivors)
+        recover_lost_majorities(place, report_groups(place, survivors))
+        after = report_groups(place, survivors)
         place.journal.close()
-        if len(after.accounts) != len(before.accounts):
-            told = f"{len(before.accounts)} groups, then {len(after.accounts)}"
-            raise InvariantViolation("GivingUpIsRepeatable", told)
-        for old, new in zip(before.accounts, after.accounts, strict=True):
+        if len(after.groups) != len(before.groups):
+            told = f"{len(before.groups)} groups, then {len(after.groups)}"
+            raise InvariantViolation("UnsafeRecoveryIsRepeatable", told)
+        for old, new in zip(before.groups, after.groups, strict=True):
             compare(old, new, power_went=power_went)
-        return [a for a in after.accounts if a.name != METADATA_TOPIC]
+        return [a for a in after.groups if a.name != METADATA_TOPIC]
 
     def _accept(self, node: ClusterNode, disk: SimDisk, topic: str, partition: int) -> None:
         """Where records are damaged, the partition does without them; nothing is left to say."""
         place = self._place(node, disk)
         try:
-            loss = account_for_loss(place, topic, partition)
+            loss = report_loss(place, topic, partition)
         except RecoveryRefusedError:
             place.journal.close()
             return
         self._world.note("accepts", node.node_id, topic, partition, loss.damaged, loss.cut)
         accept_loss(place, loss)
         try:
-            left = account_for_loss(place, topic, partition)
+            left = report_loss(place, topic, partition)
         except RecoveryRefusedError:
             return
         finally:
@@ -137,7 +139,7 @@ def _read_segment(disk: SimDisk, path: str) -> None:
         file.close()
 
 
-def compare(old: Account, new: Account, *, power_went: bool) -> None:
+def compare(old: GroupReport, new: GroupReport, *, power_went: bool) -> None:
     """Who was in need leads on alone; who was not is as before; nobody's records move.
 
     How far a segment is known to be sound, and that it is damaged, is noted in its index, which is
@@ -153,6 +155,6 @@ def compare(old: Account, new: Account, *, power_went: bool) -> None:
     is_known = power_went or new.damaged == old.damaged
     if new.verdict is not wanted or range_before[:2] != range_after[:2] or not is_known:
         raise InvariantViolation(
-            "GivingUpIsRepeatable",
+            "UnsafeRecoveryIsRepeatable",
             f"{old.name}: {old.verdict} {range_before}, then {new.verdict} {range_after}",
         )

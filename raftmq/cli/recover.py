@@ -1,7 +1,7 @@
-"""`raftmq recover`: give up what is lost, on a stopped node's data folder, at an operator's word.
+"""`raftmq recover`: unsafe recovery of a stopped node's data folder.
 
-Offline: it takes the folder's lock, so it is refused while the node runs. Says first what would be
-done and what may be lost, and does nothing without a yes. `tools/giving_up.py` does the work.
+It takes the folder's lock, so it is refused while the node runs. It first reports what would be
+done and what may be lost, and does nothing without a yes. `tools/` does the work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from raftmq.metadata.metadata_image import MetadataImage
     from raftmq.raft.membership import Configuration
     from raftmq.runtime.data_folder import DataFolder
-    from raftmq.tools.giving_up import Account, Findings, Loss, Place
-    from raftmq.tools.skipping import Stuck
+    from raftmq.tools.command_skip import StuckCommand
     from raftmq.tools.term_reset import HeldTerm
+    from raftmq.tools.unsafe_recovery import Findings, GroupReport, Loss, Place
 
 PROBE_S: Final = 1.0
 NAMES_MAX: Final = 20
@@ -112,7 +112,7 @@ def recover(
         if data is None:
             raise CommandError("say --data DIR, the stopped node's data folder", EXIT_USAGE)
         _check_topic(topic, partition, unsafe=unsafe, of_partition=accept_loss or reset_term)
-        opened = _Opened(data)
+        opened = _StoppedNode(data)
         try:
             ids = _parse_ids(survivors)
             if unsafe:
@@ -145,7 +145,7 @@ def _check_topic(
         raise CommandError("--skip-command is about metadata, no topic", EXIT_USAGE)
 
 
-class _Opened:
+class _StoppedNode:
     """A stopped node's folder, locked, with its journal."""
 
     def __init__(self, data: Path) -> None:
@@ -153,7 +153,7 @@ class _Opened:
         from raftmq.runtime.clock import RealClock
         from raftmq.runtime.data_folder import DataFolder
         from raftmq.runtime.disk import RealDisk
-        from raftmq.tools.giving_up import Place
+        from raftmq.tools.unsafe_recovery import Place
         from raftmq.types import ReplicaId
 
         disk = RealDisk()
@@ -190,14 +190,14 @@ def _parse_ids(text: str) -> tuple[NodeId, ...]:
 
 
 def _recover_majority(
-    opened: _Opened,
+    opened: _StoppedNode,
     survivors: tuple[NodeId, ...],
     even_if_alive: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from raftmq.tools.giving_up import account_for, check_is_lost, give_up_lost
+    from raftmq.tools.unsafe_recovery import check_is_lost, recover_lost_majorities, report_groups
 
     formation = opened.folder.load_formation()
     ids = ",".join(str(node_id) for node_id in survivors)
@@ -205,7 +205,7 @@ def _recover_majority(
         raise CommandError(
             f"a recovery with --survivors {formation.recovering} was begun here: finish that one"
         )
-    findings = account_for(opened.place, survivors)
+    findings = report_groups(opened.place, survivors)
     if not formation.recovering:
         check_is_lost(findings, survivors)
         if not even_if_alive:
@@ -229,7 +229,7 @@ def _recover_majority(
         recoveries = (*formation.recoveries, *fences)
         formation = replace(formation, recovering=ids, recoveries=recoveries)
         opened.folder.save_formation(formation)
-    give_up_lost(opened.place, findings)
+    recover_lost_majorities(opened.place, findings)
     opened.folder.save_formation(replace(formation, recovering=""))
     if not as_json:
         replace_lost = (
@@ -243,18 +243,18 @@ def _recover_majority(
 
 
 def _loses_metadata(findings: Findings) -> bool:
-    from raftmq.tools.giving_up import Verdict
+    from raftmq.tools.unsafe_recovery import Verdict
 
     return findings.metadata.verdict is Verdict.RECOVERED
 
 
 def _lost_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]:
-    from raftmq.tools.giving_up import Verdict
+    from raftmq.tools.unsafe_recovery import Verdict
 
     members = {
         member.node_id: True
-        for account in findings.of(Verdict.RECOVERED)
-        for member in account.before.members
+        for report in findings.of(Verdict.RECOVERED)
+        for member in report.before.members
     }
     return sorted(node_id for node_id in members if node_id not in survivors)
 
@@ -262,9 +262,7 @@ def _lost_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]
 def _unknown_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]:
     """Survivors that nothing on this node's disk mentions: perhaps a typing error, perhaps newer
     than what this node has heard."""
-    known = {
-        member.node_id: True for account in findings.accounts for member in account.before.members
-    }
+    known = {member.node_id: True for report in findings.groups for member in report.before.members}
     brokers = {} if findings.image is None else findings.image.brokers
     return [n for n in survivors if n not in known and n not in brokers]
 
@@ -292,8 +290,10 @@ def _check_silence(image: MetadataImage | None, nodes: Sequence[NodeId], says: s
         )
 
 
-def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[NodeId]) -> list[str]:
-    from raftmq.tools.giving_up import Verdict
+def _majority_text(
+    opened: _StoppedNode, findings: Findings, survivors: Sequence[NodeId]
+) -> list[str]:
+    from raftmq.tools.unsafe_recovery import Verdict
 
     recovered = findings.of(Verdict.RECOVERED)
     lost = ", ".join(str(n) for n in _lost_nodes(findings, survivors))
@@ -307,13 +307,13 @@ def _majority_text(opened: _Opened, findings: Findings, survivors: Sequence[Node
         *_unknown_text(_unknown_nodes(findings, survivors)),
         f"{len(recovered)} groups lost their majority and go on with the survivors:",
     ]
-    for account in recovered:
-        lines += _account_text(account)
+    for report in recovered:
+        lines += _group_text(report)
     stays = findings.of(Verdict.STAYS)
     if stays:
         lines += ["", f"{len(stays)} groups keep a majority and stay as they are."]
-    for account in findings.of(Verdict.UNREADABLE):
-        lines += ["", f"{account.name} cannot be read here and is left: {account.note}"]
+    for report in findings.of(Verdict.UNREADABLE):
+        lines += ["", f"{report.name} cannot be read here and is left: {report.note}"]
     if findings.image is None:
         lines += [
             "",
@@ -372,17 +372,17 @@ def _warning(findings: Findings, lost: str) -> list[str]:
     return lines
 
 
-def _account_text(account: Account) -> list[str]:
-    assert account.after is not None
+def _group_text(report: GroupReport) -> list[str]:
+    assert report.after is not None
     lines = [
-        f"  {account.name}: voters {_members(account.before)} -> {_members(account.after)}",
-        f"    has offsets [{account.log_start}, {account.log_end}), flushed to "
-        f"{account.flushed_end}, last known commit {account.high_watermark}, leader epoch "
-        f"{account.last_epoch}",
-        f"    acknowledged records at or above {account.log_end} may be gone",
+        f"  {report.name}: voters {_members(report.before)} -> {_members(report.after)}",
+        f"    has offsets [{report.log_start}, {report.log_end}), flushed to "
+        f"{report.flushed_end}, last known commit {report.high_watermark}, leader epoch "
+        f"{report.last_epoch}",
+        f"    acknowledged records at or above {report.log_end} may be gone",
     ]
-    if account.damaged:
-        spans = ", ".join(f"[{start}, {end})" for start, end in account.damaged)
+    if report.damaged:
+        spans = ", ".join(f"[{start}, {end})" for start, end in report.damaged)
         lines.append(f"    damaged here: {spans}; see `raftmq recover --accept-loss`")
     return lines
 
@@ -406,21 +406,21 @@ def _json_of(findings: Findings, survivors: Sequence[NodeId]) -> dict[str, Any]:
         "gone": list(findings.gone),
         "groups": [
             {
-                "name": account.name,
-                "verdict": account.verdict.name.lower(),
-                "voters": [v.node_id for v in account.before.voters],
+                "name": report.name,
+                "verdict": report.verdict.name.lower(),
+                "voters": [v.node_id for v in report.before.voters],
                 "voters_after": None
-                if account.after is None
-                else [v.node_id for v in account.after.voters],
-                "log_start": account.log_start,
-                "log_end": account.log_end,
-                "flushed_end": account.flushed_end,
-                "high_watermark": account.high_watermark,
-                "leader_epoch": account.last_epoch,
-                "damaged": [list(span) for span in account.damaged],
-                "note": account.note,
+                if report.after is None
+                else [v.node_id for v in report.after.voters],
+                "log_start": report.log_start,
+                "log_end": report.log_end,
+                "flushed_end": report.flushed_end,
+                "high_watermark": report.high_watermark,
+                "leader_epoch": report.last_epoch,
+                "damaged": [list(span) for span in report.damaged],
+                "note": report.note,
             }
-            for account in findings.accounts
+            for report in findings.groups
         ],
     }
 
@@ -429,17 +429,17 @@ def _json_of(findings: Findings, survivors: Sequence[NodeId]) -> dict[str, Any]:
 
 
 def _recover_damage(
-    opened: _Opened, topic: str, partition: int, yes: bool, dry_run: bool, as_json: bool
+    opened: _StoppedNode, topic: str, partition: int, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
-    from raftmq.tools.giving_up import accept_loss, account_for_loss
+    from raftmq.tools.unsafe_recovery import accept_loss, report_loss
 
-    loss = account_for_loss(opened.place, topic, partition)
+    loss = report_loss(opened.place, topic, partition)
     if as_json:
         show_json(
             {
-                "name": loss.account.name,
-                "log_start": loss.account.log_start,
-                "log_end": loss.account.log_end,
+                "name": loss.report.name,
+                "log_start": loss.report.log_start,
+                "log_end": loss.report.log_end,
                 "damaged": [list(span) for span in loss.damaged],
                 "cut": None if loss.cut is None else list(loss.cut),
                 "is_anew": loss.is_anew,
@@ -451,15 +451,15 @@ def _recover_damage(
             out(line)
     if dry_run:
         return
-    _confirm(yes, f"Accept the loss on {loss.account.name}?")
+    _confirm(yes, f"Accept the loss on {loss.report.name}?")
     accept_loss(opened.place, loss)
     if not as_json:
         out(f"Done. Start node {opened.node_id}.")
 
 
 def _loss_text(loss: Loss) -> list[str]:
-    account = loss.account
-    lines = [f"{account.name}: offsets [{account.log_start}, {account.log_end}) on this node"]
+    report = loss.report
+    lines = [f"{report.name}: offsets [{report.log_start}, {report.log_end}) on this node"]
     for start, end in loss.damaged:
         lines.append(
             f"  damaged: [{start}, {end}): these {end - start} offsets go; readers pass over them"
@@ -488,16 +488,16 @@ def _loss_text(loss: Loss) -> list[str]:
 
 
 def _recover_command(
-    opened: _Opened, offset: int, agree: str, yes: bool, dry_run: bool, as_json: bool
+    opened: _StoppedNode, offset: int, agree: str, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
-    from raftmq.tools.skipping import account_for_skip, check_agreed
+    from raftmq.tools.command_skip import check_agreed, find_stuck_command
 
     formation = opened.folder.load_formation()
     if formation.recovering:
         raise CommandError(
             f"a recovery with --survivors {formation.recovering} was begun here: finish that one"
         )
-    stuck = account_for_skip(opened.place, offset)
+    stuck = find_stuck_command(opened.place, offset)
     if as_json:
         show_json(_stuck_json(stuck))
     else:
@@ -513,7 +513,7 @@ def _recover_command(
         out(f"Done. Start node {opened.node_id} after the same on all other nodes.")
 
 
-def _stuck_json(stuck: Stuck) -> dict[str, Any]:
+def _stuck_json(stuck: StuckCommand) -> dict[str, Any]:
     skip = stuck.skip
     return {
         "offset": skip.offset,
@@ -526,7 +526,7 @@ def _stuck_json(stuck: Stuck) -> dict[str, Any]:
     }
 
 
-def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
+def _stuck_text(opened: _StoppedNode, stuck: StuckCommand) -> list[str]:
     from raftmq.metadata.skips import shown
 
     skip = stuck.skip
@@ -549,11 +549,11 @@ def _stuck_text(opened: _Opened, stuck: Stuck) -> list[str]:
 # ---- a term that no election can have reached ----
 
 
-def _held_term(opened: _Opened, topic: str, partition: int, as_json: bool) -> HeldTerm:
+def _held_term(opened: _StoppedNode, topic: str, partition: int, as_json: bool) -> HeldTerm:
     """Look, and tell what this node's disk says."""
-    from raftmq.tools.term_reset import account_for_term
+    from raftmq.tools.term_reset import read_held_term
 
-    held = account_for_term(opened.place, topic, partition)
+    held = read_held_term(opened.place, topic, partition)
     token = held.token
     if as_json:
         show_json(
@@ -585,7 +585,7 @@ def _held_term(opened: _Opened, topic: str, partition: int, as_json: bool) -> He
 
 
 def _recover_term(
-    opened: _Opened,
+    opened: _StoppedNode,
     held: HeldTerm,
     tokens: Sequence[str],
     survivors: Sequence[NodeId],
@@ -593,8 +593,8 @@ def _recover_term(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from raftmq.tools.giving_up import read_image
     from raftmq.tools.term_reset import TermToken, agreed_term, record_of, reset_term
+    from raftmq.tools.unsafe_recovery import read_image
 
     formation = opened.folder.load_formation()
     if formation.recovering:

@@ -1,1 +1,1 @@
-"""Work on the data of a stopped node: inspection, unsafe recovery, skipped commands."""
+"""Work on the data of a stopped node: inspection, unsafe recovery, command skip, term reset."""

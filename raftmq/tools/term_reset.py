@@ -1,7 +1,7 @@
 """Setting back a term that no election can have reached: offline work on a stopped node's data.
 
 A term far above the log's last epoch stops a group for good: peers believe no such jump, and above
-the last term of all nobody stands. `account_for_term` says what one node's disk holds of the group;
+the last term of all nobody stands. `read_held_term` reports what one node's disk holds of it;
 `agreed_term` takes what all voters' disks say and names the term to go on from.
 
 A vote is forgotten with its term. That is safe because of what is demanded. *Nobody can still win
@@ -28,11 +28,11 @@ from attrs import evolve, frozen
 from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
 from raftmq.log.hard_state import GroupState
 from raftmq.metadata.formation import TermReset
-from raftmq.tools.giving_up import (
+from raftmq.tools.unsafe_recovery import (
     TERM_STEP,
     Place,
     RecoveryRefusedError,
-    open_account,
+    open_group,
     partition_group,
 )
 from raftmq.types import METADATA_TOPIC, NodeId, RaftGroupId
@@ -96,36 +96,36 @@ class HeldTerm:
     token: TermToken
 
 
-def account_for_term(place: Place, topic: str, partition: int) -> HeldTerm:
-    """Say what this node's disk holds of one group.
+def read_held_term(place: Place, topic: str, partition: int) -> HeldTerm:
+    """Report what this node's disk holds of one group.
 
     Raises:
         RecoveryRefusedError: it is not here, or this node cannot speak about it.
         DiskError: the device failed.
     """
     name, group, folder = partition_group(place, topic, partition)
-    account, log = open_account(place, name, group, folder)
+    report, log = open_group(place, name, group, folder)
     if log is None:
-        raise RecoveryRefusedError(f"{name} cannot be read here: {account.note}")
-    last_epoch = max(account.last_epoch, log.log_start.previous_epoch)
+        raise RecoveryRefusedError(f"{name} cannot be read here: {report.note}")
+    last_epoch = max(report.last_epoch, log.log_start.previous_epoch)
     end = log.end_index
     if topic == METADATA_TOPIC:
         log.close()
     state = place.journal.get(group) or GroupState()
-    if state.cut_floor or account.damaged or account.is_forgotten:
+    if state.cut_floor or report.damaged or report.is_forgotten:
         raise RecoveryRefusedError(
             f"{name} lacks something here that this node may have promised: it cannot say which "
             "epochs its log held. Let peers repair it, or see `raftmq recover --accept-loss`"
         )
-    if not account.before.voters:
+    if not report.before.voters:
         raise RecoveryRefusedError(f"{name} has no voters yet, as far as this log knows")
-    promised = f"{account.identity}:{state.term}:{state.vote}:{last_epoch}:{end}"
+    promised = f"{report.identity}:{state.term}:{state.vote}:{last_epoch}:{end}"
     token = TermToken(
         group=_digest(str(group)),
         node_id=place.node.node_id,
         term=state.term,
         last_epoch=last_epoch,
-        voters=tuple(voter.node_id for voter in account.before.voters),
+        voters=tuple(voter.node_id for voter in report.before.voters),
         state=_digest(promised),
     )
     return HeldTerm(name, group, state, token)

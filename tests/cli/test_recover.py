@@ -20,10 +20,10 @@ from raftmq.metadata.formation import FormationState, formation_id_of
 from raftmq.metadata.skips import Skip
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
 from raftmq.runtime.disk import RealDisk
-from raftmq.tools.giving_up import TERM_STEP
 from raftmq.tools.term_reset import TermToken
+from raftmq.tools.unsafe_recovery import TERM_STEP
 from raftmq.types import NodeId, RaftGroupId, StorageId
-from tests.tools.given_up_node import ME, fill_node, folder_of, partition_group, replica
+from tests.tools.lost_majority import ME, fill_node, folder_of, partition_group, replica
 
 CHOSEN = ((1, 101), (2, 102), (3, 103))
 

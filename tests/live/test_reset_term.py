@@ -13,7 +13,7 @@ from raftmq.foreign import TERM_MAX
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
-from raftmq.tools.giving_up import TERM_STEP
+from raftmq.tools.unsafe_recovery import TERM_STEP
 from raftmq.types import METADATA_GROUP, RaftGroupId
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic

@@ -30,7 +30,7 @@ EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
     "metadata/config_keys.py": "a table, made when it is imported",
-    "tools/skipping.py": "an operator's offline work on a command that no node can apply",
+    "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "metadata/skips.py": "names such a command; none is ever written here",
     "logs.py": "how log lines are written",
     "node/loop_watch.py": "times full garbage collections",

@@ -14,8 +14,8 @@ from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
 from raftmq.ports import Disk
-from raftmq.tools import giving_up, inspect
-from raftmq.tools.giving_up import Account, Verdict
+from raftmq.tools import inspect, unsafe_recovery
+from raftmq.tools.unsafe_recovery import GroupReport, Verdict
 from raftmq.types import METADATA_GROUP, NodeId, Offset, ReplicaId, StorageId
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
@@ -47,7 +47,7 @@ def rehearse(world: ClusterWorld, node: ClusterNode) -> None:
         Operator(world).visit(node, Random(seed))
 
 
-def test_a_visit_changes_nothing_and_gives_up_a_copy(
+def test_a_visit_changes_nothing_and_recovers_a_copy(
     world: ClusterWorld, node: ClusterNode
 ) -> None:
     before = {path: node.disk.content(path) for path in node.disk.files("data")}
@@ -55,7 +55,7 @@ def test_a_visit_changes_nothing_and_gives_up_a_copy(
     assert {path: node.disk.content(path) for path in node.disk.files("data")} == before
     told = [line for line in world.trace if " rehearses " in line]
     assert 2 <= len(told) < 12
-    assert any("in the middle of giving up" in line for line in world.trace)
+    assert any("in the middle of an unsafe recovery" in line for line in world.trace)
 
 
 def test_a_look_that_writes_is_noticed(
@@ -73,14 +73,14 @@ def test_a_look_that_writes_is_noticed(
 def test_words_that_do_nothing_are_noticed(
     world: ClusterWorld, node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_up, "replace_configuration", lambda *_: None)
-    with pytest.raises(InvariantViolation, match="GivingUpIsRepeatable"):
+    monkeypatch.setattr(unsafe_recovery, "replace_configuration", lambda *_: None)
+    with pytest.raises(InvariantViolation, match="UnsafeRecoveryIsRepeatable"):
         rehearse(world, node)
 
 
-def account(*damaged: int, log_end: int = 86) -> Account:
+def report(*damaged: int, log_end: int = 86) -> GroupReport:
     """Of a group that lost nobody, with damage of a record each."""
-    return Account(
+    return GroupReport(
         name="t0-0",
         group=METADATA_GROUP,
         folder="t0",
@@ -94,20 +94,20 @@ def account(*damaged: int, log_end: int = 86) -> Account:
 @pytest.mark.parametrize(
     ("new", "is_fine", "is_fine_without_power"),
     [
-        (account(42, 50), True, True),
-        (account(42), False, True),
-        (account(42, 50, 60), False, True),
-        (account(42, 50, log_end=85), False, False),
+        (report(42, 50), True, True),
+        (report(42), False, True),
+        (report(42, 50, 60), False, True),
+        (report(42, 50, log_end=85), False, False),
     ],
     ids=["the same", "forgotten", "more", "shorter"],
 )
 def test_damage_is_told_of_otherwise_only_where_the_power_went(
-    new: Account, is_fine: bool, is_fine_without_power: bool
+    new: GroupReport, is_fine: bool, is_fine_without_power: bool
 ) -> None:
     """It is noted in an index, which is not synced (seeds 9700059, 11201082)."""
     for power_went, expected in ((False, is_fine), (True, is_fine_without_power)):
         try:
-            compare(account(42, 50), new, power_went=power_went)
+            compare(report(42, 50), new, power_went=power_went)
         except InvariantViolation:
             assert not expected
         else:

@@ -12,18 +12,18 @@ from jepsen_like.disk import SimDisk
 from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.node.partitions import tell_of_term
-from raftmq.tools.giving_up import TERM_STEP, Place, RecoveryRefusedError
 from raftmq.tools.term_reset import (
     HeldTerm,
     TermToken,
-    account_for_term,
     agreed_term,
+    read_held_term,
     reset_term,
 )
+from raftmq.tools.unsafe_recovery import TERM_STEP, Place, RecoveryRefusedError
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, NodeId, RaftGroupId, TopicPartition
 from tests.log.helpers import FakeClock
-from tests.tools.given_up_node import ME, fill_node, folder_of, partition_group, replica
-from tests.tools.test_giving_up import leads, place_of
+from tests.tools.lost_majority import ME, fill_node, folder_of, partition_group, replica
+from tests.tools.test_unsafe_recovery import leads, place_of
 
 EPOCH = 4
 """Of every log on the node."""
@@ -44,7 +44,7 @@ def make_place(
 
 
 def held_term(term: int = TERM_MAX) -> HeldTerm:
-    return account_for_term(make_place(partition_group(0), term), "t", 0)
+    return read_held_term(make_place(partition_group(0), term), "t", 0)
 
 
 def said(token: TermToken, node_id: int, **changes: object) -> TermToken:
@@ -72,18 +72,18 @@ def test_a_token_says_what_it_was_made_of() -> None:
     assert TermToken.parse(str(token)) == token
     assert (token.node_id, token.term, token.last_epoch) == (1, TERM_MAX, EPOCH)
     assert token.voters == (1, 2, 3)
-    other = account_for_term(make_place(partition_group(3), TERM_MAX), "t", 3).token
+    other = read_held_term(make_place(partition_group(3), TERM_MAX), "t", 3).token
     assert other.group != token.group
     voted = make_place(partition_group(0), TERM_MAX)
     state = voted.journal.get(partition_group(0))
     assert state is not None
     voted.journal.put(partition_group(0), evolve(state, vote=None))
-    assert account_for_term(voted, "t", 0).token.state != token.state
+    assert read_held_term(voted, "t", 0).token.state != token.state
 
 
 def test_metadata_has_a_term_like_any_group() -> None:
     place = make_place(METADATA_GROUP, TERM_MAX)
-    held = account_for_term(place, METADATA_TOPIC, 0)
+    held = read_held_term(place, METADATA_TOPIC, 0)
     assert (held.token.last_epoch, held.token.voters) == (EPOCH, (1, 2, 3))
     new_term = agreed(held, said(held.token, 2), said(held.token, 3))
     reset_term(place, held, new_term)
@@ -95,12 +95,12 @@ def test_metadata_has_a_term_like_any_group() -> None:
 def test_a_log_that_lost_what_it_promised_does_not_speak() -> None:
     place = make_place(partition_group(0), TERM_MAX, cut_floor=12)
     with pytest.raises(RecoveryRefusedError, match="lacks something here that this node may"):
-        account_for_term(place, "t", 0)
+        read_held_term(place, "t", 0)
     with pytest.raises(RecoveryRefusedError, match="this node holds no t-2"):
-        account_for_term(place, "t", 2)
+        read_held_term(place, "t", 2)
     place.disk.remove_tree(folder_of(1))
     with pytest.raises(RecoveryRefusedError, match="holds no t-1"):
-        account_for_term(place, "t", 1)
+        read_held_term(place, "t", 1)
 
 
 # ---- who must agree ----
@@ -184,7 +184,7 @@ def test_a_replica_that_can_lead_no_more_leads_again() -> None:
     found.log.close()
 
     place = place_of(disk)
-    held = account_for_term(place, "t", 1)
+    held = read_held_term(place, "t", 1)
     reset_term(place, held, agreed_term(held, [], ()))
     place.journal.close()
     found = leads(disk, *where)

@@ -1,6 +1,6 @@
-"""Passing over a metadata command that no node can apply: offline work on a stopped node's data.
+"""Skip of a metadata command that no node can apply: offline work on a stopped node's data.
 
-`account_for_skip` finds the command at which this node stops, by applying its log as a start would.
+`find_stuck_command` applies the log as a start would and finds the command at which it stops.
 Only that one can be skipped, so nobody leaves out what others have applied. `check_agreed` demands
 that a majority of the metadata voters found the very same: what only one node holds is damage of
 that node, or was never committed.
@@ -16,14 +16,14 @@ from attrs import frozen
 
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.skips import Skip, UnappliableCommandError
-from raftmq.tools.giving_up import Place, RecoveryRefusedError, open_account
+from raftmq.tools.unsafe_recovery import Place, RecoveryRefusedError, open_group
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, NodeId
 
 _TOKEN: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,20}:[0-9]{1,10}:[0-9a-f]{12})")
 
 
 @frozen(slots=True)
-class Stuck:
+class StuckCommand:
     """The command at which a node stops.
 
     Attributes:
@@ -52,7 +52,7 @@ class Stuck:
         return len(self.voters) // 2 + 1
 
 
-def account_for_skip(place: Place, offset: int) -> Stuck:
+def find_stuck_command(place: Place, offset: int) -> StuckCommand:
     """Find the command at `offset`, at which this node stops.
 
     Raises:
@@ -63,9 +63,9 @@ def account_for_skip(place: Place, offset: int) -> Stuck:
         raise RecoveryRefusedError(f"{place.path} holds no metadata: this node never joined")
     if any(skip.offset == offset for skip in place.skips):
         raise RecoveryRefusedError(f"the command at offset {offset} is skipped here already")
-    account, log = open_account(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
+    report, log = open_group(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
     if log is None:
-        raise RecoveryRefusedError(f"metadata cannot be read here: {account.note}")
+        raise RecoveryRefusedError(f"metadata cannot be read here: {report.note}")
     machine = MetadataMachine(place.skips)
     machine.attach_log(log)
     try:
@@ -73,8 +73,8 @@ def account_for_skip(place: Place, offset: int) -> Stuck:
         machine.committed(log.log_end_offset, log.end_index)
     except UnappliableCommandError as error:
         _check_is_it(error, offset)
-        voters = tuple(voter.node_id for voter in account.before.voters)
-        return Stuck(error, place.node.node_id, voters)
+        voters = tuple(voter.node_id for voter in report.before.voters)
+        return StuckCommand(error, place.node.node_id, voters)
     finally:
         log.close()
     if machine.applied_end < log.end_index:
@@ -101,7 +101,7 @@ def _check_is_it(error: UnappliableCommandError, offset: int) -> None:
         )
 
 
-def check_agreed(stuck: Stuck, tokens: Sequence[str]) -> None:
+def check_agreed(stuck: StuckCommand, tokens: Sequence[str]) -> None:
     """Demand the tokens of a majority of the metadata voters, all about this very command.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Giving up a lost majority, and damage nobody can repair: told truly, done whole, repeatable."""
+"""Unsafe recovery of a lost majority and of damage: reported truly, done whole, repeatable."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from raftmq.raft.ready import SoftState
 from raftmq.records import parse_header, read_records
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica, ReplicaConfig
-from raftmq.tools.giving_up import (
+from raftmq.tools.unsafe_recovery import (
     TERM_STEP,
-    Account,
     Findings,
+    GroupReport,
     Place,
     RecoveryRefusedError,
     Verdict,
     accept_loss,
-    account_for,
-    account_for_loss,
     check_is_lost,
-    give_up_lost,
+    recover_lost_majorities,
+    report_groups,
+    report_loss,
     surviving_configuration,
 )
 from raftmq.types import (
@@ -43,7 +43,7 @@ from raftmq.types import (
     StorageId,
 )
 from tests.log.helpers import FakeClock, batch
-from tests.tools.given_up_node import (
+from tests.tools.lost_majority import (
     ME,
     TOPIC,
     fill_node,
@@ -72,44 +72,44 @@ def survivors(*numbers: int) -> tuple[NodeId, ...]:
     return tuple(NodeId(n) for n in numbers)
 
 
-def by_name(findings: Findings) -> dict[str, Account]:
-    return {account.name: account for account in findings.accounts}
+def by_name(findings: Findings) -> dict[str, GroupReport]:
+    return {report.name: report for report in findings.groups}
 
 
 # ---- what is told ----
 
 
 def test_the_account_is_true() -> None:
-    findings = account_for(place_of(make_disk()), survivors(1))
-    accounts = by_name(findings)
-    assert list(accounts) == ["__cluster_metadata", "t-0", "t-1", "t-3"]
-    first = accounts["t-0"]
+    findings = report_groups(place_of(make_disk()), survivors(1))
+    reports = by_name(findings)
+    assert list(reports) == ["__cluster_metadata", "t-0", "t-1", "t-3"]
+    first = reports["t-0"]
     assert first.verdict is Verdict.RECOVERED
     assert (first.before, first.after) == (group("123"), group("1"))
     assert (first.log_start, first.log_end, first.flushed_end) == (0, 6, 6)
     assert first.high_watermark == 5, "the last known commit"
-    assert accounts["t-1"].verdict is Verdict.STAYS
+    assert reports["t-1"].verdict is Verdict.STAYS
     assert findings.metadata.after == group("1")
     assert findings.gone == ("t-2",)
 
 
 def test_observers_that_survive_stay_and_majorities_are_left_alone() -> None:
-    findings = account_for(place_of(make_disk()), survivors(1, 4))
-    accounts = by_name(findings)
+    findings = report_groups(place_of(make_disk()), survivors(1, 4))
+    reports = by_name(findings)
     assert findings.metadata.after == group("1", "4")
-    assert accounts["t-0"].after == group("1")
-    assert accounts["t-3"].verdict is Verdict.STAYS, "1 and 4 are two of its three"
-    whole = account_for(place_of(make_disk()), survivors(1, 2))
+    assert reports["t-0"].after == group("1")
+    assert reports["t-3"].verdict is Verdict.STAYS, "1 and 4 are two of its three"
+    whole = report_groups(place_of(make_disk()), survivors(1, 2))
     with pytest.raises(RecoveryRefusedError, match="nodes 1,2 every group"):
         check_is_lost(whole, survivors(1, 2))
     with pytest.raises(RecoveryRefusedError, match="node 1 must be one"):
-        account_for(place_of(make_disk()), survivors(2))
+        report_groups(place_of(make_disk()), survivors(2))
 
 
 def test_looking_changes_nothing() -> None:
     disk = make_disk()
     place = place_of(disk)
-    account_for(place, survivors(1))
+    report_groups(place, survivors(1))
     place.journal.close()
     place = place_of(disk)
     for index in (0, 1, 3):
@@ -120,7 +120,7 @@ def test_looking_changes_nothing() -> None:
             flushed_end=RaftIndex({0: 9, 1: 7, 3: 7}[index]),
             commit_end=RaftIndex({0: 8, 1: 6, 3: 6}[index]),
         )
-    assert by_name(account_for(place, survivors(1)))["t-0"].before == group("123")
+    assert by_name(report_groups(place, survivors(1)))["t-0"].before == group("123")
 
 
 def lengthen(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> None:
@@ -152,10 +152,10 @@ def test_damage_that_was_told_is_told_again() -> None:
     stem = f"{folder_of(0)}/{0:020d}"
     disk.flip(f"{stem}.log", 1_000)
     disk.remove(f"{stem}.index")
-    told = by_name(account_for(place_of(disk), survivors(1)))["t-0"].damaged
+    told = by_name(report_groups(place_of(disk), survivors(1)))["t-0"].damaged
     assert len(told) == 1
-    give_up(disk, 1)
-    again = by_name(account_for(place_of(disk), survivors(1)))["t-0"]
+    recover_unsafely(disk, 1)
+    again = by_name(report_groups(place_of(disk), survivors(1)))["t-0"]
     assert (again.verdict, again.damaged) == (Verdict.STAYS, told)
 
 
@@ -164,10 +164,10 @@ def test_damage_of_the_metadata_is_told_where_its_indexes_hide_it() -> None:
     lengthen(disk, METADATA_GROUP, "data/meta")
     disk.flip(f"data/meta/{0:020d}.log", 100)
     disk.flip(f"data/meta/{0:020d}.log", 9_000)
-    findings = account_for(place_of(disk), survivors(1))
+    findings = report_groups(place_of(disk), survivors(1))
     assert findings.image is None
     assert len(findings.metadata.damaged) == 2
-    again = account_for(place_of(disk), survivors(1))
+    again = report_groups(place_of(disk), survivors(1))
     assert again.metadata.damaged == findings.metadata.damaged
 
 
@@ -197,9 +197,9 @@ def test_a_replica_under_a_new_storage_counts_once_as_it_is_now() -> None:
 # ---- what is done ----
 
 
-def give_up(disk: SimDisk, *alive: int) -> None:
+def recover_unsafely(disk: SimDisk, *alive: int) -> None:
     place = place_of(disk)
-    give_up_lost(place, account_for(place, survivors(*alive)))
+    recover_lost_majorities(place, report_groups(place, survivors(*alive)))
     place.journal.close()
 
 
@@ -276,7 +276,7 @@ def values_of(log: ReplicatedLog) -> list[bytes]:
 
 def test_the_survivor_leads_alone_with_all_it_had() -> None:
     disk = make_disk()
-    give_up(disk, 1)
+    recover_unsafely(disk, 1)
     for index in (0, 1, 3):
         started = leads(disk, partition_group(index), folder_of(index))
         assert started.is_writable
@@ -285,7 +285,7 @@ def test_the_survivor_leads_alone_with_all_it_had() -> None:
         assert values_of(started.log) == [b"a", b"b", b"c", b"d", b"e", b"f"]
         if index != 1:
             assert started.leader_epoch > 4 + TERM_STEP, "above any that the lost can have had"
-    again = account_for(place_of(disk), survivors(1))
+    again = report_groups(place_of(disk), survivors(1))
     assert not again.of(Verdict.RECOVERED)
 
 
@@ -298,7 +298,7 @@ def test_the_only_one_left_goes_on_without_the_journal_it_lost() -> None:
     """Nobody is there who could admit it anew, and its logs are whole."""
     disk = make_disk()
     lose_journal(disk)
-    give_up(disk, 1)
+    recover_unsafely(disk, 1)
     for index in (0, 1, 3):
         started = leads(disk, partition_group(index), folder_of(index))
         assert started.is_writable
@@ -313,23 +313,23 @@ def test_it_does_so_under_the_storage_that_a_start_gave_it_since() -> None:
     started = leads(disk, partition_group(1), folder_of(1))
     assert not started.is_leader
     assert started.self_id != ME
-    give_up(disk, 1)
+    recover_unsafely(disk, 1)
     assert leads(disk, partition_group(1), folder_of(1)).is_writable
 
 
 def test_others_admit_a_node_without_its_journal() -> None:
     disk = make_disk()
     lose_journal(disk)
-    whole = account_for(place_of(disk), survivors(1, 2))
+    whole = report_groups(place_of(disk), survivors(1, 2))
     with pytest.raises(RecoveryRefusedError, match=r"start them instead; state\.journal"):
         check_is_lost(whole, survivors(1, 2))
 
 
 def _dump(disk: SimDisk) -> list[object]:
     place = place_of(disk)
-    findings = account_for(place, survivors(1))
+    findings = report_groups(place, survivors(1))
     place.journal.close()
-    return [(a.name, a.verdict, a.before, a.log_end, a.damaged) for a in findings.accounts]
+    return [(a.name, a.verdict, a.before, a.log_end, a.damaged) for a in findings.groups]
 
 
 FATES: list[Callable[[], CrashOdds]] = [
@@ -342,21 +342,21 @@ FATES: list[Callable[[], CrashOdds]] = [
 @pytest.mark.parametrize("fate", range(len(FATES)))
 def test_power_fails_at_every_step_and_doing_it_again_does_the_rest(fate: int) -> None:
     whole = make_disk()
-    give_up(whole, 1)
+    recover_unsafely(whole, 1)
     expected = _dump(whole)
     steps = 0
     while True:
         disk = make_disk()
         place = place_of(disk)
-        findings = account_for(place, survivors(1))
+        findings = report_groups(place, survivors(1))
         disk.crash_after(steps)
         is_done = False
         with suppress(SimCrash):
-            give_up_lost(place, findings)
+            recover_lost_majorities(place, findings)
             is_done = True
         disk.crash_after(None)
         disk.crash(Random(steps), FATES[fate]())
-        give_up(disk, 1)
+        recover_unsafely(disk, 1)
         assert _dump(disk) == expected, f"after {steps} operations"
         for index in (0, 3):
             state = place_of(disk).journal.get(partition_group(index))
@@ -385,7 +385,7 @@ def test_a_damaged_partition_of_one_replica_goes_on_without() -> None:
     assert not stuck.is_leader, "suspended for good"
     disk.crash(Random(1))
     place = place_of(disk)
-    loss = account_for_loss(place, "t", 1)
+    loss = report_loss(place, "t", 1)
     assert (loss.damaged, loss.cut, loss.is_anew, loss.others) == (((2, 3),), None, False, ())
     accept_loss(place, loss)
     place.journal.close()
@@ -394,7 +394,7 @@ def test_a_damaged_partition_of_one_replica_goes_on_without() -> None:
     assert started.high_watermark == 6, "offsets stay as they were"
     assert values_of(started.log) == [b"a", b"b", b"d", b"e", b"f"]
     with pytest.raises(RecoveryRefusedError, match="there is no loss to accept"):
-        account_for_loss(place_of(disk), "t", 1)
+        report_loss(place_of(disk), "t", 1)
 
 
 def test_accepting_can_be_done_again_after_a_crash() -> None:
@@ -402,7 +402,7 @@ def test_accepting_can_be_done_again_after_a_crash() -> None:
         disk = make_disk()
         _damage(disk, 1)
         place = place_of(disk)
-        loss = account_for_loss(place, "t", 1)
+        loss = report_loss(place, "t", 1)
         disk.crash_after(steps)
         with suppress(SimCrash):
             accept_loss(place, loss)
@@ -410,7 +410,7 @@ def test_accepting_can_be_done_again_after_a_crash() -> None:
         disk.crash(Random(steps))
         place = place_of(disk)
         with suppress(RecoveryRefusedError):  # it was done
-            accept_loss(place, account_for_loss(place, "t", 1))
+            accept_loss(place, report_loss(place, "t", 1))
         place.journal.close()
         started = leads(disk, partition_group(1), folder_of(1))
         assert started.is_writable
@@ -423,7 +423,7 @@ def test_a_cut_tail_is_told_and_lifted() -> None:
     state = place.journal.get(partition_group(0))
     assert state is not None
     place.journal.put(partition_group(0), evolve(state, cut_floor=12))
-    loss = account_for_loss(place, "t", 0)
+    loss = report_loss(place, "t", 0)
     assert loss.cut == (6, 9)
     assert loss.others == (2, 3)
     accept_loss(place, loss)
@@ -453,7 +453,7 @@ def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
     assert lost.self_id != ME
     journal.close()
     place = place_of(disk)
-    loss = account_for_loss(place, "t", 1)
+    loss = report_loss(place, "t", 1)
     assert loss.is_anew
     accept_loss(place, loss)
     place.journal.close()
@@ -472,7 +472,7 @@ def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
 )
 def test_what_is_no_loss_is_refused(topic: str, partition: int, says: str) -> None:
     with pytest.raises(RecoveryRefusedError, match=says):
-        account_for_loss(place_of(make_disk()), topic, partition)
+        report_loss(place_of(make_disk()), topic, partition)
 
 
 def test_metadata_leaves_nothing_out_while_others_have_it() -> None:
@@ -480,13 +480,13 @@ def test_metadata_leaves_nothing_out_while_others_have_it() -> None:
     path = f"data/meta/{0:020d}.log"
     disk.flip(path, parse_header(disk.content(path)).size + 61, 3)
     with pytest.raises(RecoveryRefusedError, match="metadata differs between nodes"):
-        account_for_loss(place_of(disk), "__cluster_metadata", 0)
-    findings = account_for(place_of(disk), survivors(1))
+        report_loss(place_of(disk), "__cluster_metadata", 0)
+    findings = report_groups(place_of(disk), survivors(1))
     assert findings.image is None
     assert findings.metadata.verdict is Verdict.RECOVERED
 
 
 def test_offsets_told_are_those_of_records() -> None:
     """The log's index counts bare entries too; an operator is told offsets."""
-    findings = account_for(place_of(make_disk()), survivors(1))
+    findings = report_groups(place_of(make_disk()), survivors(1))
     assert by_name(findings)["t-0"].log_end == Offset(6)

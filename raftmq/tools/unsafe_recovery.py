@@ -1,18 +1,18 @@
-"""Giving up what is lost, at an operator's word: offline work on one stopped node's data.
+"""Unsafe recovery, which an operator asks for: offline work on one stopped node's data.
 
-Two words. *A majority is lost* (`account_for` and `give_up_lost`): every group whose voters are
-mostly gone goes on with those that survive, as they say it in their own logs. *Damage that nobody
-can repair is accepted* (`account_for_loss`, `accept_loss`): one partition keeps its offsets and
-lacks the records. Both tell first what they would do, and what may be lost with it.
+There are two kinds. *A majority is lost* (`report_groups`, `recover_lost_majorities`): every group
+that lost most of its voters goes on with the survivors which its own log names. *Damage cannot be
+repaired from any replica* (`report_loss`, `accept_loss`): one partition keeps its offsets and lacks
+the records. Both first report what they would do and what may be lost.
 
-Looking opens the logs as a start of the node would. Then: the journal first (a term above any that
-a lost node can have known, no vote, no floor), made durable; then each log, whose log start and
-membership entries get the same new configuration, so that every later reading of it agrees.
-Only for logs that nobody has open, and whose other copies are gone for good or rewritten likewise:
-Raft itself never changes an entry.
+Reading opens the logs as a start of the node would. Writing begins with the journal, which is made
+durable: a term above any that a lost node can have known, no vote, no floor. Then the log start and
+the membership entries of each log get the same new configuration, so that every later read agrees.
+This is only for logs that no process has open, and whose other copies are lost for good or
+rewritten likewise: Raft itself never changes an entry.
 
-Invariants: every step can be done again, and a crash at any point leaves what doing it again ends;
-groups of which a majority survives are left alone; what is given up is fenced by a new formation.
+Invariants: every step can be repeated, and a repeat finishes what a crash at any point left undone;
+a group that keeps a majority is not touched; lost nodes are fenced by a new formation.
 """
 
 from __future__ import annotations
@@ -98,18 +98,18 @@ class Verdict(Enum):
 
 
 @define(slots=True, kw_only=True)
-class Account:
-    """One group as this node's disk tells it, and what would become of it.
+class GroupReport:
+    """One group as this node's disk shows it, and what recovery would make of it.
 
     Attributes:
-        before: who belonged to it, by the newest entry of this log.
-        after: who would; None where nothing changes.
+        before: its members, by the newest entry of this log.
+        after: its members after recovery; None where nothing changes.
         log_end: the first offset that this replica does not have.
         flushed_end: below it everything was certainly on this disk.
         high_watermark: the last commit this replica recorded; consumers may have read further.
         damaged: offsets whose bytes are damaged here.
-        is_forgotten: the journal does not know any more what this replica promised, so it has no
-            vote before a leader admits it anew.
+        is_forgotten: the journal no longer knows what this replica promised, so it has no vote
+            until a leader admits it anew.
         note: why it cannot be read.
     """
 
@@ -138,18 +138,18 @@ class Findings:
         image: the metadata as this node has it; None where it cannot be read.
     """
 
-    accounts: tuple[Account, ...]
+    groups: tuple[GroupReport, ...]
     gone: tuple[str, ...]
     image: MetadataImage | None
 
-    def of(self, verdict: Verdict) -> list[Account]:
-        """The accounts with a verdict."""
-        return [account for account in self.accounts if account.verdict is verdict]
+    def of(self, verdict: Verdict) -> list[GroupReport]:
+        """The reports with this verdict."""
+        return [report for report in self.groups if report.verdict is verdict]
 
     @property
-    def metadata(self) -> Account:
-        """That of the metadata group."""
-        return self.accounts[0]
+    def metadata(self) -> GroupReport:
+        """The report on the metadata group."""
+        return self.groups[0]
 
 
 @frozen(slots=True)
@@ -167,8 +167,8 @@ class Place:
 # ---- looking ----
 
 
-def account_for(place: Place, survivors: Sequence[NodeId]) -> Findings:
-    """Open every log of a node and judge its group; the survivors are all nodes that will go on.
+def report_groups(place: Place, survivors: Sequence[NodeId]) -> Findings:
+    """Open every log of a node and report on its group; survivors are all nodes that will go on.
 
     Raises:
         RecoveryRefusedError: this node is not among the survivors, or keeps no metadata.
@@ -178,17 +178,17 @@ def account_for(place: Place, survivors: Sequence[NodeId]) -> Findings:
         raise RecoveryRefusedError(f"node {place.node.node_id} must be one of the survivors")
     if not place.disk.exists(f"{place.path}/meta/log-start"):
         raise RecoveryRefusedError(f"{place.path} holds no metadata: this node never joined")
-    metadata, log = open_account(
+    metadata, log = open_group(
         place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta", reads_all=True
     )
     image = None if log is None else _image(log, place.skips)
     _judge(metadata, log, survivors)
-    accounts = [metadata]
+    reports = [metadata]
     for name, group, folder in _partition_folders(place, image):
-        account, log = open_account(place, name, group, folder)
-        _judge(account, log, survivors)
-        accounts.append(account)
-    return Findings(tuple(accounts), tuple(_gone(image, survivors)), image)
+        report, log = open_group(place, name, group, folder)
+        _judge(report, log, survivors)
+        reports.append(report)
+    return Findings(tuple(reports), tuple(_gone(image, survivors)), image)
 
 
 def _partition_folders(
@@ -232,21 +232,21 @@ def partition_group(place: Place, topic: str, partition: int) -> tuple[str, Raft
 
 def read_image(place: Place) -> MetadataImage | None:
     """The metadata as this node has it; None where it cannot be read to its end."""
-    _, log = open_account(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
+    _, log = open_group(place, METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta")
     return None if log is None else _image(log, place.skips)
 
 
-def open_account(
+def open_group(
     place: Place, name: str, group: RaftGroupId, folder: str, *, reads_all: bool = False
-) -> tuple[Account, ReplicatedLog | None]:
-    """Recover a log as a start would, say what it holds, and close it again."""
+) -> tuple[GroupReport, ReplicatedLog | None]:
+    """Recover a log as a start would and report what it holds; only the metadata's stays open."""
     journal = place.journal
     state = journal.get(group) or GroupState()
     identity = ReplicaId(place.node.node_id, state.bootstrapped or place.node.storage_id)
-    account = Account(name=name, group=group, folder=folder, identity=identity)
+    report = GroupReport(name=name, group=group, folder=folder, identity=identity)
     if not place.disk.exists(f"{folder}/log-start"):
-        account.note = "its files are gone"
-        return account, None
+        report.note = "its files are gone"
+        return report, None
 
     def before_cut(floor: RaftIndex) -> None:
         latest = journal.get(group) or state
@@ -263,30 +263,30 @@ def open_account(
             before_cut=before_cut,
         )
     except UnusableLogError as error:
-        account.note = str(error)
-        return account, None
+        report.note = str(error)
+        return report, None
     if reads_all:
         _check_every_byte(log)
     commit_end = max(min(RaftIndex(state.commit_end), log.flushed_end), log.log_start.index)
-    account.before = latest_configuration(log)
-    account.is_forgotten = is_forgotten(journal, state, is_empty=False) or (
-        identity not in account.before.members
-        and identity.node_id in {member.node_id for member in account.before.members}
+    report.before = latest_configuration(log)
+    report.is_forgotten = is_forgotten(journal, state, is_empty=False) or (
+        identity not in report.before.members
+        and identity.node_id in {member.node_id for member in report.before.members}
     )
-    account.log_start = log.log_start_offset
-    account.log_end = log.log_end_offset
-    account.flushed_end = log.offset_of(
+    report.log_start = log.log_start_offset
+    report.log_end = log.log_end_offset
+    report.flushed_end = log.offset_of(
         max(log.log_start.index, min(RaftIndex(state.flushed_end), log.end_index))
     )
-    account.high_watermark = log.offset_of(commit_end)
-    account.last_epoch = max((epoch for epoch, _ in log.epochs()), default=0)
-    account.damaged = tuple(log.damaged)
+    report.high_watermark = log.offset_of(commit_end)
+    report.last_epoch = max((epoch for epoch, _ in log.epochs()), default=0)
+    report.damaged = tuple(log.damaged)
     if (job := log.flush_job()) is not None:
         job.run()
         log.complete(job)
     if group != METADATA_GROUP:
         log.close()
-    return account, log
+    return report, log
 
 
 def _check_every_byte(log: ReplicatedLog) -> None:
@@ -300,7 +300,7 @@ def _check_every_byte(log: ReplicatedLog) -> None:
 
 
 def latest_configuration(log: ReplicatedLog) -> Configuration:
-    """Who belongs to the group, by the newest entry of its log."""
+    """The members of the group, by the newest entry of its log."""
     payload = log.log_start.configuration
     for entry in log.bare_entries():
         if entry.kind == EntryKind.MEMBERSHIP:
@@ -321,21 +321,21 @@ def _image(log: ReplicatedLog, skips: Sequence[Skip]) -> MetadataImage | None:
     return machine.image if is_whole else None
 
 
-def _judge(account: Account, log: ReplicatedLog | None, survivors: Sequence[NodeId]) -> None:
+def _judge(report: GroupReport, log: ReplicatedLog | None, survivors: Sequence[NodeId]) -> None:
     if log is None:
         return
-    after = surviving_configuration(account.before, account.identity, survivors)
-    voters = account.before.voters
+    after = surviving_configuration(report.before, report.identity, survivors)
+    voters = report.before.voters
     alive = [voter for voter in voters if voter.node_id in survivors]
-    if account.is_forgotten and len(survivors) == 1:
+    if report.is_forgotten and len(survivors) == 1:
         alive = []  # among others its leader admits it anew; alone there is nobody who could
     if after is None:
-        account.verdict = Verdict.NOT_HELD
+        report.verdict = Verdict.NOT_HELD
     elif len(alive) > len(voters) // 2:
-        account.verdict = Verdict.STAYS
+        report.verdict = Verdict.STAYS
     else:
-        account.verdict = Verdict.RECOVERED
-        account.after = after
+        report.verdict = Verdict.RECOVERED
+        report.after = after
 
 
 def surviving_configuration(
@@ -392,32 +392,32 @@ def check_is_lost(findings: Findings, survivors: Sequence[NodeId]) -> None:
         raise RecoveryRefusedError(reason)
 
 
-def give_up_lost(place: Place, findings: Findings) -> None:
+def recover_lost_majorities(place: Place, findings: Findings) -> None:
     """Make the survivors the members of every group that lost its majority, durably.
 
     Raises:
         DiskError: do it again.
     """
     journal = place.journal
-    accounts = findings.of(Verdict.RECOVERED)
-    for account in accounts:
-        state = journal.get(account.group) or GroupState()
-        term = max(state.term, account.last_epoch)
+    reports = findings.of(Verdict.RECOVERED)
+    for report in reports:
+        state = journal.get(report.group) or GroupState()
+        term = max(state.term, report.last_epoch)
         journal.put(
-            account.group,
+            report.group,
             evolve(
                 state,
                 term=term + TERM_STEP,
                 vote=None,
-                bootstrapped=account.identity.storage_id,
+                bootstrapped=report.identity.storage_id,
                 cut_floor=0,
             ),
         )
     journal.flush_now()
-    for account in accounts:
-        assert account.after is not None
+    for report in reports:
+        assert report.after is not None
         replace_configuration(
-            place.disk, account.folder, EntryKind.MEMBERSHIP, account.after.encode()
+            place.disk, report.folder, EntryKind.MEMBERSHIP, report.after.encode()
         )
 
 
@@ -426,77 +426,77 @@ def give_up_lost(place: Place, findings: Findings) -> None:
 
 @frozen(slots=True, kw_only=True)
 class Loss:
-    """What accepting the loss of one partition would give up.
+    """What is lost when the loss of one partition is accepted.
 
     Attributes:
         damaged: offsets whose bytes are damaged: their records go.
         cut: offsets that a torn end claimed, which this replica may have promised to keep.
         is_anew: nothing of the log can be read; it would begin again at offset 0.
-        others: other voters, who may still have what is missing here.
+        others: other voters, which may still have what is missing here.
     """
 
-    account: Account
+    report: GroupReport
     damaged: tuple[tuple[Offset, Offset], ...]
     cut: tuple[Offset, Offset] | None
     is_anew: bool
     others: tuple[NodeId, ...]
 
 
-def account_for_loss(place: Place, topic: str, partition: int) -> Loss:
-    """Look at one partition and say what would go.
+def report_loss(place: Place, topic: str, partition: int) -> Loss:
+    """Read one partition and report what would be lost.
 
     Raises:
         RecoveryRefusedError: it is not here, or there is nothing to accept.
         DiskError: the device failed.
     """
     name, group, folder = partition_group(place, topic, partition)
-    account, log = open_account(place, name, group, folder, reads_all=True)
+    report, log = open_group(place, name, group, folder, reads_all=True)
     if log is None:
         raise RecoveryRefusedError(
-            f"{name} cannot be read at all ({account.note}): start the node once, which sets the "
+            f"{name} cannot be read at all ({report.note}): start the node once, which sets the "
             "folder aside, stop it, and accept the loss then"
         )
     if topic == METADATA_TOPIC:
         log.close()
-    state = place.journal.get(account.group) or GroupState()
-    voters = account.before.voters
+    state = place.journal.get(report.group) or GroupState()
+    voters = report.before.voters
     others = tuple(v.node_id for v in voters if v.node_id != place.node.node_id)
-    is_anew = not others and account.identity not in voters
+    is_anew = not others and report.identity not in voters
     cut = None
     if state.cut_floor:
-        floor = max(account.log_end, log.offset_of(RaftIndex(state.cut_floor)))
-        cut = account.log_end, floor
-    if not (account.damaged or cut or is_anew):
+        floor = max(report.log_end, log.offset_of(RaftIndex(state.cut_floor)))
+        cut = report.log_end, floor
+    if not (report.damaged or cut or is_anew):
         raise RecoveryRefusedError(f"{name} is whole here: there is no loss to accept")
-    if topic == METADATA_TOPIC and others and (account.damaged or is_anew):
+    if topic == METADATA_TOPIC and others and (report.damaged or is_anew):
         raise RecoveryRefusedError(
             "metadata differs between nodes if one of them leaves commands out: move this node's "
             "data folder away instead, and let it fetch everything from the others"
         )
-    return Loss(account=account, damaged=account.damaged, cut=cut, is_anew=is_anew, others=others)
+    return Loss(report=report, damaged=report.damaged, cut=cut, is_anew=is_anew, others=others)
 
 
 def accept_loss(place: Place, loss: Loss) -> None:
-    """Do what `account_for_loss` said.
+    """Do what `report_loss` reported.
 
     Raises:
         DiskError: do it again.
     """
-    account, journal = loss.account, place.journal
-    state = journal.get(account.group) or GroupState()
+    report, journal = loss.report, place.journal
+    state = journal.get(report.group) or GroupState()
     journal.put(
-        account.group,
-        evolve(state, cut_floor=0, bootstrapped=account.identity.storage_id),
+        report.group,
+        evolve(state, cut_floor=0, bootstrapped=report.identity.storage_id),
     )
     journal.flush_now()
     if loss.is_anew:
-        after = Configuration((account.identity,))
-        replace_configuration(place.disk, account.folder, EntryKind.MEMBERSHIP, after.encode())
+        after = Configuration((report.identity,))
+        replace_configuration(place.disk, report.folder, EntryKind.MEMBERSHIP, after.encode())
     if not loss.damaged:
         return
     log = ReplicatedLog.open(
         place.disk,
-        account.folder,
+        report.folder,
         LogConfig(),
         claimed_flushed_end=RaftIndex(state.flushed_end),
         initial=LogStart(),
@@ -508,6 +508,6 @@ def accept_loss(place: Place, loss: Loss) -> None:
             if any(start == damage[0] for damage in log.damaged):  # else an earlier try did it
                 log.accept_loss(start)
     except CorruptBatchError as error:
-        raise RecoveryRefusedError(f"{account.name}: the damage has changed: {error}") from error
+        raise RecoveryRefusedError(f"{report.name}: the damage has changed: {error}") from error
     finally:
         log.close()

@@ -1,4 +1,4 @@
-"""What the disk of a node holds whose cluster lost its majority: for tests of giving up."""
+"""What the disk of a node holds whose cluster lost its majority."""
 
 from __future__ import annotations
 
