@@ -6,9 +6,10 @@ be in it), a large frame through another one into a buffer that grows with it, w
 stay: a Produce is stamped and appended from there without a copy. A request begins in that same
 call; nothing hops to another task between receive and append.
 
-Who has to wait (room in the pipeline, memory, the rest of a large frame, a spent turn) leaves
-`Readiness` for a task, `_read`, which stays while its client is busy: it goes back to rest when the
-sweep finds it quiet. Either of both reads, never both. Answers that a socket does not take at once
+A connection that has to wait (room in the pipeline, memory, the rest of a large frame, a spent
+turn) leaves `Readiness` for a task, `_read`, which stays while its client is busy: it goes back to
+rest when the sweep finds it quiet. Either of both reads, never both; `Life` has all states, `NEXT`
+all ways between them. Answers that a socket does not take at once
 have a task of their own (`ReplyQueue.drain`), for as long.
 
 Never decides anything about a request but its size. What a client does wrong costs this connection,
@@ -19,7 +20,8 @@ leaves this module (`Shared.failed`).
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
 from typing import Final, Protocol
 
 import structlog
@@ -129,12 +131,40 @@ class Shared:
         _log.error("connection closed: a bug", peer=peer, why=repr(error), exc_info=error)
 
 
+class Life(IntEnum):
+    """What a connection does; from PARTING on it begins no request."""
+
+    NEW = 0
+    """Accepted, and not heard yet."""
+    AT_REST = 1
+    """No task reads: `Readiness` tells when its socket has bytes."""
+    BUSY = 2
+    """A task reads, for it has to wait for something or its client sends much."""
+    RECEIVING = 3
+    """That task receives a large frame, in pieces."""
+    PARTING = 4
+    """The port drains: a task answers what was begun, then hangs up."""
+    ENDING = 5
+    """Something broke: it is closed as soon as whoever found out has returned."""
+    CLOSED = 6
+
+
+NEXT: Final[Mapping[Life, frozenset[Life]]] = {
+    Life.NEW: frozenset({Life.AT_REST, Life.ENDING, Life.CLOSED}),
+    Life.AT_REST: frozenset({Life.BUSY, Life.PARTING, Life.ENDING, Life.CLOSED}),
+    Life.BUSY: frozenset({Life.AT_REST, Life.RECEIVING, Life.PARTING, Life.ENDING, Life.CLOSED}),
+    Life.RECEIVING: frozenset({Life.BUSY, Life.PARTING, Life.ENDING, Life.CLOSED}),
+    Life.PARTING: frozenset({Life.ENDING, Life.CLOSED}),
+    Life.ENDING: frozenset({Life.CLOSED}),
+    Life.CLOSED: frozenset(),
+}
+"""All ways from one state to another; `Connection._become` alone takes them."""
+
+
 class Connection:
     """One client, until it hangs up or is hung up on."""
 
     __slots__ = (
-        "_is_ending",
-        "_is_finishing",
         "_large",
         "_lingering",
         "_on_closed",
@@ -147,8 +177,8 @@ class Connection:
         "_turn_frames",
         "_writing",
         "hold",
-        "is_closed",
         "last_active",
+        "life",
         "on_close",
         "peer",
         "principal",
@@ -167,11 +197,9 @@ class Connection:
         self._reading: trio.CancelScope | None = None  # of the task that reads
         self._lingering: trio.CancelScope | None = None  # of its wait for more, in a task
         self._writing: trio.CancelScope | None = None  # of the task that writes
-        self._is_ending = False  # broken: it is closed as soon as whoever found out has returned
-        self._is_finishing = False
         self._turn_bytes = 0
         self._turn_frames = 0
-        self.is_closed = False
+        self.life = Life.NEW
         self.peer = peer
         self.principal: str | None = None
         """Who the client proved to be; nobody has to yet."""
@@ -189,24 +217,31 @@ class Connection:
 
     # ---- life ----
 
+    @property
+    def is_closed(self) -> bool:
+        """True once it was hung up."""
+        return self.life is Life.CLOSED
+
+    def _become(self, life: Life) -> None:
+        assert life in NEXT[self.life], f"a connection goes from {self.life.name} to {life.name}"
+        self.life = life
+
     def open(self) -> None:
         """Serve from now on, as one at rest."""
         try:
             self._shared.readiness.watch(self._sock.fileno(), self)
-        except OSError as error:
-            self._cannot_be_watched(error)
+        except OSError as error:  # the kernel has no memory for it, or too many are watched
+            _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
             self.close()
-
-    def _cannot_be_watched(self, error: OSError) -> None:
-        """The kernel has no memory for it, or too many are watched."""
-        _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
+        else:
+            self._become(Life.AT_REST)
 
     def close(self) -> None:
         """Hang up: drop what is parked, give memory back, end the tasks, close the socket. Not to
         be called by whoever settles an answer (`broken` is for them)."""
-        if self.is_closed:
+        if self.life is Life.CLOSED:
             return
-        self.is_closed = self._is_ending = True
+        self._become(Life.CLOSED)
         descriptor = self._sock.fileno()
         self._shared.readiness.unwatch(descriptor)
         for scope in (self._reading, self._writing):
@@ -226,8 +261,8 @@ class Connection:
 
     def broken(self) -> None:
         """Hang up soon: who settles an answer may be the Raft engine."""
-        if not self._is_ending:
-            self._is_ending = True
+        if self.life < Life.ENDING:
+            self._become(Life.ENDING)
             self._shared.readiness.unwatch(self._sock.fileno())
             self._shared.spawn(self._end)
 
@@ -244,13 +279,13 @@ class Connection:
 
     def finish(self) -> None:
         """Begin no more requests; answer those in hand, then hang up."""
-        if self._is_finishing or self._is_ending:
+        if self.life >= Life.PARTING:
             return
-        self._is_finishing = True
+        self._become(Life.PARTING)
         if self._reading is not None:
             self._reading.cancel()
         else:
-            self._to_task()
+            self._begin_task()
 
     def rest_if_quiet(self, now: float) -> None:
         """End tasks that a busy client needed and this one does not any more."""
@@ -312,7 +347,7 @@ class Connection:
 
     def receive(self) -> None:
         """Begin what came, as far as that needs no waiting."""
-        if self._is_ending or self._reading is not None:
+        if self.life is not Life.AT_REST:
             return
         if not self.replies.has_room:
             self._to_task()
@@ -321,7 +356,7 @@ class Connection:
         try:
             if not self._receive_now():
                 self.close()
-            elif self._must_wait() and not self._is_ending:
+            elif self._must_wait() and self.life is Life.AT_REST:
                 self._to_task()
         except RemoteProtocolError as error:
             self._refused(error)
@@ -357,7 +392,7 @@ class Connection:
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
                 shared.turns.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
                 return True
-            if end < SCRATCH_BYTES or self._is_ending or self._must_wait():
+            if end < SCRATCH_BYTES or self.life >= Life.PARTING or self._must_wait():
                 return True  # that was all there is: asking the socket again would only tell so
             if self._turn_bytes >= TURN_BYTES_MAX or not shared.turns.try_take(RECEIVE_COST):
                 return True  # it is named again in the next pass
@@ -373,6 +408,10 @@ class Connection:
         return end > SCRATCH_BYTES or end <= len(pending)
 
     def _to_task(self) -> None:
+        self._become(Life.BUSY)
+        self._begin_task()
+
+    def _begin_task(self) -> None:
         self._shared.readiness.unwatch(self._sock.fileno())
         self._reading = trio.CancelScope()
         self._shared.spawn(self._read)
@@ -381,16 +420,16 @@ class Connection:
 
     async def _read(self) -> None:
         """Read until the client is quiet, or either side ends it."""
-        if self.is_closed:
+        if self.life is Life.CLOSED:
             return  # since this task was made: nothing more is begun
         is_over = True
         try:
             scope = self._reading
             assert scope is not None, "whoever began this task said so"
-            if not self._is_finishing:
+            if self.life is not Life.PARTING:
                 with scope:
                     is_over = await self._read_while_busy()
-            if self._is_finishing and not self.is_closed:
+            if self.life is Life.PARTING:
                 with trio.CancelScope() as self._reading:
                     await self._part()
                 is_over = True
@@ -405,7 +444,7 @@ class Connection:
             self._reading = self._lingering = None
             if is_over:
                 self.close()
-        if not self._is_ending:
+        if self.life is Life.BUSY:
             self.open()
 
     async def _read_while_busy(self) -> bool:
@@ -414,7 +453,7 @@ class Connection:
         sock = self._sock
         scratch = self._shared.scratch
         turns = self._shared.turns
-        while not self._is_ending:
+        while self.life < Life.ENDING:
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
                 await trio.lowlevel.checkpoint()
                 self._turn_frames = self._turn_bytes = 0
@@ -422,7 +461,7 @@ class Connection:
             # not be begun, and be waited with for more to come.
             if not replies.has_room:
                 await replies.room()
-                if self.is_closed:
+                if self.life is Life.CLOSED:
                     break
             pending = self._pending
             used = self._begin_complete(memoryview(pending))
@@ -516,7 +555,7 @@ class Connection:
             size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
             check_frame(size, api_key, shared.limits)
             end = position + 4 + size
-            if end > len(view) or self._is_ending:
+            if end > len(view) or self.life >= Life.ENDING:
                 break
             if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
                 break
@@ -552,7 +591,7 @@ class Connection:
         size = 0
         if len(pending) >= FRAME_HEAD.size:
             size = FRAME_HEAD.unpack_from(pending)[0]
-        if not pending or 0 < size <= len(pending) - 4 or self._is_ending:
+        if not pending or 0 < size <= len(pending) - 4 or self.life >= Life.ENDING:
             self._drop_partial()
             return
         memory = self._shared.memory
@@ -578,6 +617,7 @@ class Connection:
         frame = bytearray(pending[4:])
         self._pending = b""
         self._large = LowWater(self._sock)
+        self._become(Life.RECEIVING)
         try:
             memory.shrink(partial, 4)
             while len(frame) < size:
@@ -587,10 +627,12 @@ class Connection:
             self._partial = None
         finally:
             self._large = None
+        if self.life is Life.RECEIVING:  # not when it was hung up on by then
+            self._become(Life.BUSY)
         try:
             if not shared.turns.try_take(size):
                 await shared.turns.take(size)
-            if self._is_ending:
+            if self.life >= Life.ENDING:
                 raise trio.ClosedResourceError("hung up on meanwhile")
         except BaseException:
             memory.release(charge)
@@ -627,7 +669,7 @@ class Connection:
         self._received(count)
 
     def _check_open(self, partial: PartialFrame) -> None:
-        if self._is_ending or not partial.is_open:
+        if self.life >= Life.ENDING or not partial.is_open:
             raise trio.ClosedResourceError("hung up on meanwhile")
 
     def _received(self, count: int) -> None:
