@@ -31,7 +31,7 @@ from raftmq.partition.producer_state import ACCEPT, ProducerStateTable
 from raftmq.promise import Promise
 from raftmq.replication.log_start_moves import LogStartMoves
 from raftmq.replication.retention import Retention
-from raftmq.server.kafka.handlers.fetch import ParkedFetch
+from raftmq.server.kafka.fetch_waiting import ParkedFetch
 from raftmq.types import Offset, RaftIndex
 
 
@@ -55,7 +55,7 @@ def _accept(_self: ProducerStateTable, _header: object) -> Any:
 
 
 def _answer_unproved(self: ParkedFetch) -> None:
-    self.resolve(self._reading.respond())
+    self._settle(self._reading.respond())
 
 
 def _log_end(self: Partition) -> Offset:
