@@ -38,7 +38,6 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         "acked-before-commit",
         "agreeing-suffix-truncated",
         "bare-entries-outlive-truncation",
-        "claim-not-lowered",
         "commit-by-those-in-sync",
         "commit-of-what-may-differ",
         "damage-served-to-clients",
@@ -56,7 +55,6 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         "snapshot-without-groups",
         "torn-tail-cut",
         "up-to-date-check-skipped",
-        "wiped-keeps-vote",
     ],
 )
 def test_a_planted_bug_is_caught_soon(name: str) -> None:
