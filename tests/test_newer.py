@@ -11,7 +11,7 @@ from crc32c import crc32c
 from raftmq.errors import AheadError, RaftmqError
 from raftmq.partition.producer_state import ProducerStateTable, check_encoded
 from raftmq.raft.membership import Configuration
-from raftmq.replication.log_start_moves import decode_wish, encode_wish
+from raftmq.replication.log_start_moves import decode_proposal, encode_proposal
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId
 
 
@@ -28,8 +28,8 @@ def _producers(version: int) -> bytes:
     return body + struct.pack(">I", crc32c(body))
 
 
-def _wish(version: int) -> bytes:
-    return bytes([version]) + encode_wish(Offset(7))[1:]
+def _proposal(version: int) -> bytes:
+    return bytes([version]) + encode_proposal(Offset(7))[1:]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def _wish(version: int) -> bytes:
         (_configuration, Configuration.decode),
         (_producers, ProducerStateTable.decode),
         (_producers, check_encoded),
-        (_wish, decode_wish),
+        (_proposal, decode_proposal),
     ],
     ids=["configuration", "producers", "producers, checked", "log-start entry"],
 )

@@ -117,8 +117,8 @@ _fulfil = LogStartMoves.fulfil
 
 def _only_the_last(self: LogStartMoves, commit_end: RaftIndex) -> None:
     """Of the log starts committed together the last one is taken, the greatest or not."""
-    for wish in [wish for wish in self._wishes if wish[0] <= commit_end][:-1]:
-        self._wishes.remove(wish)
+    for proposal in [proposal for proposal in self._proposals if proposal.end <= commit_end][:-1]:
+        self._proposals.remove(proposal)
     _fulfil(self, commit_end)
 
 

@@ -28,8 +28,8 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft import leader, quorum
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
-from raftmq.replication import readmission, recovery
-from raftmq.replication.readmission import Readmission
+from raftmq.replication import membership, recovery
+from raftmq.replication.membership import MembershipChanges
 from raftmq.replication.repair import Repairer
 from raftmq.replication.replica import Replica
 from raftmq.runtime.data_folder import DataFolder
@@ -156,7 +156,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         ("LeaderCompleteness", "CommittedIsDurableAtMajority", "MonotonicHighWatermark"),
     ),
     "wiped-never-readmitted": Bug(
-        patching((Readmission, "step", nothing)),
+        patching((MembershipChanges, "step", nothing)),
         stress.briefly(stress.wipes),
         10,
         (6,),
@@ -181,7 +181,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         ("OneChangeAtATime",),
     ),
     "change-without-quorum": Bug(
-        patching((readmission, "keeps_quorum", _whoever_answers)),
+        patching((membership, "keeps_quorum", _whoever_answers)),
         stress.newcomers,
         5,
         (6,),

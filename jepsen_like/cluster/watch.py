@@ -24,7 +24,7 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
-from raftmq.replication.log_start_moves import decode_wish
+from raftmq.replication.log_start_moves import decode_proposal
 from raftmq.replication.replica import Replica
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
 
@@ -326,8 +326,8 @@ class Watcher:
         self._digests: list[bytes] = [GENESIS]
         self._is_blind = False
         self._was_leader = False
-        self._wishes: deque[tuple[int, int]] = deque()
-        """Log starts that were wished for: (end of the entry, offset)."""
+        self._proposals: deque[tuple[int, int]] = deque()
+        """Log starts that were proposed: (end of the entry, offset)."""
         self._read_log()
         log = replica.log
         truth = invariants.truth(self.group)
@@ -359,7 +359,7 @@ class Watcher:
     def _begin_at(self, index: int) -> None:
         """A log begins here."""
         self._is_blind = False
-        self._wishes.clear()
+        self._proposals.clear()
         self._ends = [index]
         self._digests = [self._invariants.starts_at(self.group, self.replica.self_id, index)]
 
@@ -396,7 +396,7 @@ class Watcher:
 
     def _add(self, entry: LogEntry) -> None:
         if entry.kind == EntryKind.LOG_START:
-            self._wishes.append((entry.end, decode_wish(entry.payload)))
+            self._proposals.append((entry.end, decode_proposal(entry.payload)))
         assert entry.start >= self._ends[-1], "entries overlap"
         head = b"%d %d %d %d " % (entry.start, entry.end, entry.leader_epoch, entry.kind)
         digest = chain(self._digests[-1], head + bytes(entry.payload))
@@ -452,15 +452,15 @@ class Watcher:
         while self._ends[-1] > end:
             self._ends.pop()
             self._digests.pop()
-        while self._wishes and self._wishes[-1][0] > end:
-            self._wishes.pop()
+        while self._proposals and self._proposals[-1][0] > end:
+            self._proposals.pop()
         self.inner.truncated(end)
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
         """The high watermark moved."""
         self._judge_commit(commit_end)
-        while self._wishes and self._wishes[0][0] <= commit_end:
-            self._world.log_start_moves(self.group, self._wishes.popleft()[1])
+        while self._proposals and self._proposals[0][0] <= commit_end:
+            self._world.log_start_moves(self.group, self._proposals.popleft()[1])
         self.inner.committed(high_watermark, commit_end)
 
     def _judge_commit(self, commit_end: int) -> None:

@@ -1,10 +1,10 @@
 """Replacing a node: what is left to do, what the next step is, and what may not be done. Pure.
 
 A replacement is one row of the metadata image (`ReplaceNode`). Two things follow from it. The
-metadata group's leader works towards `metadata_wish`: NEW becomes a learner, a voter once it has
+metadata group's leader works towards `metadata_target`: NEW becomes a learner, a voter once it has
 caught up, and only then OLD loses its vote; it follows until it holds nothing and is gone. And the
-controller wishes OLD's partition replicas onto NEW (`next_move`), few at a time; each partition's
-own leader makes that so (`partition_wish`) and reports the fact. Nothing else is remembered:
+controller orders OLD's partition replicas onto NEW (`next_move`), few at a time; each partition's
+own leader makes that so (`partition_target`) and reports the fact. Nothing else is remembered:
 whoever is controller reads from image and configuration alone how far things are, so a crash at any
 point costs nothing but time.
 
@@ -34,13 +34,13 @@ from raftmq.metadata.target_members import (
     all_partitions,
     holds,
     holds_any,
-    metadata_wish,
+    metadata_target,
     present_nodes,
     successor_of,
 )
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.replication.readmission import next_configuration
+from raftmq.replication.membership import next_configuration
 from raftmq.types import METADATA_TOPIC, NodeId, ReplicaId, StorageId
 
 STEPS_MAX = 20
@@ -108,7 +108,7 @@ def next_move(
     moves_max: int,
     limit_of: Callable[[NodeId], int],
 ) -> ReassignPartition | None:
-    """The next partition to be wished elsewhere, while fewer than `moves_max` are on their way."""
+    """The next partition to be ordered elsewhere, while fewer than `moves_max` are on their way."""
     leaving = image.leaving()
     if not leaving:
         return None
@@ -294,11 +294,11 @@ def _voter_steps(
     present = present_nodes(image)
     yield _quorum_text("now", configuration, present)
     for _ in range(STEPS_MAX):
-        wish = metadata_wish(configuration, after, first_voters)
-        if wish is None or wish.is_fulfilled(configuration):
+        target = metadata_target(configuration, after, first_voters)
+        if target is None or target.is_reached(configuration):
             return
         live = [m for m in configuration.members if m.node_id in present]
-        step = next_configuration(configuration, {}, live, live, wish)
+        step = next_configuration(configuration, {}, live, live, target)
         if step is None:
             break
         yield _quorum_text(_change_text(configuration, step), step, present)

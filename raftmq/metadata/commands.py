@@ -161,7 +161,7 @@ class CreatePartitions(Command, frozen=True, kw_only=True):
 
 
 class ReassignPartition(Command, frozen=True, kw_only=True):
-    """Wish a partition onto these brokers, preferred first; its own Raft group makes it so."""
+    """Order a partition onto these brokers, preferred first; its own Raft group makes it so."""
 
     topic_id: TopicId
     partition: PartitionNumber
@@ -178,7 +178,7 @@ class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class ReportVoters(Command, frozen=True, kw_only=True):
-    """Leaders state who votes: metadata holds the wish, the partition's own log the fact."""
+    """Leaders state who votes: metadata holds the target, the partition's own log the fact."""
 
     reports: tuple[VotersReport, ...]
 

@@ -21,7 +21,7 @@ from raftmq.ports import Buggify, never
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.records import BatchHeader
-from raftmq.replication.readmission import Wish
+from raftmq.replication.membership import TargetMembership
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
 
 ImageCallback = Callable[[MetadataImage, MetadataImage], None]
@@ -169,7 +169,7 @@ class MetadataReplica(Protocol):
     @property
     def configuration(self) -> Configuration: ...
     def change_membership(self, configuration: Configuration) -> object: ...
-    def follow_wish(self, wish: Callable[[], Wish | None]) -> None: ...
+    def follow_target_membership(self, target: Callable[[], TargetMembership | None]) -> None: ...
 
 
 @frozen(slots=True)

@@ -54,7 +54,7 @@ from raftmq.metadata.metadata_engine import (
 )
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.target_members import metadata_wish
+from raftmq.metadata.target_members import metadata_target
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import LEARNERS_MAX, Configuration
@@ -245,8 +245,8 @@ class RaftMetadataEngine:
     def attach(self, replica: MetadataReplica) -> None:
         """Give the engine its replica; before the first tick."""
         self._replica = replica
-        replica.follow_wish(
-            lambda: metadata_wish(replica.configuration, self.image, self.first_voters)
+        replica.follow_target_membership(
+            lambda: metadata_target(replica.configuration, self.image, self.first_voters)
         )
 
     # ---- the port ----

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from raftmq.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
 from raftmq.raft.membership import Configuration
-from raftmq.replication.readmission import Wish
+from raftmq.replication.membership import TargetMembership
 from raftmq.types import NodeId, StorageId, TopicId
 
 
@@ -15,9 +15,9 @@ def present_nodes(image: MetadataImage) -> dict[NodeId, StorageId]:
     return {broker.node_id: broker.storage_id for broker in image.live_brokers()}
 
 
-def metadata_wish(
+def metadata_target(
     configuration: Configuration, image: MetadataImage, first_voters: Sequence[NodeId]
-) -> Wish | None:
+) -> TargetMembership | None:
     """Who should vote in the metadata group; None when it is as it should be.
 
     A replaced voter's place is its successor's. Where fewer vote than the cluster began with (a
@@ -26,29 +26,29 @@ def metadata_wish(
     leaving = image.leaving()
     voting = [voter.node_id for voter in configuration.voters]
     present = present_nodes(image)
-    wished: list[NodeId] = []
+    voters: list[NodeId] = []
     for node_id in voting:
         successor = successor_of(leaving, node_id)
-        if successor not in wished:
-            wished.append(successor)
+        if successor not in voters:
+            voters.append(successor)
     observers = [learner.node_id for learner in configuration.learners]
     candidates = [successor_of(leaving, node_id) for node_id in (*leaving, *first_voters, *present)]
     for node_id in candidates:
-        if len(wished) >= len(first_voters):
+        if len(voters) >= len(first_voters):
             break
-        if node_id in present and node_id in observers and node_id not in wished:
-            wished.append(node_id)
+        if node_id in present and node_id in observers and node_id not in voters:
+            voters.append(node_id)
     parting = [
         member.node_id
         for member in configuration.members
-        if member.node_id in leaving and member.node_id not in wished
+        if member.node_id in leaving and member.node_id not in voters
     ]
     # While it lives it has to learn what it is to give away and to delete. It may live though it is
     # fenced, and lead partitions that it would lead on, named to no client, if it never heard.
     demoted = tuple(n for n in parting if n in present or holds_any(image, n))
     gone = tuple(n for n in parting if n not in demoted)
-    wish = Wish(tuple(wished), present, gone, demoted)
-    return None if wish.is_fulfilled(configuration) else wish
+    target = TargetMembership(tuple(voters), present, gone, demoted)
+    return None if target.is_reached(configuration) else target
 
 
 def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
@@ -60,7 +60,9 @@ def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
     return node_id
 
 
-def partition_wish(image: MetadataImage, topic_id: TopicId, partition: int) -> Wish | None:
+def partition_target(
+    image: MetadataImage, topic_id: TopicId, partition: int
+) -> TargetMembership | None:
     """Who should hold a partition, as metadata has it; None when there is no such partition."""
     topic = image.topic_by_id(topic_id)
     if topic is None or partition >= len(topic.partitions):
@@ -73,7 +75,7 @@ def partition_wish(image: MetadataImage, topic_id: TopicId, partition: int) -> W
         for node_id in replicas
         if node_id in brokers and not brokers[node_id].is_fenced
     }
-    return Wish(replicas, present)
+    return TargetMembership(replicas, present)
 
 
 def all_partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionImage]]:

@@ -34,7 +34,7 @@ from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import CATCH_UP_RATE
 from raftmq.metadata.metadata_image import MetadataImage
-from raftmq.metadata.target_members import partition_wish
+from raftmq.metadata.target_members import partition_target
 from raftmq.metadata.topic_configs import broker_value, effective_topic_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.partition.deadlines import Deadlines
@@ -350,7 +350,7 @@ class Partitions:
             )
         tell_of_term(action.name, replica)
         where = action.group.topic_id, action.group.partition
-        replica.follow_wish(lambda: partition_wish(self._engine.image, *where))
+        replica.follow_target_membership(lambda: partition_target(self._engine.image, *where))
         if is_preferred and replica.leader_epoch == 0 and replica.self_id in replica.voters:
             self._eager[action.group] = EAGER_TICKS
         self._plane.multiraft.register(replica)

@@ -21,7 +21,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, InstallLogStart
 from raftmq.raft.ready import Effects
 from raftmq.records import check_batch
-from raftmq.replication.log_start_moves import decode_wish
+from raftmq.replication.log_start_moves import decode_proposal
 from raftmq.replication.replica_ports import StateChecker
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
@@ -65,7 +65,7 @@ def _check_bare(entry: Entry) -> None:
     if entry.kind is EntryKind.MEMBERSHIP:
         _check_configuration(entry.payload)
     elif entry.kind is EntryKind.LOG_START:
-        target = decode_foreign("wish to move the log start", decode_wish, entry.payload)
+        target = decode_foreign("log-start proposal", decode_proposal, entry.payload)
         check_bounds("log start", target, POSITION_MAX)
 
 

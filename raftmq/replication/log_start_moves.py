@@ -1,4 +1,4 @@
-"""Dropping a prefix of the log: wished by the leader in a bare entry, done by each replica once
+"""Dropping a prefix of the log: proposed by the leader in a bare entry, done by each replica once
 that entry is committed.
 
 Retention and DeleteRecords go the same way, so all replicas drop the same records and none drops
@@ -16,16 +16,16 @@ something. So a leader tells followers that make no headway where its own log st
 committed, in the message that serves those that are further behind (`InstallLogStart`). And every
 replica keeps room for the tuple that it would write by now, before its disk is full (`reserve`).
 
-Invariants: nothing above the high watermark is dropped, and nothing without a committed wish. The
-log start never falls, whatever the order of wishes: each replica learns of commits in portions of
-its own, and goes to the greatest of what is committed.
+Invariants: nothing above the high watermark is dropped, and nothing without a committed proposal.
+The log start never falls, whatever the order of proposals: each replica learns of commits in
+portions of its own, and goes to the greatest of what is committed.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
 
@@ -39,7 +39,7 @@ from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 if TYPE_CHECKING:
     from raftmq.replication.replica import Replica
 
-_WISH: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
+_PROPOSAL: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
 _VERSION: Final = 1
 RESERVE_PAUSE_MS: Final = 10_000.0
 """After an attempt to reserve room on a full disk."""
@@ -49,33 +49,40 @@ REMINDED_EACH: Final = 64
 """In between the pauses double: the tuple may be large."""
 
 
-def encode_wish(target: Offset) -> bytes:
-    """The payload of the entry that asks to drop everything below `target`."""
-    return _WISH.pack(_VERSION, target)
+class LogStartProposal(NamedTuple):
+    """A log-start entry that ends at `end` and proposes to drop everything below `target`."""
+
+    end: RaftIndex
+    target: Offset
 
 
-def decode_wish(payload: Buffer) -> Offset:
-    """Below which offset an entry asks to drop everything.
+def encode_proposal(target: Offset) -> bytes:
+    """The payload of the entry that proposes to drop everything below `target`."""
+    return _PROPOSAL.pack(_VERSION, target)
+
+
+def decode_proposal(payload: Buffer) -> Offset:
+    """Below which offset an entry proposes to drop everything.
 
     Raises:
         NewerFormatError: of a newer raftmq.
     """
-    version, target = _WISH.unpack(payload)
+    version, target = _PROPOSAL.unpack(payload)
     if version > _VERSION:
         raise NewerFormatError(f"a log-start entry of format {version}, known is {_VERSION}")
     return Offset(target)
 
 
 class LogStartMoves:
-    """The wishes in one replica's log that are not fulfilled yet."""
+    """The proposals in one replica's log that are not carried out yet."""
 
     __slots__ = (
         "_clock",
         "_growing",
+        "_proposals",
         "_replica",
         "_reserve_at_ms",
         "_standing",
-        "_wishes",
         "is_due",
         "owed",
     )
@@ -87,30 +94,30 @@ class LogStartMoves:
         self._growing = machine if isinstance(machine, GrowingState) else None
         self._reserve_at_ms = 0.0
         self.is_due = False
-        """True while a committed wish waits for its turn on the loop."""
-        self._wishes: deque[tuple[RaftIndex, Offset]] = deque()  # by index
+        """True while a committed proposal waits for its turn on the loop."""
+        self._proposals: deque[LogStartProposal] = deque()  # by their ends
         self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
         self.owed = Offset(0)
         """Below it nothing is to be read, though the log may still hold it."""
 
     def __len__(self) -> int:
-        return len(self._wishes)
+        return len(self._proposals)
 
     def retire(self) -> None:
         """Let go of the replica, which ended."""
         del self._replica, self._growing
 
     def note(self, end: RaftIndex, payload: Buffer) -> None:
-        """The log has a wish that ends at `end`."""
-        self._wishes.append((end, decode_wish(payload)))
+        """The log has a proposal that ends at `end`."""
+        self._proposals.append(LogStartProposal(end, decode_proposal(payload)))
 
     def told(self, start: LogStart) -> None:
         """A leader's log starts there: that is committed. What agrees with it here may go, too."""
         replica = self._replica
         if start.index > replica.commit_end or start.offset <= replica.log_start_offset:
             return
-        self._wishes.append((start.index, start.offset))
-        self._wishes = deque(sorted(self._wishes))
+        self._proposals.append(LogStartProposal(start.index, start.offset))
+        self._proposals = deque(sorted(self._proposals))
         self.is_due = True
 
     def remind(self) -> None:
@@ -155,30 +162,30 @@ class LogStartMoves:
             log.moves.spend(now_ms, self._clock.monotonic_ms())
 
     def truncate_to(self, end: RaftIndex) -> None:
-        """Wishes above `end` are gone."""
-        while self._wishes and self._wishes[-1][0] > end:
-            self._wishes.pop()
+        """Proposals above `end` are gone."""
+        while self._proposals and self._proposals[-1].end > end:
+            self._proposals.pop()
 
     def clear(self) -> None:
         """The log begins anew."""
-        self._wishes.clear()
+        self._proposals.clear()
         self.is_due = False
         self.owed = Offset(0)
 
     def fulfil(self, commit_end: RaftIndex) -> None:
-        """Drop what committed wishes ask to drop; the greatest one says it all."""
-        if not self._wishes or self._wishes[0][0] > commit_end:
+        """Drop what committed proposals say; the greatest one says it all."""
+        if not self._proposals or self._proposals[0].end > commit_end:
             self.is_due = False
             return
-        wished, wish_end = Offset(-1), RaftIndex(0)
-        while self._wishes and self._wishes[0][0] <= commit_end:
-            wish_end, target = self._wishes.popleft()
-            wished = max(wished, target)
+        greatest, proposal_end = Offset(-1), RaftIndex(0)
+        while self._proposals and self._proposals[0].end <= commit_end:
+            proposal_end, target = self._proposals.popleft()
+            greatest = max(greatest, target)
         share, began_ms = self._replica.log.moves, self._clock.monotonic_ms()
         is_moved = is_stuck = False
         try:
             if share.is_free(began_ms):
-                is_moved = self._move(wished)
+                is_moved = self._move(greatest)
         except (DamagedError, DiskFullError):
             is_stuck = True  # the state at the start cannot be told before the range is repaired
         finally:
@@ -187,8 +194,8 @@ class LogStartMoves:
         if is_moved:
             self.owed = Offset(0)
         else:
-            self._wishes.appendleft((wish_end, wished))
-            self.owed = min(wished, self._replica.high_watermark)
+            self._proposals.appendleft(LogStartProposal(proposal_end, greatest))
+            self.owed = min(greatest, self._replica.high_watermark)
 
     def _move(self, target: Offset) -> bool:
         """True when it is done; False when there is more to do, at another time."""

@@ -3,7 +3,7 @@
 A voter is a node with its storage. Where the journal says that something was promised for this
 group and the folder is empty or unreadable, or where the journal itself was lost, the promises are
 forgotten; this replica then takes a fresh identity and, being named by no configuration, neither
-votes nor counts until the leader admits it (see `readmission.py`). Where bytes are damaged it keeps
+votes nor counts until the leader admits it (see `membership.py`). Where bytes are damaged it keeps
 its end, and its word.
 
 Invariant: the same identity never votes or acknowledges with less than it promised before.

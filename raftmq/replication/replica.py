@@ -50,7 +50,8 @@ from raftmq.replication.durability import JournalFailedError, JournalPlace, Outb
 from raftmq.replication.in_sync import InSyncTracker
 from raftmq.replication.installing import Installing
 from raftmq.replication.log_source import LogSource
-from raftmq.replication.log_start_moves import LogStartMoves, encode_wish
+from raftmq.replication.log_start_moves import LogStartMoves, encode_proposal
+from raftmq.replication.membership import MembershipChanges, TargetMembership
 from raftmq.replication.peer_messages import (
     PeerMessage,
     RepairReply,
@@ -62,7 +63,6 @@ from raftmq.replication.peer_messages import (
     WrongReplica,
 )
 from raftmq.replication.read_barriers import ReadBarriers
-from raftmq.replication.readmission import Readmission, Wish
 from raftmq.replication.repair import Repairer
 from raftmq.replication.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
 from raftmq.replication.resting import Resting
@@ -132,7 +132,7 @@ class Replica:
         self._retention = Retention(self, clock)
         self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
         self._installing = Installing(self, catch_up)
-        self._readmission = Readmission()
+        self._membership = MembershipChanges()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self, clock)
         self.resting = Resting(self)
@@ -233,7 +233,7 @@ class Replica:
         if not self.is_writable:
             raise NotLeaderError("the new leader has not committed in its term yet")
         assert target <= self.high_watermark, "only committed records may be dropped"
-        entry = self.core.propose(encode_wish(target), 1, EntryKind.LOG_START)
+        entry = self.core.propose(encode_proposal(target), 1, EntryKind.LOG_START)
         self.on_touched(self)
         return entry
 
@@ -336,7 +336,7 @@ class Replica:
     def peer_identity(self, peer: ReplicaId) -> None:
         """A node was heard to run this group under this storage id."""
         if peer.node_id != self.self_id.node_id:
-            self._readmission.heard(peer)
+            self._membership.heard(peer)
             self._in_sync.forget_former(peer)
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -641,7 +641,7 @@ class Replica:
         self._moves.fulfil(self._commit_end)
         self._moves.reserve()
         if self.is_writable:
-            self._readmission.step(self)
+            self._membership.step(self)
             self._moves.remind()
         if self.config.rest_after_ticks:
             self.resting.call()
@@ -835,14 +835,14 @@ class Replica:
         """True when a follower, learners included, had everything within that time."""
         return self._in_sync.is_in_sync(follower, self._clock.monotonic_ms(), lag_ms_max)
 
-    def follow_wish(self, wish: Callable[[], Wish | None]) -> None:
-        """Work, while leading, towards the membership that `wish()` gives."""
-        self._readmission.wish = wish
+    def follow_target_membership(self, target: Callable[[], TargetMembership | None]) -> None:
+        """Work, while leading, towards the membership that `target()` gives."""
+        self._membership.target = target
 
     @property
-    def is_wish_pending(self) -> bool:
+    def is_membership_pending(self) -> bool:
         """True on a leader whose group is not made up yet as it should be."""
-        return self.is_leader and self._readmission.is_pending
+        return self.is_leader and self._membership.is_pending
 
     def vouch(self, follower: ReplicaId) -> None:
         """A follower was in sync until now, although it said nothing."""

@@ -117,7 +117,7 @@ class Resting:
         core = replica.core
         if not replica.is_writable or not replica.is_settled or core.transferee is not None:
             return False
-        if replica.is_wish_pending:
+        if replica.is_membership_pending:
             return False
         storages = {member.node_id: member for member in core.configuration.members}
         return len(storages) == len(core.configuration.members) and all(

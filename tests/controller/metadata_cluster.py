@@ -30,7 +30,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
 from raftmq.raft.ready import Role, SoftState
 from raftmq.records import BatchHeader, stamp
-from raftmq.replication.readmission import Wish, next_configuration
+from raftmq.replication.membership import TargetMembership, next_configuration
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -70,7 +70,7 @@ class FakeReplica:
         self.commit_end = 0
         self.barriers: list[Promise[RaftIndex]] = []
         self.snapshots: list[tuple[int, bytes]] = []
-        self.wish: Callable[[], Wish | None] = lambda: None
+        self.target: Callable[[], TargetMembership | None] = lambda: None
         machine.attach_log(self)
 
     # what the machine reads
@@ -118,17 +118,17 @@ class FakeReplica:
         self.cluster.configuration = configuration
         self._add(EntryKind.MEMBERSHIP, b"", 1, 0)
 
-    def follow_wish(self, wish: Callable[[], Wish | None]) -> None:
-        self.wish = wish
+    def follow_target_membership(self, target: Callable[[], TargetMembership | None]) -> None:
+        self.target = target
 
-    def step_towards_wish(self) -> None:
+    def step_towards_target(self) -> None:
         """Take the next step of the membership, as a leader does."""
-        wish = self.wish() if self.is_writable else None
-        if wish is None:
+        target = self.target() if self.is_writable else None
+        if target is None:
             return
         configuration = self.cluster.configuration
         live = [m for m in configuration.members if m.node_id in self.cluster.up]
-        step = next_configuration(configuration, {}, live, live, wish)
+        step = next_configuration(configuration, {}, live, live, target)
         if step is not None:
             self.change_membership(step)
 
@@ -388,7 +388,7 @@ class MetadataCluster:
         barriers, leader.barriers = leader.barriers, []
         for promise in barriers:
             promise.resolve(RaftIndex(end))
-        leader.step_towards_wish()
+        leader.step_towards_target()
         for node_id in reached:
             if self.nodes[node_id].self_id in members and node_id != self.leader:
                 self.nodes[node_id].replica.commit(end)

@@ -1,4 +1,4 @@
-"""Replacing a node: what is wished, moved, refused and told; and all of it through controllers."""
+"""Replacing a node: what is to vote, moved, refused and told; all through controllers too."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.metadata_snapshot import decode_image, encode_image
-from raftmq.metadata.target_members import metadata_wish, partition_wish
+from raftmq.metadata.target_members import metadata_target, partition_target
 from raftmq.raft.membership import Configuration
-from raftmq.replication.readmission import next_configuration
+from raftmq.replication.membership import next_configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, creation, node, register, topic_id
@@ -151,89 +151,89 @@ def test_producer_ids_are_skipped_after_a_recovery(machine: Machine) -> None:
     assert decode_image(encode_image(machine.image)) == machine.image
 
 
-# ---- wishes ----
+# ---- target memberships ----
 
 
-def test_the_metadata_group_wishes_what_is_missing(machine: Machine) -> None:
+def test_the_metadata_group_targets_what_is_missing(machine: Machine) -> None:
     image = machine.image
-    assert metadata_wish(_group("123", "45"), image, FIRST) is None
+    assert metadata_target(_group("123", "45"), image, FIRST) is None
     _fence(machine, 1)
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
-    assert metadata_wish(_group("234", "5"), machine.image, FIRST) is None
+    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    assert target is not None
+    assert (target.voters, target.leaving, target.demoted) == ((4, 2, 3), (), (1,))
+    assert metadata_target(_group("234", "5"), machine.image, FIRST) is None
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
     _fence(machine, 4)
-    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert wish.voters == (5, 2, 3), "a successor that goes itself is passed over"
-    assert wish.leaving == (4,)
+    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    assert target is not None
+    assert target.voters == (5, 2, 3), "a successor that goes itself is passed over"
+    assert target.leaving == (4,)
     _move_all(machine)
-    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert (wish.leaving, wish.demoted) == ((1,), (4,)), "who holds nothing and is gone may go"
+    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    assert target is not None
+    assert (target.leaving, target.demoted) == ((1,), (4,)), "who holds nothing and is gone may go"
 
 
 def test_a_node_that_leaves_follows_while_it_holds_anything(machine: Machine) -> None:
     """It may have been silent for a moment only, and lead what it has to hear that it must give."""
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
     _fence(machine, 1)
-    assert metadata_wish(_group("234", "15"), machine.image, FIRST) is None
+    assert metadata_target(_group("234", "15"), machine.image, FIRST) is None
     _move_all(machine)
-    wish = metadata_wish(_group("234", "15"), machine.image, FIRST)
-    assert wish is not None
-    assert wish.leaving == (1,)
+    target = metadata_target(_group("234", "15"), machine.image, FIRST)
+    assert target is not None
+    assert target.leaving == (1,)
 
 
 def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    wish = metadata_wish(_group("1234", "5"), machine.image, FIRST)
-    assert wish is not None
-    assert (wish.voters, wish.leaving, wish.demoted) == ((4, 2, 3), (), (1,))
+    target = metadata_target(_group("1234", "5"), machine.image, FIRST)
+    assert target is not None
+    assert (target.voters, target.leaving, target.demoted) == ((4, 2, 3), (), (1,))
     live = [_replica(n) for n in (2, 1, 3, 4, 5)]
-    step = next_configuration(_group("1234", "5"), {}, live, live, wish)
+    step = next_configuration(_group("1234", "5"), {}, live, live, target)
     assert step == _group("234", "15")
-    assert metadata_wish(step, machine.image, FIRST) is None
+    assert metadata_target(step, machine.image, FIRST) is None
     assert next_end(machine.image, step) is None
     _fence(machine, 1)
     _move_all(machine)
-    wish = metadata_wish(step, machine.image, FIRST)
-    assert wish is not None
-    assert next_configuration(step, {}, live, live, wish) == _group("234", "5")
+    target = metadata_target(step, machine.image, FIRST)
+    assert target is not None
+    assert next_configuration(step, {}, live, live, target) == _group("234", "5")
 
 
 def test_voters_that_were_given_up_are_made_up_for(machine: Machine) -> None:
     for number in (2, 3):
         _fence(machine, number)
-    wish = metadata_wish(_group("1", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert wish.voters == (1, 4, 5)
+    target = metadata_target(_group("1", "45"), machine.image, FIRST)
+    assert target is not None
+    assert target.voters == (1, 4, 5)
     machine.apply(ReplaceNode(old_id=node(2), new_id=node(5)))
-    wish = metadata_wish(_group("1", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert wish.voters == (1, 5, 4), "successors first"
-    observer = metadata_wish(_group("145"), machine.image, FIRST)
+    target = metadata_target(_group("1", "45"), machine.image, FIRST)
+    assert target is not None
+    assert target.voters == (1, 5, 4), "successors first"
+    observer = metadata_target(_group("145"), machine.image, FIRST)
     assert observer is None
 
 
 def test_an_observer_that_is_replaced_makes_no_voter(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
-    assert metadata_wish(_group("123", "45"), machine.image, FIRST) is None, "it lives"
+    assert metadata_target(_group("123", "45"), machine.image, FIRST) is None, "it lives"
     _fence(machine, 4)
-    wish = metadata_wish(_group("123", "45"), machine.image, FIRST)
-    assert wish is not None
-    assert (wish.voters, wish.leaving) == ((1, 2, 3), (4,))
+    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    assert target is not None
+    assert (target.voters, target.leaving) == ((1, 2, 3), (4,))
 
 
-def test_a_partition_wishes_live_brokers_only(machine: Machine) -> None:
-    assert partition_wish(machine.image, topic_id(9), 0) is None
-    assert partition_wish(machine.image, topic_id(1), 6) is None
+def test_a_partition_targets_live_brokers_only(machine: Machine) -> None:
+    assert partition_target(machine.image, topic_id(9), 0) is None
+    assert partition_target(machine.image, topic_id(1), 6) is None
     _fence(machine, 3)
-    wish = partition_wish(machine.image, topic_id(1), 0)
-    assert wish is not None
-    assert wish.voters == (1, 2, 3)
-    assert sorted(wish.present) == [1, 2]
+    target = partition_target(machine.image, topic_id(1), 0)
+    assert target is not None
+    assert target.voters == (1, 2, 3)
+    assert sorted(target.present) == [1, 2]
 
 
 # ---- moves ----
@@ -311,9 +311,9 @@ def test_the_plan_asks_for_room(machine: Machine) -> None:
 
 def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    wish = NewTopic(name="b", partitions=4, replication_factor=3)
+    topic = NewTopic(name="b", partitions=4, replication_factor=3)
     made = plan_topic(
-        machine.image, {}, load_of(machine.image), wish, topic_id(2), Settings(node(2), {})
+        machine.image, {}, load_of(machine.image), topic, topic_id(2), Settings(node(2), {})
     )
     assert {n for replicas in made.replicas for n in replicas} == {2, 3, 4, 5}
 
@@ -437,8 +437,8 @@ def test_a_replacement_survives_its_controllers() -> None:
     cluster.start(4)
     cluster.run(1_000)
     assert cluster.nodes[4].control.lifecycle.is_ready
-    wish = NewTopic(name="t", partitions=9, replication_factor=3)
-    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(wish,)))
+    topic = NewTopic(name="t", partitions=9, replication_factor=3)
+    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)))
     cluster.run(300)
     assert created.result()[0].code is ErrorCode.NONE
     cluster.kill(3)

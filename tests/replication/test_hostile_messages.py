@@ -42,7 +42,7 @@ from raftmq.raft.messages import (
     VoteRequest,
 )
 from raftmq.replication.append_checks import check_append, read_log_start
-from raftmq.replication.log_start_moves import encode_wish
+from raftmq.replication.log_start_moves import encode_proposal
 from raftmq.replication.peer_codec import decode, encode
 from raftmq.replication.peer_messages import Rest, TailReply
 from raftmq.types import (
@@ -145,7 +145,7 @@ def _bare(kind: EntryKind, payload: bytes, start: int = 3) -> Entry:
         _bare(EntryKind.MEMBERSHIP, b"nonsense"),
         _bare(EntryKind.MEMBERSHIP, Configuration().encode()),
         _bare(EntryKind.LOG_START, b""),
-        _bare(EntryKind.LOG_START, encode_wish(Offset(HUGE))),
+        _bare(EntryKind.LOG_START, encode_proposal(Offset(HUGE))),
         _bare(EntryKind.ELECTION, bytes(2 << 20)),
         _bare(EntryKind.ELECTION, b"", start=4),
         Entry(RaftIndex(3), RaftIndex(4), Term(2), EntryKind.BATCH, b"no batch"),

@@ -1,4 +1,4 @@
-"""Wishes to drop a prefix, whatever their order: all replicas begin at the same offset."""
+"""Proposals to drop a prefix, whatever their order: all replicas begin at the same offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = bytes(build_batch([NewRecord(b"k", b"v")], timestamp=1_000_000))
 
 
 @pytest.mark.parametrize("targets", [(8, 4), (4, 8), (4, 8, 6)])
-def test_wishes_committed_together_come_to_the_greatest(
+def test_proposals_committed_together_come_to_the_greatest(
     tmp_path: Path, targets: tuple[int, ...]
 ) -> None:
     """The leader commits them one by one, its followers learn of all at once."""

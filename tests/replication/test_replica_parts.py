@@ -1,4 +1,4 @@
-"""The small parts of a replica: outbox, in-sync set, retention clock, readmission."""
+"""The small parts of a replica: outbox, in-sync set, retention clock, membership."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendReply, VoteReply
 from raftmq.replication.durability import Outbox
 from raftmq.replication.in_sync import InSyncTracker
-from raftmq.replication.readmission import next_configuration
+from raftmq.replication.membership import next_configuration
 from raftmq.replication.recovery import is_forgotten
 from raftmq.replication.retention import RetentionClock
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId, Term
@@ -121,7 +121,7 @@ def config(voters: list[ReplicaId], learners: list[ReplicaId] | None = None) -> 
     return Configuration(tuple(voters), tuple(learners or []))
 
 
-class TestReadmission:
+class TestMembershipChanges:
     STORAGES: ClassVar = {NodeId(3): StorageId(2), NodeId(2): StorageId(1)}
 
     @pytest.mark.parametrize(

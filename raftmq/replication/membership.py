@@ -3,14 +3,16 @@
 A voter is a node *with its storage*. A node whose storage was lost runs under another storage id
 and is a stranger to the group: it neither votes nor counts. The leader that hears of it (a peer's
 hello, or the answer to a message for the old storage) exchanges the old identity for the new one;
-metadata may also wish other nodes onto the group (`Wish`). Either way the leader takes one step at
-a time, each a committed membership change (Raft thesis §4.1): add a learner, promote it once it
-holds the log, then remove whom it replaces. What is to go stays in the set until the last step, so
-a new leader can tell from configuration and wish alone what is left to do.
+metadata may also name other nodes that should make up the group (`TargetMembership`). Either way
+the leader takes one step at a time, each a committed membership change (Raft thesis §4.1): add a
+learner, promote it once it holds the log, then remove what it replaces. What is to go stays in the
+set until the last step, so a new leader can tell from configuration and target alone what is left
+to do.
 
 `next_configuration` is pure: it looks at what it is given and names the next step. Invariants: one
 identity is added, promoted or removed at a time; no step leaves fewer live voters than the new
-set's quorum; a voter is removed only when more than the wished number vote, or all wished ones do.
+set's quorum; a voter is removed only when more vote than the target names, or all that it
+names do.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ CAUGHT_UP_MS: Final = 500.0
 
 
 @frozen(slots=True)
-class Wish:
+class TargetMembership:
     """Who should make up a group.
 
     Attributes:
@@ -54,7 +56,7 @@ class Wish:
             return member.node_id not in self.voters
         return member.node_id in self.leaving
 
-    def is_fulfilled(self, configuration: Configuration) -> bool:
+    def is_reached(self, configuration: Configuration) -> bool:
         """True when there is nothing left to do."""
         voting = [voter.node_id for voter in configuration.voters]
         return (
@@ -64,23 +66,23 @@ class Wish:
         )
 
 
-def _no_wish() -> Wish | None:
+def _no_target() -> TargetMembership | None:
     return None
 
 
-class Readmission:
+class MembershipChanges:
     """What a replica heard of its peers' storages, and what it does about it when it leads.
 
     Attributes:
-        wish: asked for who should make up the group; None when nobody wishes anything.
-        is_pending: the wish was not fulfilled when this leader last looked.
+        target: asked for who should make up the group; None when there is no target.
+        is_pending: the target was not reached when this leader last looked.
     """
 
-    __slots__ = ("_storages", "is_pending", "wish")
+    __slots__ = ("_storages", "is_pending", "target")
 
     def __init__(self) -> None:
         self._storages: dict[NodeId, StorageId] = {}
-        self.wish: Callable[[], Wish | None] = _no_wish
+        self.target: Callable[[], TargetMembership | None] = _no_target
         self.is_pending = False
 
     def heard(self, peer: ReplicaId) -> None:
@@ -93,8 +95,8 @@ class Readmission:
         self.heard(core.self_id)  # its own node's earlier storage may be what has to go
         storages = self._storages
         configuration = core.configuration
-        wish = self.wish()
-        self.is_pending = wish is not None and not wish.is_fulfilled(configuration)
+        target = self.target()
+        self.is_pending = target is not None and not target.is_reached(configuration)
         is_settled = all(
             storages.get(m.node_id, m.storage_id) == m[1] for m in configuration.members
         )
@@ -112,7 +114,7 @@ class Readmission:
             and (progress.match_end >= replica.commit_end or replica.has_all_of(peer, CAUGHT_UP_MS))
         ]
         live = [core.self_id, *heard]
-        step = next_configuration(configuration, storages, live, caught_up, wish)
+        step = next_configuration(configuration, storages, live, caught_up, target)
         if step is None:
             return
         try:
@@ -135,17 +137,17 @@ def next_configuration(
     storages: Mapping[NodeId, StorageId],
     live: Collection[ReplicaId],
     caught_up: Collection[ReplicaId],
-    wish: Wish | None = None,
+    target: TargetMembership | None = None,
 ) -> Configuration | None:
     """The next step towards every node standing in the configuration under its present storage, and
-    then towards the wish.
+    then towards the target.
 
     Args:
         configuration: in force and committed.
         storages: under which storage each node was last heard to run this group.
         live: replicas heard within the election timeout, the leader first.
         caught_up: replicas that hold all but the newest entries.
-        wish: who should make up the group.
+        target: who should make up the group.
     """
     voters, learners = configuration.voters, configuration.learners
     for stale in (*voters, *learners):
@@ -165,10 +167,10 @@ def next_configuration(
             continue
         if keeps_quorum(step, live):
             return step
-    if wish is None:
+    if target is None:
         return None
-    return _arrival(configuration, storages, live, caught_up, wish) or _departure(
-        configuration, live, wish
+    return _arrival(configuration, storages, live, caught_up, target) or _departure(
+        configuration, live, target
     )
 
 
@@ -177,20 +179,20 @@ def _arrival(
     storages: Mapping[NodeId, StorageId],
     live: Collection[ReplicaId],
     caught_up: Collection[ReplicaId],
-    wish: Wish,
+    target: TargetMembership,
 ) -> Configuration | None:
     """The next learner to add, or to promote."""
     voting = [voter.node_id for voter in configuration.voters]
     learning = {learner.node_id: learner for learner in configuration.learners}
-    for node_id in wish.voters:
+    for node_id in target.voters:
         if node_id in voting:
             continue
         learner = learning.get(node_id)
         if learner is None:
-            storage = storages.get(node_id, wish.present.get(node_id))
-            if storage is not None and node_id in wish.present:
+            storage = storages.get(node_id, target.present.get(node_id))
+            if storage is not None and node_id in target.present:
                 return configuration.with_learner(ReplicaId(node_id, storage))
-        elif learner in caught_up and len(voting) <= len(wish.voters):
+        elif learner in caught_up and len(voting) <= len(target.voters):
             step = configuration.with_voter(learner)
             if keeps_quorum(step, live):
                 return step
@@ -198,22 +200,22 @@ def _arrival(
 
 
 def _departure(
-    configuration: Configuration, live: Collection[ReplicaId], wish: Wish
+    configuration: Configuration, live: Collection[ReplicaId], target: TargetMembership
 ) -> Configuration | None:
     """The next member to remove: learners and the silent first, the leader last."""
     voters = configuration.voters
     for learner in configuration.learners:
-        if wish.must_leave(learner):
+        if target.must_leave(learner):
             return configuration.without(learner)
     voting = [voter.node_id for voter in voters]
-    has_all = all(node_id in voting for node_id in wish.voters)
-    if not has_all and len(voters) <= len(wish.voters):
+    has_all = all(node_id in voting for node_id in target.voters)
+    if not has_all and len(voters) <= len(target.voters):
         return None
     leader = next(iter(live), None)
-    going = [v for v in voters if wish.must_leave(v) or v.node_id in wish.demoted]
+    going = [v for v in voters if target.must_leave(v) or v.node_id in target.demoted]
     for voter in sorted(going, key=lambda v: (v in live, v == leader, v)):
         step = configuration.without(voter)
-        if voter.node_id in wish.demoted:
+        if voter.node_id in target.demoted:
             step = configuration.with_learner(voter)
         if step.voters and keeps_quorum(step, live):
             return step

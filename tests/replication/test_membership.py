@@ -1,4 +1,4 @@
-"""Steps towards a wished membership: single, safe with whoever lives, and always arriving."""
+"""Steps towards a target membership: single, safe with whoever lives, and always arriving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.raft.membership import Configuration, check_change
-from raftmq.replication.readmission import Wish, keeps_quorum, next_configuration
+from raftmq.replication.membership import TargetMembership, keeps_quorum, next_configuration
 from raftmq.types import NodeId, ReplicaId, StorageId
 
 NODES = range(1, 8)
@@ -24,8 +24,10 @@ def group(voters: str, learners: str = "") -> Configuration:
     )
 
 
-def wish(voters: str, present: str = "1234567", leaving: str | None = None) -> Wish:
-    return Wish(
+def membership(
+    voters: str, present: str = "1234567", leaving: str | None = None
+) -> TargetMembership:
+    return TargetMembership(
         tuple(NodeId(int(n)) for n in voters),
         {NodeId(int(n)): STORAGES[NodeId(int(n))] for n in present},
         None if leaving is None else tuple(NodeId(int(n)) for n in leaving),
@@ -37,26 +39,26 @@ def live(nodes: str) -> list[ReplicaId]:
 
 
 @pytest.mark.parametrize(
-    ("before", "wished", "alive", "caught_up", "after"),
+    ("before", "target", "alive", "caught_up", "after"),
     [
-        (group("123"), wish("423"), "23", "", group("123", "4")),
-        (group("123"), wish("423", present="23"), "23", "", None),
-        (group("123", "4"), wish("423"), "234", "", None),
-        (group("123", "4"), wish("423"), "234", "4", group("1234")),
-        (group("1234"), wish("423"), "234", "4", group("234")),
-        (group("1234"), wish("423"), "24", "4", group("234")),
-        (group("1234"), wish("423"), "41", "4", None),
-        (group("123", "4"), wish("423"), "24", "4", None),
-        (group("234"), wish("423"), "234", "234", None),
-        (group("1"), wish("4"), "14", "4", group("1", "4")),
-        (group("1", "4"), wish("4"), "14", "4", group("14")),
-        (group("14"), wish("4"), "14", "4", group("4")),
-        (group("123"), wish("12"), "123", "", group("12")),
-        (group("12"), wish("123"), "12", "", group("12", "3")),
-        (group("1234"), wish("45", leaving="12"), "1234", "4", group("1234", "5")),
-        (group("123", "456"), wish("423", leaving="1"), "23456", "456", group("1234", "56")),
-        (group("1234", "56"), wish("423", leaving="1"), "23456", "456", group("234", "56")),
-        (group("234", "1"), wish("234", leaving="1"), "234", "", group("234")),
+        (group("123"), membership("423"), "23", "", group("123", "4")),
+        (group("123"), membership("423", present="23"), "23", "", None),
+        (group("123", "4"), membership("423"), "234", "", None),
+        (group("123", "4"), membership("423"), "234", "4", group("1234")),
+        (group("1234"), membership("423"), "234", "4", group("234")),
+        (group("1234"), membership("423"), "24", "4", group("234")),
+        (group("1234"), membership("423"), "41", "4", None),
+        (group("123", "4"), membership("423"), "24", "4", None),
+        (group("234"), membership("423"), "234", "234", None),
+        (group("1"), membership("4"), "14", "4", group("1", "4")),
+        (group("1", "4"), membership("4"), "14", "4", group("14")),
+        (group("14"), membership("4"), "14", "4", group("4")),
+        (group("123"), membership("12"), "123", "", group("12")),
+        (group("12"), membership("123"), "12", "", group("12", "3")),
+        (group("1234"), membership("45", leaving="12"), "1234", "4", group("1234", "5")),
+        (group("123", "456"), membership("423", leaving="1"), "23456", "456", group("1234", "56")),
+        (group("1234", "56"), membership("423", leaving="1"), "23456", "456", group("234", "56")),
+        (group("234", "1"), membership("234", leaving="1"), "234", "", group("234")),
     ],
     ids=[
         "add",
@@ -81,28 +83,28 @@ def live(nodes: str) -> list[ReplicaId]:
 )
 def test_steps(
     before: Configuration,
-    wished: Wish,
+    target: TargetMembership,
     alive: str,
     caught_up: str,
     after: Configuration | None,
 ) -> None:
-    assert next_configuration(before, {}, live(alive), live(caught_up), wished) == after
+    assert next_configuration(before, {}, live(alive), live(caught_up), target) == after
 
 
 def test_the_silent_go_first_and_the_leader_last() -> None:
-    before, wished = group("123456"), wish("456")
+    before, target = group("123456"), membership("456")
     steps = []
     alive = live("13456")  # node 1 leads, node 2 is silent
     configuration: Configuration | None = before
     while configuration is not None:
         steps.append("".join(str(v.node_id) for v in configuration.voters))
-        configuration = next_configuration(configuration, {}, alive, alive, wished)
+        configuration = next_configuration(configuration, {}, alive, alive, target)
     assert steps == ["123456", "13456", "1456", "456"]
 
 
 def test_a_node_heard_under_another_storage_is_added_under_that() -> None:
     step = next_configuration(
-        group("123"), {NodeId(4): StorageId(99)}, live("123"), [], wish("423")
+        group("123"), {NodeId(4): StorageId(99)}, live("123"), [], membership("423")
     )
     assert step is not None
     assert step.learners == (replica(4, 99),)
@@ -110,12 +112,14 @@ def test_a_node_heard_under_another_storage_is_added_under_that() -> None:
 
 def test_a_wiped_successor_is_exchanged_before_it_votes() -> None:
     step = next_configuration(
-        group("123", "4"), {NodeId(4): StorageId(99)}, live("23"), live("4"), wish("423")
+        group("123", "4"), {NodeId(4): StorageId(99)}, live("23"), live("4"), membership("423")
     )
     assert step is not None
     assert replica(4, 99) in step.learners
     assert step.voters == group("123").voters
-    after = next_configuration(step, {NodeId(4): StorageId(99)}, live("23"), live("4"), wish("423"))
+    after = next_configuration(
+        step, {NodeId(4): StorageId(99)}, live("23"), live("4"), membership("423")
+    )
     assert after is not None
     assert after.learners == (replica(4, 99),)
 
@@ -127,14 +131,14 @@ members = st.sets(st.sampled_from(NODES), min_size=1, max_size=5).map(
 
 @given(members, members, st.sets(st.sampled_from(NODES)), st.data())
 def test_every_step_is_single_and_safe_and_they_arrive(
-    voters: str, wished: str, dead: set[int], data: st.DataObject
+    voters: str, wanted: str, dead: set[int], data: st.DataObject
 ) -> None:
     configuration = group(voters)
     alive = [replica(n) for n in NODES if n not in dead]
     if not keeps_quorum(configuration, alive):
         alive = [replica(n) for n in NODES]
     leader = next(v for v in configuration.voters if v in alive)
-    target = wish(wished, present="".join(str(r.node_id) for r in alive))
+    target = membership(wanted, present="".join(str(r.node_id) for r in alive))
     for _ in range(40):
         # Whoever leads sees itself first; leaders change at any step.
         leaders = [v for v in configuration.voters if v in alive]
@@ -149,6 +153,6 @@ def test_every_step_is_single_and_safe_and_they_arrive(
         configuration = step
     else:
         pytest.fail("going round in circles")
-    reachable = all(replica(int(n)) in alive for n in wished)
+    reachable = all(replica(int(n)) in alive for n in wanted)
     if reachable:
-        assert target.is_fulfilled(configuration)
+        assert target.is_reached(configuration)
