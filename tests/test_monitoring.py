@@ -13,7 +13,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from raftmq.node.metrics.areas import AREAS
+from raftmq.node.metrics.collectors import COLLECTORS
 from tests.node.test_metrics import PROCESS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "monitoring"
@@ -26,7 +26,7 @@ SCRAPED = {"job", "instance"}
 def exposed() -> dict[str, set[str]]:
     """Series names with their labels."""
     series: dict[str, set[str]] = {"up": set(SCRAPED)}
-    for metric in (metric for area in AREAS for metric in area.metrics):
+    for metric in (metric for collector in COLLECTORS for metric in collector.metrics):
         labels = set(metric.labels) | SCRAPED
         if metric.kind == "histogram":
             series[f"{metric.name}_bucket"] = labels | {"le"}

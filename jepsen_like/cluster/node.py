@@ -31,8 +31,8 @@ from raftmq.log.model import LogConfig
 from raftmq.metadata.metadata_engine import DrivenEngine, EngineConfig
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.node.composition import NodeCore
+from raftmq.node.environment import Environment, Links, PeerEvents
 from raftmq.node.shutdown import Shutdown
-from raftmq.node.surroundings import Ears, Links, Surroundings
 from raftmq.partition.batch_opening import InlineBudget
 from raftmq.ports import DiskError, DiskFullError, Runnable
 from raftmq.promise import Promise
@@ -331,14 +331,14 @@ class ClusterNode:
         self.identity = PeerIdentity(self.node_id, folder.storage_id)
         life = self.life
 
-        def connect(ears: Ears) -> SimLinks:
-            self.links = SimLinks(world, self, ears)
+        def connect(peer_events: PeerEvents) -> SimLinks:
+            self.links = SimLinks(world, self, peer_events)
             return self.links
 
         tasks = self._tasks = SimTasks(
             self.later, lambda work: self.in_thread(self.thread_ms(), work)
         )
-        around = Surroundings(
+        environment = Environment(
             disk=disk,
             folder=folder,
             clock=self.clock,
@@ -353,7 +353,7 @@ class ClusterNode:
             buggify=world.buggify,
         )
         core = SimCore(self._config(), world.options)
-        core.compose(around, journal)
+        core.compose(environment, journal)
         self.core = core
         self.port = SimPort(world, self, core)
         world.watch.attach(self, core)

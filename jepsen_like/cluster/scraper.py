@@ -1,8 +1,8 @@
-"""Who asks nodes for their metrics now and then, as Prometheus would, and judges every answer.
+"""Scrapes nodes now and then, as Prometheus would, and judges every answer.
 
-Reads by the product's own tables (`raftmq/node/metrics/areas.py`), in turns of the node's loop and
-with its work in a thread. Draws from a stream of its own and sends nothing over the wires, so that
-a run goes on as if nobody had asked.
+Reads by the product's own tables (`raftmq/node/metrics/collectors.py`), in turns of the node's loop
+and with its work in a thread. Draws from a stream of its own and sends nothing over the wires, so
+that a run goes on as if nothing had been scraped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attrs import define, field
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.model import DamagedError
 from raftmq.node.metrics.ages import Ages
-from raftmq.node.metrics.areas import AREAS, read
+from raftmq.node.metrics.collectors import COLLECTORS, read
 from raftmq.node.metrics.families import OTHER, Family, Scrape, Work
 from raftmq.node.metrics.text import write
 from raftmq.records import LOG_APPEND_TIME
@@ -91,7 +91,7 @@ class Scraper:
         core = process.node.core
         assert core is not None
         scrape = Scrape(process.ages)
-        self._go_on(process, scrape, read(AREAS, core, scrape))
+        self._go_on(process, scrape, read(COLLECTORS, core, scrape))
 
     def _go_on(self, process: Process, scrape: Scrape, steps: Iterator[Work | None]) -> None:
         node, random = process.node, self._random

@@ -1,4 +1,4 @@
-"""Coroutines on virtual time: `raftmq.node.surroundings.Tasks` without trio.
+"""Coroutines on virtual time: `raftmq.node.environment.Tasks` without trio.
 
 A coroutine waits by yielding a promise; whoever settles it lets the coroutine go on. Nothing here
 knows of nodes: the given `later` drops what belongs to a process that is gone, so a coroutine of a

@@ -35,7 +35,7 @@ from raftmq.types import Buffer, NodeId
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode
     from jepsen_like.cluster.world import ClusterWorld
-    from raftmq.node.surroundings import Ears
+    from raftmq.node.environment import PeerEvents
 
 RELIABLE = (KIND_BROKER, KIND_BROKER_BEAT, KIND_FORMATION)
 VOTING = (KIND_RAFT, KIND_HEARTBEATS, KIND_METADATA)
@@ -163,10 +163,10 @@ def _is_vote(frame: bytes) -> bool:
 class SimLinks:
     """`Links` of one process of a simulated node."""
 
-    def __init__(self, world: ClusterWorld, node: ClusterNode, ears: Ears) -> None:
+    def __init__(self, world: ClusterWorld, node: ClusterNode, peer_events: PeerEvents) -> None:
         self._world = world
         self._node = node
-        self._ears = ears
+        self._peer_events = peer_events
         self._life = node.life
         self.formats = PEER_FORMATS
         self._streams: dict[NodeId, Stream] = {}
@@ -321,7 +321,7 @@ class SimLinks:
             stream.is_connected = stream.is_torn = stream.has_ended = False
             stream.backoff_ms = BACKOFF_MS[0]
             self._world.note("lost", self._node.node_id, node_id)
-            self._ears.peer_lost(node_id)
+            self._peer_events.peer_lost(node_id)
             self._dial_later(node_id, stream.backoff_ms)
 
         self._node.later(delay_ms, end)
@@ -341,7 +341,7 @@ class SimLinks:
             if is_open and is_there and self._common_format(node_id):
                 stream.is_connected = True
                 stream.backoff_ms = BACKOFF_MS[0]
-                self._ears.peer_introduced(peer.identity)
+                self._peer_events.peer_introduced(peer.identity)
                 peer.introduced(self._node)
                 return
             stream.backoff_ms = min(2 * stream.backoff_ms, BACKOFF_MS[1])

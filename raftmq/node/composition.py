@@ -3,7 +3,7 @@
 Data folder and journal are there; then links, formation (once in a cluster's life), the metadata
 replica, the registration as a broker, the partitions that the then current image names. The same
 composition is the real node (`node.py` puts trio, sockets and threads around it) and the simulated
-one. Never waits but through `Tasks`, never reads a clock but that of its surroundings.
+one. Never waits but through `Tasks`, never reads a clock but that of its environment.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.environment import Environment
 from raftmq.node.events import Events
+from raftmq.node.maintenance import run_maintenance
 from raftmq.node.partitions import Partitions, tell_of_term
-from raftmq.node.surroundings import Surroundings
-from raftmq.node.upkeep import run_upkeep
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_settings import PartitionSettings
@@ -137,13 +137,13 @@ class NodeCore:
         self._eager_ticks = 0
         self._learned: set[NodeId] = set()
 
-    def compose(self, around: Surroundings, journal: HardStateJournal) -> None:
+    def compose(self, environment: Environment, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""
-        self.tasks = around.tasks
-        self.supported = around.supported
-        self._compose_plane(around, journal)
+        self.tasks = environment.tasks
+        self.supported = environment.supported
+        self._compose_plane(environment, journal)
         self._compose_control()
-        self._compose_server(around)
+        self._compose_server(environment)
         self.engine.on_image(lambda _before, _after: self._learn_addresses())
         self.engine.on_image(self._levels_changed)
         self.plane.links.set_addresses(
@@ -165,7 +165,7 @@ class NodeCore:
     async def live(self) -> None:
         """Follow the metadata, and keep the logs well, until cancelled."""
         await self.tasks.together(
-            [self.partitions.run, lambda: run_upkeep(self.plane, self.partitions)]
+            [self.partitions.run, lambda: run_maintenance(self.plane, self.partitions)]
         )
 
     async def until_ready(self) -> None:
@@ -181,11 +181,11 @@ class NodeCore:
 
     # ---- the parts ----
 
-    def _compose_plane(self, around: Surroundings, journal: HardStateJournal) -> None:
+    def _compose_plane(self, environment: Environment, journal: HardStateJournal) -> None:
         self.calls = BrokerCalls(self._send_frame, self._serve_broker, self._peer_version)
         self.plane = DataPlane(
             self.config,
-            around,
+            environment,
             journal,
             on_formation=self._on_formation,
             on_broker=self.calls.receive,
@@ -245,7 +245,7 @@ class NodeCore:
             wake=self._wake,
         )
 
-    def _compose_server(self, around: Surroundings) -> None:
+    def _compose_server(self, environment: Environment) -> None:
         config, plane = self.config, self.plane
         multiraft = plane.multiraft
         agreed = AgreedTime(self.node_id, plane.clock, lambda: multiraft.awake, self._voters_count)
@@ -274,7 +274,7 @@ class NodeCore:
             buggify=plane.buggify,
             hand_over=self._hand_to_preferred,
             has_ended=plane.links.has_ended,
-            workers=around.workers,
+            workers=environment.workers,
             supported=self.supported,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)

@@ -16,8 +16,8 @@ from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
+from raftmq.node.environment import Environment
 from raftmq.node.loop_watch import LoopWatch
-from raftmq.node.surroundings import Surroundings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
@@ -60,7 +60,7 @@ class DataPlane:
     def __init__(
         self,
         config: NodeConfig,
-        around: Surroundings,
+        environment: Environment,
         journal: HardStateJournal,
         *,
         on_formation: FrameReceiver,
@@ -70,24 +70,24 @@ class DataPlane:
     ) -> None:
         self.config = config
         self.node_id = NodeId(config.node_id)
-        self.folder = around.folder
+        self.folder = environment.folder
         self.self_id = ReplicaId(self.node_id, self.folder.storage_id)
-        self.disk = around.disk
-        self.clock = around.clock
-        self.random = around.random
-        self.tasks = around.tasks
-        self.buggify = around.buggify
-        self.disk_space = around.disk_space
+        self.disk = environment.disk
+        self.clock = environment.clock
+        self.random = environment.random
+        self.tasks = environment.tasks
+        self.buggify = environment.buggify
+        self.disk_space = environment.disk_space
         self.shared = Shared.make(
             self.disk,
             files_max=config.open_files_max,
             index_bytes_max=config.index_memory_bytes_max,
             recent_bytes_max=config.recent_bytes_max,
-            make_lock=around.make_lock,
+            make_lock=environment.make_lock,
         )
         self.journal = journal
-        self.flusher = around.flusher
-        self.links = around.connect(self)
+        self.flusher = environment.flusher
+        self.links = environment.connect(self)
         self.multiraft = MultiRaft(
             self.node_id,
             journal,
@@ -98,12 +98,12 @@ class DataPlane:
             send_stored=self.links.send_stored,
         )
         rate = CatchUpRate(self.clock, config.replica_catchup_bytes_per_s)
-        self.catch_up = around.make_catch_up(self.links, rate)
-        self.batch_openers = around.batch_openers
+        self.catch_up = environment.make_catch_up(self.links, rate)
+        self.batch_openers = environment.batch_openers
         self.failure: str | None = None
         self.failed: Promise[str] = Promise()
         election_ms = config.tick_ms * config.election_ticks
-        self.loop_watch = LoopWatch(election_ms, around.core_times, around.core_stolen_ms)
+        self.loop_watch = LoopWatch(election_ms, environment.core_times, environment.core_stolen_ms)
         self._on_formation = on_formation
         self._on_broker = on_broker
         self._identity_told = on_identity
@@ -168,7 +168,7 @@ class DataPlane:
 
     async def pause(self, seconds: float) -> None:
         """Sleep until the first tick after so long: a node at rest wakes for that one anyway, and
-        each further wake-up costs it more than what upkeep has to do."""
+        each further wake-up costs it more than what maintenance has to do."""
         over: Promise[None] = Promise()
         self._pauses.append((self.clock.monotonic_ms() + seconds * 1e3, over))
         await self.tasks.wait(over)

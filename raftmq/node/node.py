@@ -24,9 +24,9 @@ from raftmq.logs import structlog
 from raftmq.metadata.metadata_engine import DrivenEngine
 from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.node.composition import NodeCore
+from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
-from raftmq.node.surroundings import Ears, Surroundings
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.core_wait import CoreWait
 from raftmq.runtime.data_folder import DataFolder
@@ -167,7 +167,7 @@ class Node(NodeCore):
         flusher = Flusher(self.config.flusher_threads)
         turns = Turns()
 
-        def connect(ears: Ears) -> PeerLinks:
+        def connect(peer_events: PeerEvents) -> PeerLinks:
             self.links = PeerLinks(
                 cluster_id=self.config.cluster_id,
                 node_id=self.node_id,
@@ -175,13 +175,13 @@ class Node(NodeCore):
                 process_id=f"{random.getrandbits(64):016x}",
                 address=self.config.peer_address,
                 queue_bytes_max=self.config.peer_queue_bytes_max,
-                on_frame=ears.frame_received,
-                on_identity=ears.peer_introduced,
-                on_lost=ears.peer_lost,
+                on_frame=peer_events.frame_received,
+                on_identity=peer_events.peer_introduced,
+                on_lost=peer_events.peer_lost,
                 random=random,
                 turns=turns,
                 memory_bytes_max=self.config.peer_memory_bytes_max,
-                on_broken_invariant=ears.fail,
+                on_broken_invariant=peer_events.fail,
                 log=RateLimitedLog(structlog.get_logger("raftmq.peers"), lines_max=PEER_LINES_MAX),
             )
             return self.links
@@ -191,7 +191,7 @@ class Node(NodeCore):
             return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
 
         clock = RealClock()
-        around = Surroundings(
+        environment = Environment(
             disk=disk,
             folder=folder,
             clock=clock,
@@ -207,7 +207,7 @@ class Node(NodeCore):
             core_times=self.core_wait.times,
             core_stolen_ms=self.core_wait.stolen_ms,
         )
-        self.compose(around, journal)
+        self.compose(environment, journal)
         flusher.around = self.plane.multiraft.batch
         self.faults = FaultSwitch(self.links, flusher) if is_armed(os.environ) else None
         self.port = ClientPort(
@@ -224,7 +224,7 @@ class Node(NodeCore):
         plane = self.plane
         if self.config.metadata_engine == "pysyncobj":
             try:
-                from raftmq.node.reference import open_reference_engine  # an extra, rarely wanted
+                from raftmq.runtime.reference_engine import open_reference_engine  # an extra
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     f"key 'metadata_engine': pysyncobj is not installed ({error}); "
@@ -261,10 +261,8 @@ class Node(NodeCore):
         # somebody asks already.
         with trio.move_on_after(ADMIN_WAIT_S):
             await trio.lowlevel.wait_readable(self._admin_sock)
-        admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.admin_http")
+        admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.http")
         exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
-        nodes_page = await trio.to_thread.run_sync(import_module, "raftmq.node.nodes_page")
-        leaders_page = await trio.to_thread.run_sync(import_module, "raftmq.node.leaders_page")
         await admin_http.serve_admin(
             self._admin_sock,
             health=lambda: health(self),
@@ -272,8 +270,8 @@ class Node(NodeCore):
             metrics=exposition.Exposition(self).render,
             count_bug=self.broker.metrics.admin_bug,
             faults=self.faults,
-            nodes=nodes_page.NodesPage(self),
-            leaders=leaders_page.LeadersPage(self),
+            nodes=admin_http.NodesPage(self.control),
+            leaders=admin_http.LeadersPage(self.control),
         )
 
     # ---- going down ----

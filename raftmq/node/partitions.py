@@ -558,7 +558,7 @@ class Partitions:
             elif not is_crowd or asked & (asked - 1) == 0:
                 replica.stand()
 
-    # ---- upkeep ----
+    # ---- maintenance ----
 
     def retain(self, replicas: Sequence[Replica]) -> None:
         """Let those of them that lead move their log start where retention says so."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.families import TURN_S
-from raftmq.node.troubles import not_running, troubles, unheld
 
 if TYPE_CHECKING:
     from raftmq.node.node import Node
@@ -216,7 +216,7 @@ def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, 
         ],
         "damaged": [list(span) for span in replica.damaged()],
         "failure": replica.failure,
-        "troubles": troubles(node, partition, replica),
+        "troubles": diagnose(node, partition, replica),
     }
 
 

@@ -17,12 +17,15 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import trio
 from attrs import define, frozen
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf, SyncObjConsumer, replicated
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
+from raftmq.config import ConfigError, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError, RequestTimedOutError
+from raftmq.logs import structlog
 from raftmq.metadata.apply import STALE_SEQUENCE, apply
 from raftmq.metadata.broker_messages import NOBODY, BarrierRequest, ForwardCommands, Reply
 from raftmq.metadata.commands import (
@@ -56,6 +59,13 @@ WARNING: Final = (
 )
 
 TIMEOUT_MS: Final = 5_000.0
+
+PORT_OFFSET: Final = 10_000
+"""The library listens so far above the peer port, on loopback: any process that reaches that port
+can run code in this one."""
+PORT_END: Final = 65_536
+
+logger = structlog.get_logger("raftmq.node")
 
 _NEVER_TAKEN: Final = frozenset(
     {FAIL_REASON.QUEUE_FULL, FAIL_REASON.MISSING_LEADER, FAIL_REASON.NOT_LEADER}
@@ -378,3 +388,45 @@ __all__ = [
     "ReferenceOptions",
     "check_addresses",
 ]
+
+
+def open_reference_engine(
+    config: NodeConfig, clock: Clock, folder: str, on_failure: Callable[[str], None]
+) -> ReferenceMetadataEngine:
+    """Start the library; call it in the loop that the engine will report to.
+
+    Raises:
+        ConfigError: this node is not among `peers`, or one of them is not on loopback.
+    """
+    addresses = {NodeId(peer.id): f"{peer.host}:{_port(peer.port)}" for peer in config.peers} or {
+        NodeId(config.node_id): f"127.0.0.1:{_port(config.peer_listener.port)}"
+    }
+    if NodeId(config.node_id) not in addresses:
+        raise ConfigError("the pysyncobj engine has no observers: every node must be in 'peers'")
+    try:
+        check_addresses(addresses)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    logger.warning("reference engine", reason=WARNING)
+    token = trio.lowlevel.current_trio_token()
+
+    def post(call: Callable[[], None]) -> None:
+        try:
+            token.run_sync_soon(call)
+        except trio.RunFinishedError:
+            return  # the node has ended; nobody waits for this any more
+
+    return ReferenceMetadataEngine(
+        self_id=NodeId(config.node_id),
+        incarnation=clock.wall_ms(),
+        clock=clock,
+        post=post,
+        options=ReferenceOptions(addresses, folder=folder),
+        on_failure=lambda error: on_failure(f"metadata could not be applied: {error!r}"),
+    )
+
+
+def _port(peer_port: int) -> int:
+    """A port that a local cluster's other ports are far from."""
+    port = peer_port + PORT_OFFSET
+    return port if port < PORT_END else peer_port - PORT_OFFSET

@@ -1,4 +1,4 @@
-"""Trio behind `node/surroundings.py`'s `Tasks`, the way in which a real node waits, and the task
+"""Trio behind `node/environment.py`'s `Tasks`, the way in which a real node waits, and the task
 that lets deadlines pass: it sleeps until the earliest one, and wakes when that moves up.
 
 Owns nothing. Code that waits through this port alone runs unchanged in the simulation, where the

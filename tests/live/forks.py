@@ -32,10 +32,8 @@ MODULES = {
     "nodes": (
         "raftmq.cli.start",
         "raftmq.node",
-        "raftmq.node.leaders_page",
         "raftmq.node.metrics.exposition",
-        "raftmq.node.nodes_page",
-        "raftmq.server.admin.admin_http",
+        "raftmq.server.admin.http",
     ),
     "commands": ("raftmq.cli.app",),
 }

@@ -30,7 +30,7 @@ from raftmq.node.loop_watch import (
     watch_collections,
 )
 from raftmq.node.metrics import exposition
-from raftmq.node.metrics.areas import AREAS
+from raftmq.node.metrics.collectors import COLLECTORS
 from raftmq.node.metrics.exposition import Exposition, Prepared
 from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.partitions import PARTITIONS
@@ -42,7 +42,7 @@ from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic
 from tests.node.exposition import Page, pages, total
 
-METRICS = [metric for area in AREAS for metric in area.metrics]
+METRICS = [metric for collector in COLLECTORS for metric in collector.metrics]
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 PROCESS = {
     "process_virtual_memory_bytes",
@@ -224,7 +224,7 @@ class FakeNode:
 
 
 async def scraped(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Page:
-    monkeypatch.setattr(exposition, "AREAS", (SERVER, PARTITIONS))
+    monkeypatch.setattr(exposition, "COLLECTORS", (SERVER, PARTITIONS))
     body, content_type = await Exposition(node).render("")  # type: ignore[arg-type]
     assert content_type.startswith("text/plain")
     return Page(body.decode())
@@ -267,7 +267,7 @@ async def test_a_large_scrape_gives_the_loop_turns(monkeypatch: pytest.MonkeyPat
 
 
 async def test_openmetrics_is_spoken_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "AREAS", (SERVER, PARTITIONS))
+    monkeypatch.setattr(exposition, "COLLECTORS", (SERVER, PARTITIONS))
     body, content_type = await Exposition(FakeNode(1, 1)).render(  # type: ignore[arg-type]
         "application/openmetrics-text; version=1.0.0"
     )
@@ -361,7 +361,7 @@ def leader_of(found: list[Page], topic: str) -> Page:
 
 
 async def test_bugs_are_counted_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "AREAS", (SERVER,))
+    monkeypatch.setattr(exposition, "COLLECTORS", (SERVER,))
     node = FakeNode(1, 1)
     for error in (ValueError(), ValueError("again"), KeyError()):
         node.broker.metrics.admin_bug(error)

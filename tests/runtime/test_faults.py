@@ -15,10 +15,10 @@ import trio
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.flusher import Flusher
 from raftmq.runtime.peer_links import PeerLinks
-from raftmq.server.admin.admin_http import FAULTS_BYTES_MAX, serve_admin
+from raftmq.server.admin.http import FAULTS_BYTES_MAX, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.runtime.test_peer_links import Node
-from tests.server.admin.test_admin_http import ask, metrics, status
+from tests.server.admin.test_http import ask, metrics, status
 
 WHOLE = {"block_to": [], "block_from": [], "fsync_delay_ms": 0}
 

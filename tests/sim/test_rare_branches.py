@@ -9,7 +9,7 @@ import pytest
 
 from jepsen_like.cluster.run import run_cluster_seed
 from jepsen_like.cluster.world import ClusterWorld
-from raftmq.node.surroundings import Surroundings
+from raftmq.node.environment import Environment
 from raftmq.ports import never
 from tests.tree import ROOT
 
@@ -35,7 +35,7 @@ def test_a_run_comes_by_every_site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_node_takes_none_more_often() -> None:
-    assert attrs.fields(Surroundings).buggify.default is never
+    assert attrs.fields(Environment).buggify.default is never
     assert not never("raft.short_append")
     makers = ("node/node.py", "node/process.py", "cli/start.py")
     assert not any("buggify" in (ROOT / "raftmq" / path).read_text() for path in makers)

@@ -24,10 +24,10 @@ from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.process_collector import ProcessCollector
 
 from raftmq.node.metrics.ages import Ages
-from raftmq.node.metrics.areas import AREAS, read
+from raftmq.node.metrics.collectors import COLLECTORS, read
 from raftmq.node.metrics.families import TURN_S, Family, Scrape
+from raftmq.node.metrics.node_metrics import SCRAPE_TURN
 from raftmq.node.metrics.text import write
-from raftmq.node.metrics.whole import SCRAPE_TURN
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
@@ -53,7 +53,7 @@ class Exposition:
     async def _read(self) -> list[Family]:
         scrape = Scrape(self._ages)
         began = perf_counter()
-        for work in read(AREAS, self._node, scrape):
+        for work in read(COLLECTORS, self._node, scrape):
             spent = perf_counter() - began
             self.turn_seconds_max = max(self.turn_seconds_max, spent)
             if work is not None:

@@ -94,7 +94,7 @@ worker thread before it goes on."""
 
 
 @frozen(slots=True)
-class Area:
+class Collector:
     """Metrics that are collected together."""
 
     metrics: Sequence[Metric]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
+from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.types import Offset, RaftGroupId
 from raftmq.visible import visible
 
@@ -116,4 +116,4 @@ def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     yield None
 
 
-GROUPS: Final = Area((LAG, LAG_SECONDS, LEFT_OUT), _collect)
+GROUPS: Final = Collector((LAG, LAG_SECONDS, LEFT_OUT), _collect)

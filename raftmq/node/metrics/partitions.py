@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
-from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
+from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
@@ -172,4 +172,6 @@ def _add_to_sums(sums: dict[str, int], view: View) -> None:
     sums["parked_produces"] += partition.parked_produces_count
 
 
-PARTITIONS: Final = Area((*(metric for metric, _ in _TABLE), *_SUMS.values(), LEFT_OUT), _collect)
+PARTITIONS: Final = Collector(
+    (*(metric for metric, _ in _TABLE), *_SUMS.values(), LEFT_OUT), _collect
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from raftmq.node.metrics.families import OTHER, Area, Metric, Scrape, Work
+from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 
 if TYPE_CHECKING:
     from raftmq.counts import TopicCounts
@@ -146,7 +146,7 @@ def _add_rest(scrape: Scrape, left: list[TopicCounts]) -> None:
         scrape[metric].add((OTHER,), sum(getattr(counts, attribute) for counts in left))
 
 
-SERVER: Final = Area(
+SERVER: Final = Collector(
     (
         REQUESTS,
         ERRORS,

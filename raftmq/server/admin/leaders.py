@@ -1,41 +1,57 @@
-"""What a node tells of leaders, and the way of an operator's wish to move one.
+"""/leaders of the admin port: the leaders of partitions, and a transfer to another replica.
+
+`GET /leaders` shows every partition with its leader, preferred leader and in-sync replicas, as the
+node knows them; `POST /leaders/transfer` takes `{"topic": "t", "partition": 0, "to": 2}` at any
+node and answers when node 2 leads, or at its timeout. The transfer makes it the preferred leader
+too, or balancing would undo it.
 
 Any node can be asked: image and leader table are the same everywhere, give or take a moment. A
-transfer is a wish first (a metadata command that puts the node in front of the partition's
-replicas) and then a request to the present leader; only to a replica in sync, and by a command that
-names the state it was computed from.
+transfer is first a metadata command that puts the node in front of the partition's replicas, and
+then a request to the present leader; only to a replica in sync, and by a command that names the
+state it was computed from.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import msgspec
 import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from raftmq.controller.control_plane import ControlPlane
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.metadata_image import PartitionImage, TopicImage
 from raftmq.promise import Promise
-from raftmq.server.admin.admin_leaders import TransferWish
+from raftmq.server.admin.pages import answer, wish_page
 from raftmq.types import NodeId
-
-if TYPE_CHECKING:
-    from raftmq.node.node import Node
 
 POLL_S: Final = 0.02
 ASK_AGAIN_S: Final = 0.5
 TIMEOUT_MS_MAX: Final = 60_000
 
 
-class LeadersPage:
-    """Implements `admin_leaders.LeadersPort` for one node."""
+class TransferWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /leaders/transfer`."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    topic: str
+    partition: int
+    to: int
+    timeout_ms: int = 10_000
+
+
+class LeadersPage:
+    """What one node shows and does on these pages."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
 
     def show(self) -> dict[str, Any]:
-        """All partitions with who leads them and who should."""
-        control = self._node.control
+        """All partitions with their leaders and preferred leaders."""
+        control = self._control
         rows = []
         for topic in sorted(control.engine.image.topics_by_id(), key=lambda t: t.name):
             for partition in topic.partitions:
@@ -67,7 +83,7 @@ class LeadersPage:
             }
 
     async def _transfer(self, wish: TransferWish) -> str:
-        control = self._node.control
+        control = self._control
         while True:
             topic, partition = self._find(wish)
             to = NodeId(wish.to)
@@ -84,7 +100,7 @@ class LeadersPage:
                     await self._until_led(topic, partition.index, to)
 
     def _find(self, wish: TransferWish) -> tuple[TopicImage, PartitionImage]:
-        topic = self._node.control.engine.image.topics.get(wish.topic)
+        topic = self._control.engine.image.topics.get(wish.topic)
         if topic is None or not 0 <= wish.partition < len(topic.partitions):
             raise KafkaError(
                 f"there is no partition {wish.topic}-{wish.partition}",
@@ -106,7 +122,7 @@ class LeadersPage:
 
     async def _prefer(self, topic: TopicImage, partition: PartitionImage, to: NodeId) -> bool:
         """Put a node in front of a partition's replicas; False when the state has moved on."""
-        engine = self._node.control.engine
+        engine = self._control.engine
         others = tuple(node_id for node_id in partition.replicas if node_id != to)
         promise = engine.propose(
             ReassignPartition(
@@ -124,7 +140,7 @@ class LeadersPage:
 
     async def _until_led(self, topic: TopicImage, index: int, to: NodeId) -> None:
         while True:
-            row = self._node.control.leaders.get(topic.topic_id, index)
+            row = self._control.leaders.get(topic.topic_id, index)
             if row is not None and row.leader_id == to:
                 return
             await trio.sleep(POLL_S)
@@ -140,3 +156,15 @@ async def _kept(promise: Promise[Any]) -> None:
     promise.when_done(lambda _promise: done.set())
     await done.wait()
     promise.result()
+
+
+def leaders_routes(leaders: LeadersPage) -> list[Route]:
+    """The pages' routes."""
+
+    async def show(_request: Request) -> Response:
+        return answer(leaders.show())
+
+    return [
+        Route("/leaders", show, methods=["GET"]),
+        Route("/leaders/transfer", wish_page(TransferWish, leaders.transfer), methods=["POST"]),
+    ]

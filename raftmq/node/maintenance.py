@@ -17,7 +17,7 @@ from raftmq.node.partitions import Partitions
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.replication.replica import Replica
 
-logger = structlog.get_logger("raftmq.upkeep")
+logger = structlog.get_logger("raftmq.maintenance")
 
 SCRUB_STRETCH_BYTES: Final = 1 << 20
 SCRUB_CORE_SHARE_MAX: Final = 0.05
@@ -33,7 +33,7 @@ REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than that free a replica would only stop again."""
 
 
-async def run_upkeep(plane: DataPlane, partitions: Partitions) -> None:
+async def run_maintenance(plane: DataPlane, partitions: Partitions) -> None:
     """Retain, scrub and watch until cancelled."""
     forever: list[Callable[[], Awaitable[None]]] = [
         lambda: _watch_forever(plane, partitions),

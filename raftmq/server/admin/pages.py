@@ -1,4 +1,4 @@
-"""What the pages of the admin port share: JSON answers, bounded bodies, and pages that take a wish.
+"""What the pages of the admin port share: JSON answers, bounded bodies, requests to act.
 
 Invariants: a body is read up to a limit; a page that acts takes only `application/json`, which no
 page of another site can make a browser send unasked.

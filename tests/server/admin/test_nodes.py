@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from raftmq.server.admin.admin_http import serve_admin
-from raftmq.server.admin.admin_nodes import ReplaceWish
-from raftmq.server.admin.admin_pages import BODY_BYTES_MAX
+from raftmq.server.admin.http import serve_admin
+from raftmq.server.admin.nodes import ReplaceWish
+from raftmq.server.admin.pages import BODY_BYTES_MAX
 from raftmq.server.kafka.listener import open_listen_socket
 
 

@@ -2,7 +2,7 @@
 
 Imported only after the node is ready: starlette and hypercorn cost more to import than the rest of
 a node. It reads and never changes anything, but for /faults, which is refused in production, and
-for /nodes and /leaders (`admin_nodes.py`, `admin_leaders.py`).
+for /nodes and /leaders (`nodes.py`, `leaders.py`).
 /health (and /health/ready) is 503 until this node has joined, and while it sees no majority of the
 metadata group; /health/live only when the process should be started anew.
 """
@@ -30,9 +30,9 @@ from starlette.routing import Route
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import structlog
-from raftmq.server.admin.admin_leaders import LeadersPort, leaders_routes
-from raftmq.server.admin.admin_nodes import NodesPort, nodes_routes
-from raftmq.server.admin.admin_pages import Page, answer, read_body, too_large
+from raftmq.server.admin.leaders import LeadersPage, leaders_routes
+from raftmq.server.admin.nodes import NodesPage, nodes_routes
+from raftmq.server.admin.pages import Page, answer, read_body, too_large
 from raftmq.server.kafka.log_rate import RateLimitedLog
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -40,7 +40,7 @@ Status = Callable[[], Awaitable[dict[str, Any]]]
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The page and its content type, for an Accept header."""
 CountBug = Callable[[Exception], None]
-"""Told of each exception of ours that a request or a connection here met."""
+"""Called with each exception of ours that a request or a connection here met."""
 
 KEEP_ALIVE_S: Final = 30.0
 READ_TIMEOUT_S: Final = 60
@@ -125,8 +125,8 @@ def make_app(
     status: Status,
     metrics: Metrics,
     faults: FaultPort | None = None,
-    nodes: NodesPort | None = None,
-    leaders: LeadersPort | None = None,
+    nodes: NodesPage | None = None,
+    leaders: LeadersPage | None = None,
 ) -> Starlette:
     """All pages; without `faults` they are refused."""
 
@@ -221,8 +221,8 @@ async def serve_admin(
     metrics: Metrics,
     count_bug: CountBug,
     faults: FaultPort | None = None,
-    nodes: NodesPort | None = None,
-    leaders: LeadersPort | None = None,
+    nodes: NodesPage | None = None,
+    leaders: LeadersPage | None = None,
 ) -> None:
     """Serve the admin port on a bound socket until cancelled; it stays the caller's.
 
@@ -275,9 +275,9 @@ def _only(error: Exception) -> Exception:
 
 
 def guarded(app: Any, count_bug: CountBug) -> Any:
-    """The same pages, with what a request meets told here: once a while, and to nobody else.
+    """The same pages; what a request meets is logged here, once a while, and nowhere else.
 
-    The one who asked has a 500 by then; the connection ends.
+    The client has a 500 by then; the connection ends.
     """
 
     async def serve_one(scope: Any, receive: Any, send: Any) -> None:

@@ -1,37 +1,53 @@
-"""What a node tells of all nodes, from its own copy of the metadata; and the way of an operator's
-wish to replace one of them to the controller.
+"""/nodes of the admin port: the members of the cluster, and the replacement of one of them.
 
-Any node can be asked: images are the same everywhere, give or take a moment.
+`GET /nodes` shows every node with its role and what is being replaced; `POST /nodes/replace` takes
+`{"old_id": 1, "new_id": 4}`, with `even_if_alive` and `dry_run`, at any node, and answers when the
+controller has decided. What happens then is the cluster's work, shown by `GET /nodes`.
+
+Any node can be asked: it reads its own copy of the metadata, which is the same everywhere, give or
+take a moment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import trio
 from attrs import asdict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.replacement import progress
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcomes, ReplaceNodeCall
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.server.admin.admin_nodes import ReplaceWish
+from raftmq.server.admin.pages import answer, wish_page
 from raftmq.types import NodeId
 
-if TYPE_CHECKING:
-    from raftmq.node.node import Node
+
+class ReplaceWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /nodes/replace`."""
+
+    old_id: int
+    new_id: int
+    even_if_alive: bool = False
+    dry_run: bool = False
+    timeout_ms: int = 10_000
 
 
 class NodesPage:
-    """Implements `admin_nodes.NodesPort` for one node."""
+    """What one node shows and does on these pages."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
 
     def show(self) -> dict[str, Any]:
         """All nodes, and what is being replaced."""
-        engine, leaders = self._node.engine, self._node.control.leaders
+        engine, leaders = self._control.engine, self._control.leaders
         image = engine.image
         configuration = engine.configuration or Configuration()
         led: dict[NodeId, int] = {}
@@ -60,7 +76,7 @@ class NodesPage:
         }
 
     def _describe(self, node_id: NodeId, configuration: Configuration) -> dict[str, Any]:
-        broker = self._node.engine.image.brokers.get(node_id)
+        broker = self._control.engine.image.brokers.get(node_id)
         role = "none"
         if any(voter.node_id == node_id for voter in configuration.voters):
             role = "voter"
@@ -88,7 +104,7 @@ class NodesPage:
             timeout_ms=max(1, min(wish.timeout_ms, 60_000)),
         )
         answered = trio.Event()
-        promise = self._node.control.call(call)
+        promise = self._control.call(call)
         promise.when_done(lambda _promise: answered.set())
         await answered.wait()
         return _told(promise)
@@ -104,3 +120,15 @@ def _told(promise: Promise[Outcomes]) -> dict[str, Any]:
         "message": verdict.message or "",
         "steps": [step.message or "" for step in steps],
     }
+
+
+def nodes_routes(nodes: NodesPage) -> list[Route]:
+    """The pages' routes."""
+
+    async def show(_request: Request) -> Response:
+        return answer(nodes.show())
+
+    return [
+        Route("/nodes", show, methods=["GET"]),
+        Route("/nodes/replace", wish_page(ReplaceWish, nodes.replace), methods=["POST"]),
+    ]

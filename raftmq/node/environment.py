@@ -54,7 +54,7 @@ class Tasks(Protocol):
         ...
 
 
-class Ears(Protocol):
+class PeerEvents(Protocol):
     """What links tell their node."""
 
     def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
@@ -137,11 +137,11 @@ class RatedCatchUp(CatchUp, Protocol):
 
 
 @frozen(slots=True, kw_only=True)
-class Surroundings:
+class Environment:
     """Where one node lives.
 
     Attributes:
-        connect: makes the links, which then talk to the given ears.
+        connect: makes the links, which then talk to the given peer_events.
         make_catch_up: makes the node's part in catch-up over these links.
         batch_openers: look into produced batches, of which some take long.
         disk_space: (size, free) of the file system below the data folder, in bytes.
@@ -158,7 +158,7 @@ class Surroundings:
     tasks: Tasks
     flusher: FlushPool
     workers: WorkerPool
-    connect: Callable[[Ears], Links]
+    connect: Callable[[PeerEvents], Links]
     make_catch_up: Callable[[Links, CatchUpRate], RatedCatchUp]
     batch_openers: ClosingOpeners
     disk_space: Callable[[], tuple[int, int]]

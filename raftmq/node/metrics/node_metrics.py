@@ -1,4 +1,4 @@
-"""Metrics with one number per node: a table, one line each.
+"""Metrics with one number per node, a table with one line each; and those per other node.
 
 `counter` and `gauge` take a name, a help text and a function of the node. What a node lacks (the
 metadata replica where metadata runs on the reference engine) reads as 0.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.replacement import partitions_left
 from raftmq.node.loop_watch import FULL_COLLECTIONS
-from raftmq.node.metrics.families import Area, Metric, Scrape, Work
+from raftmq.node.metrics.families import Collector, Metric, Scrape, Work
 from raftmq.runtime.disk import DISK_FULL
 
 if TYPE_CHECKING:
@@ -381,7 +381,52 @@ def _collect(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     yield None
 
 
-WHOLE: Final = Area(
+NODE_METRICS: Final = Collector(
     (*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, COLLECTIONS, SCRAPE_TURN, FSYNC),
     _collect,
 )
+
+
+# ---- per other node ----
+
+CONNECTED: Final = Metric(
+    "raftmq_peer_connected", "gauge", "1 while the streams to that node stand", ("peer",)
+)
+QUEUED: Final = Metric(
+    "raftmq_peer_queue_bytes", "gauge", "Bytes that wait for that node", ("peer", "stream")
+)
+SENT: Final = Metric(
+    "raftmq_peer_sent_bytes_total", "counter", "Bytes given to that node", ("peer", "stream")
+)
+DROPPED: Final = Metric(
+    "raftmq_peer_dropped_frames_total",
+    "counter",
+    "Frames dropped: no connection, or its queue is full; Raft sends again what matters",
+    ("peer", "stream"),
+)
+REFUSED: Final = Metric(
+    "raftmq_peer_streams_refused_total",
+    "counter",
+    "Streams at the peer port, or to peers, that were refused or ended for what came on them: no "
+    "hello, another cluster's or version's, above a limit, a bad frame, too much memory, too slow, "
+    "or a bug met",
+    ("reason",),
+)
+
+
+def _collect_peers(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
+    links = node.plane.links
+    for peer, stream in sorted(links.streams()):
+        counts = links.counts(peer, stream)
+        labels = (str(peer), stream)
+        scrape[QUEUED].add(labels, counts.queued_bytes)
+        scrape[SENT].add(labels, counts.sent_bytes)
+        scrape[DROPPED].add(labels, counts.dropped_frames)
+        if stream == "bulk":
+            scrape[CONNECTED].add((str(peer),), links.is_connected(peer))
+    for reason, count in links.refusals.items():
+        scrape[REFUSED].add((reason,), count)
+    yield None
+
+
+PEERS: Final = Collector((CONNECTED, QUEUED, SENT, DROPPED, REFUSED), _collect_peers)

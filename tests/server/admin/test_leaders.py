@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -15,9 +14,8 @@ from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import Done, ReassignPartition
 from raftmq.metadata.metadata_image import EMPTY_IMAGE, PartitionImage, TopicImage
-from raftmq.node.leaders_page import LeadersPage
 from raftmq.promise import Promise
-from raftmq.server.admin.admin_leaders import TransferWish
+from raftmq.server.admin.leaders import LeadersPage, TransferWish
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId
 
 TOPIC = TopicId(UUID(int=7))
@@ -38,7 +36,7 @@ class World:
         self.commands: list[tuple[Any, int]] = []
         self.refusals: list[ErrorCode] = []
         self.is_obeyed = True
-        self.page = LeadersPage(SimpleNamespace(control=self))  # type: ignore[arg-type]
+        self.page = LeadersPage(self)  # type: ignore[arg-type]
 
     @property
     def engine(self) -> World:

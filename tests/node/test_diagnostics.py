@@ -12,6 +12,7 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.metadata.group_commands import CommittedOffset
 from raftmq.metadata.group_image import GroupsImage, GroupState
+from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.groups import (
@@ -22,7 +23,6 @@ from raftmq.node.metrics.groups import (
     LEFT_OUT,
     group_label,
 )
-from raftmq.node.troubles import not_running, troubles, unheld
 from raftmq.ports import DiskError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
@@ -65,7 +65,7 @@ def why(node: Any, found: Any, min_isr: int = 1) -> list[str]:
     partition: Any = SimpleNamespace(
         name=NAME, settings=SimpleNamespace(min_insync_replicas=min_isr)
     )
-    return troubles(node, partition, found)
+    return diagnose(node, partition, found)
 
 
 def test_a_healthy_partition_has_none() -> None:

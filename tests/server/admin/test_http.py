@@ -17,8 +17,8 @@ import trio.testing
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
-from raftmq.server.admin import admin_http
-from raftmq.server.admin.admin_http import PAGES, Status, serve_admin
+from raftmq.server.admin import http as admin_http
+from raftmq.server.admin.http import PAGES, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raftmq.replication.replica import Replica
 
 
-def troubles(node: Node, partition: Partition, replica: Replica) -> list[str]:
+def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:
     """What keeps this partition from being led, written, or fully replicated."""
     if replica.failure is not None:
         return [f"replica on node {node.node_id} stopped: {replica.failure}"]
