@@ -244,7 +244,7 @@ REPLICA_BUGS: Final[dict[str, Bug]] = {
     ),
     "claim-not-lowered": Bug(
         patching((JournalPlace, "lower_claim", nothing)),
-        stress.leaders,
+        stress.leaders_and_power,
         10,
         (1,),
         ("ClaimsAreFlushed",),

@@ -40,8 +40,15 @@ def leaders(seed: int) -> ClusterOptions:
     ).with_weights(isolate_leader=4, crash_leader=3, transfer=2, one_way=1, kill=1)
 
 
+def leaders_and_power(seed: int) -> ClusterOptions:
+    """The same, and others lose power as well."""
+    return attrs.evolve(leaders(seed), has_floors=False).with_weights(
+        isolate_leader=4, crash_leader=4, crash=3, transfer=1
+    )
+
+
 def leaders_and_readers(seed: int) -> ClusterOptions:
-    """The same, and nearly all that clients do is read."""
+    """Leaders go again and again, and nearly all that clients do is read."""
     return attrs.evolve(
         leaders(seed), has_floors=False, consumers=5, members=1, registers=1, api_fuzzers=0
     )
