@@ -35,13 +35,14 @@ from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Environment
 from raftmq.node.events import Events
 from raftmq.node.maintenance import run_maintenance
-from raftmq.node.partitions import Partitions, tell_of_term
+from raftmq.node.partitions import Partitions, RoleWatch, tell_of_term
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
+from raftmq.raft.ready import SoftState
 from raftmq.replication.agreed_time import AgreedTime
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
@@ -232,7 +233,12 @@ class NodeCore:
             move_locally=self._move_locally,
             learn_address=self._learn_address,
         )
-        self.partitions = Partitions(plane, self.control, self.deadlines)
+        self.partitions = Partitions(
+            plane,
+            self.control,
+            self.deadlines,
+            on_role=self._role_changed,
+        )
 
     def _make_engine(self) -> DrivenEngine:
         return RaftMetadataEngine(
@@ -272,8 +278,10 @@ class NodeCore:
             config=config,
             random=plane.random,
             buggify=plane.buggify,
+            drains=plane.multiraft,
             hand_over=self._hand_to_preferred,
             has_ended=plane.links.has_ended,
+            is_cut_off=self._is_cut_off,
             workers=environment.workers,
             supported=self.supported,
         )
@@ -282,8 +290,9 @@ class NodeCore:
         self.control.quorum_view = self.broker.quorum_view
         self.events = Events(self)
         self.events.attach()
-        self.broker.drains = plane.multiraft
-        self.broker.is_cut_off = self._is_cut_off
+
+    def _role_changed(self, name: TopicPartition, watch: RoleWatch, soft: SoftState) -> None:
+        self.events.replica_changed(name, watch, soft)  # made after the partitions
 
     def _is_cut_off(self) -> bool:
         """True when metadata may well go on without this node: the majority is silent, and not

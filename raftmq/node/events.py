@@ -65,7 +65,6 @@ class Events:
         node.machine.add_listener(self)
         node.machine.on_skipped = self._command_skipped
         node.plane.shared.watch.on_event = self._file_event
-        node.partitions.on_role = self.replica_changed
 
     # ---- roles ----
 

@@ -102,10 +102,6 @@ class RoleWatch:
         self.leader: tuple[NodeId, int] | None = None
 
 
-def _ignore(_name: TopicPartition, _watch: RoleWatch, _soft: SoftState) -> None:
-    """Nobody listens."""
-
-
 class LedPartition(Partition):
     """A partition that says when this node begins to lead it."""
 
@@ -148,6 +144,8 @@ class Partitions:
         plane: DataPlane,
         control: ControlPlane,
         deadlines: Deadlines,
+        *,
+        on_role: Callable[[TopicPartition, RoleWatch, SoftState], None],
     ) -> None:
         self._plane = plane
         self._control = control
@@ -184,7 +182,7 @@ class Partitions:
             led=lambda: [r for r in self._replicas.values() if r.is_leader],
         )
         self.quarantined: list[str] = []
-        self.on_role: Callable[[TopicPartition, RoleWatch, SoftState], None] = _ignore
+        self.on_role = on_role
         """Told when a replica has another role, term or leader."""
         self.counts = ReplicaCounts()
         self.topic_counts: dict[str, TopicCounts] = {}

@@ -115,7 +115,7 @@ class FakeNode:
 def change(node: FakeNode, watch: RoleWatch, role: Role, term: int, leader: int | None) -> Any:
     who = None if leader is None else NODES[leader - 1]
     with capture_logs() as logs:
-        node.partitions.on_role(NAME, watch, SoftState(role, term, who))  # type: ignore[misc]
+        node.events.replica_changed(NAME, watch, SoftState(role, term, who))
     return logs
 
 

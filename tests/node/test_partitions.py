@@ -99,7 +99,9 @@ class Bench:
             replica_removed=lambda topic_id, index: self.removed.append((topic_id, index)),
         )
         self.removed: list[tuple[TopicId, int]] = []
-        self.partitions = Partitions(self.plane, self.control, Deadlines(clock))
+        self.partitions = Partitions(
+            self.plane, self.control, Deadlines(clock), on_role=lambda *_: None
+        )
 
     def start(self, number: int, topic: int = 1) -> StartReplica:
         """The order to run a replica, which the image has as well."""

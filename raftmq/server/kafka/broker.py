@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -26,10 +26,10 @@ from raftmq.metadata.topic_configs import broker_value, describe_topic, effectiv
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_registry import PartitionRegistry
-from raftmq.ports import Buggify, Clock, Random, never
+from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
-from raftmq.runtime.workers import WorkerPool, Workers
+from raftmq.runtime.workers import WorkerPool
 from raftmq.server.kafka.cork import Drains
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
@@ -91,12 +91,12 @@ class Broker:
         clock: Clock,
         config: NodeConfig,
         random: Random,
-        buggify: Buggify = never,
-        metadata_replica: QuorumReplica | None = None,
-        hand_over: HandOver | None = None,
-        has_ended: Callable[[NodeId], bool] | None = None,
-        workers: WorkerPool | None = None,
-        metrics: ServerMetrics | None = None,
+        buggify: Buggify,
+        drains: Drains,
+        hand_over: HandOver,
+        has_ended: Callable[[NodeId], bool],
+        is_cut_off: Callable[[], bool],
+        workers: WorkerPool,
         supported: Ranges = SUPPORTED,
     ) -> None:
         self.node_id = node_id
@@ -109,17 +109,18 @@ class Broker:
         self.deadlines = deadlines
         self.clock = clock
         self.config = config
-        self.metadata_replica = metadata_replica
+        self.metadata_replica: QuorumReplica | None = None
+        """Of this node, once it has opened it."""
         self.supported = supported
         """Levels of features with which this node can go on."""
         self.supported_text = named(supported)
-        self.workers: WorkerPool = workers or Workers()
-        self.is_cut_off: Callable[[], bool] = _no
+        self.workers = workers
+        self.is_cut_off = is_cut_off
         """True while others, but not this node, may see the majority of the metadata group."""
-        self.drains: Drains | None = None
-        """The engine of this node's replicas, where there is one."""
+        self.drains = drains
+        """The engine of this node's replicas."""
         self._hand_over = hand_over
-        self.metrics = metrics or ServerMetrics()
+        self.metrics = ServerMetrics()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_cache = MetadataCache()
         self.slices = Slices(deadlines)
@@ -127,7 +128,7 @@ class Broker:
             leader_table,
             deadlines,
             clock,
-            has_ended=has_ended or _never_ended,
+            has_ended=has_ended,
             has_left=self._has_left,
         )
         self.producer_ids = ProducerIdBlocks(self)
@@ -138,7 +139,7 @@ class Broker:
 
     def batch(self) -> AbstractContextManager[None]:
         """Do several things to replicas and let each take them in once, at the end."""
-        return nullcontext() if self.drains is None else self.drains.batch()
+        return self.drains.batch()
 
     @property
     def image(self) -> MetadataImage:
@@ -429,7 +430,7 @@ class Broker:
         in_sync = self.in_sync_nodes(topic.topic_id, found)
         if self.offline_nodes([preferred]) or (in_sync and preferred not in in_sync):
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-        if leader.leader_id < 0 or self._hand_over is None:
+        if leader.leader_id < 0:
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
         if not self._hand_over(NodeId(leader.leader_id), name):
             return ErrorCode.LEADER_NOT_AVAILABLE
@@ -483,14 +484,6 @@ class Broker:
         self.deadlines.after(QUORUM_WAIT_MS, lambda: settle(None))
         self.controller.ask_quorum().when_done(lambda done: settle(done.result()))
         return promise
-
-
-def _never_ended(_node_id: NodeId) -> bool:
-    return False
-
-
-def _no() -> bool:
-    return False
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -94,17 +94,17 @@ class Shared:
         begin: Begin,
         limits: Limits,
         metrics: ServerMetrics,
-        cork: Cork | None = None,
-        memory: RequestMemory | None = None,
-        turns: Turns | None = None,
+        cork: Cork,
+        memory: RequestMemory,
+        turns: Turns,
     ) -> None:
         self.begin = begin
-        self.cork = cork or Cork()
+        self.cork = cork
         self.limits = limits
         self.listener_name = CLIENT_LISTENER
         self.metrics = metrics
-        self.memory = memory or RequestMemory(limits.request_memory_bytes_max)
-        self.turns = turns or Turns()
+        self.memory = memory
+        self.turns = turns
         self.readiness = Readiness(self.turns, self.cork.together)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.piece = memoryview(b"")  # made for the first large frame; as `scratch`

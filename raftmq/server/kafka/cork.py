@@ -41,17 +41,16 @@ class Cork:
 
     __slots__ = ("_depth", "_drains", "_waiting")
 
-    def __init__(self, drains: Drains | None = None) -> None:
+    def __init__(self, drains: Drains) -> None:
         self._depth = 0
         self._drains = drains
         self._waiting: dict[int, Corked] = {}
-        if drains is not None:
-            drains.after_drain.append(self.flush)
+        drains.after_drain.append(self.flush)
 
     @property
     def is_in(self) -> bool:
         """True when answers are to be held back for now: `flush` is certain to follow."""
-        return self._depth > 0 or (self._drains is not None and self._drains.is_draining)
+        return self._depth > 0 or self._drains.is_draining
 
     def hold(self, corked: Corked) -> None:
         """Let `corked` send when the work is done."""
@@ -69,11 +68,8 @@ class Cork:
         """Begin several requests as one piece of work."""
         self._depth += 1
         try:
-            if self._drains is None:
+            with self._drains.batch():
                 yield
-            else:
-                with self._drains.batch():
-                    yield
         finally:
             self._depth -= 1
             if not self._depth:

@@ -57,7 +57,7 @@ class Elections:
         clock: Clock,
         *,
         has_ended: Callable[[NodeId], bool],
-        has_left: Callable[[LeaderRow], bool] = lambda _row: False,
+        has_left: Callable[[LeaderRow], bool],
     ) -> None:
         """`has_ended` tells whether a node's connection is over though nobody was told yet: the
         client that lost its leader is often quicker than this node's own loop. `has_left` tells of

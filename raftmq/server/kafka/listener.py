@@ -72,10 +72,10 @@ class ClientPort:
         limits: Limits,
         metrics: ServerMetrics,
         *,
-        drains: Drains | None = None,
-        memory: RequestMemory | None = None,
-        turns: Turns | None = None,
-        pause: Callable[[float], Awaitable[None]] = trio.sleep,
+        drains: Drains,
+        memory: RequestMemory,
+        turns: Turns,
+        pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -54,7 +54,7 @@ class Readiness:
     def __init__(
         self,
         turns: Turns,
-        together: Callable[[], AbstractContextManager[None]] = nullcontext,
+        together: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`together` is entered for all who are called in one pass, where they are several."""
         self._turns = turns

@@ -25,6 +25,7 @@ from raftmq.server.kafka.listener import ClientPort, open_listen_socket
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.request_memory import RequestMemory
+from tests.server.kafka.ports import client_port
 from tests.server.kafka.test_listener import begin, call
 from tests.server.kafka.test_polls import answered, filled, poll_frame
 from tests.server.kafka.world import World
@@ -72,7 +73,7 @@ def assert_told_once(logs: list[Any], metrics: ServerMetrics) -> None:
 async def polling(world: World) -> AsyncIterator[list[socket.socket]]:
     """Two clients, each of which has had two polls that found nothing."""
     start: Any = world.dispatcher.begin
-    port = ClientPort(start, Limits(), world.broker.metrics)
+    port = client_port(start, Limits(), world.broker.metrics)
     pairs = [socket.socketpair() for _ in range(2)]
     async with port.served() as nursery:
         for number, (ours, theirs) in enumerate(pairs):
@@ -177,7 +178,7 @@ class Sweeps:
 
 @asynccontextmanager
 async def listening(sweeps: Sweeps) -> AsyncIterator[tuple[ClientPort, int]]:
-    port = ClientPort(begin, Limits(), ServerMetrics(), pause=sweeps.pause)
+    port = client_port(begin, Limits(), ServerMetrics(), pause=sweeps.pause)
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)

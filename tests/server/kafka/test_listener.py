@@ -23,6 +23,7 @@ from raftmq.server.kafka.log_rate import LINES_MAX, RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Slot
 from tests.partition.fake_replica import FakeClock
+from tests.server.kafka.ports import NoReplicas, client_port
 from tests.server.kafka.waiting import wait_for
 
 
@@ -32,7 +33,7 @@ def begin(frame: memoryview, slot: Slot, _connection: Connection) -> None:
 
 @asynccontextmanager
 async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[ClientPort, int]]:
-    port = ClientPort(begin, limits or Limits(), ServerMetrics())
+    port = client_port(begin, limits or Limits(), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)
@@ -107,7 +108,7 @@ class Scarce:
 
 async def test_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.server.kafka.listener.ACCEPT_RETRY_S", 0.001)
-    port = ClientPort(begin, Limits(), ServerMetrics())
+    port = client_port(begin, Limits(), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
     scarce = Scarce(sock)
     async with port.served() as nursery:
@@ -220,7 +221,7 @@ def test_answers_gather_while_replicas_drain() -> None:
         def flush(self) -> None:
             self.flushes += 1
 
-    cork, queue = Cork(), Queue()
+    cork, queue = Cork(NoReplicas()), Queue()
     assert not cork.is_in
     with cork.together():
         assert cork.is_in
@@ -238,7 +239,7 @@ async def test_a_port_that_drains_answers_what_it_began_and_hangs_up_cleanly() -
     def hold(_frame: memoryview, slot: Slot, _connection: Connection) -> None:
         held.append(slot)
 
-    port = ClientPort(hold, Limits(pipeline_depth_max=2), ServerMetrics())
+    port = client_port(hold, Limits(pipeline_depth_max=2), ServerMetrics())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     request = struct.pack(">ihhi", 8, 3, 0, 7)

@@ -18,8 +18,8 @@ from raftmq.raft.ready import Role, SoftState
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.handlers.fetch import MAX_WAIT_MS_MAX
 from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.listener import ClientPort
 from raftmq.types import LeaderEpoch, Term
+from tests.server.kafka.ports import client_port
 from tests.server.kafka.test_produce_fetch import batch, fetched, filled
 from tests.server.kafka.world import FakeSlot, World
 
@@ -202,7 +202,7 @@ def test_a_wait_ends_when_it_was_asked_to(wait_ms: int) -> None:
 async def calling(world: World) -> AsyncIterator[tuple[socket.socket, Connection]]:
     """A client with a socket."""
     begin: Any = world.dispatcher.begin
-    port = ClientPort(begin, Limits(), world.broker.metrics)
+    port = client_port(begin, Limits(), world.broker.metrics)
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setblocking(False)

@@ -20,6 +20,7 @@ from raftmq.server.kafka.listener import ClientPort
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import Slot
+from tests.server.kafka.ports import client_port
 
 PASS_RECEIVES = PASS_COST_MAX // RECEIVE_COST
 
@@ -90,7 +91,7 @@ class Callers:
 @asynccontextmanager
 async def callers(count: int, limits: Limits | None = None) -> AsyncIterator[Callers]:
     handler = Handler()
-    port = ClientPort(handler.begin, limits or Limits(), ServerMetrics())
+    port = client_port(handler.begin, limits or Limits(), ServerMetrics())
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(port.served())
         found = Callers(port, handler, nursery)
@@ -350,7 +351,7 @@ async def test_who_cannot_be_watched_is_hung_up_on(monkeypatch: pytest.MonkeyPat
 
 async def test_the_port_ends_with_everything_it_has() -> None:
     handler = Handler()
-    port = ClientPort(handler.begin, Limits(), ServerMetrics())
+    port = client_port(handler.begin, Limits(), ServerMetrics())
     clients = []
     async with port.served() as nursery:
         for number in range(3):

@@ -27,6 +27,7 @@ from raftmq.metadata.metadata_image import (
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_registry import PartitionRegistry
 from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.ports import never
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ApiKey,
@@ -52,6 +53,7 @@ from raftmq.protocol.produce import (
     decode_produce_response,
     encode_produce_request,
 )
+from raftmq.runtime.workers import Workers
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.elections import Hold
@@ -68,6 +70,7 @@ from raftmq.types import (
     TopicPartition,
 )
 from tests.partition.fake_replica import Bench, FakeReplica
+from tests.server.kafka.ports import NoReplicas
 
 NODES = tuple(NodeId(n) for n in (1, 2, 3))
 MAXIMUM = 99
@@ -186,7 +189,12 @@ class World:
             clock=self.bench.clock,
             config=NodeConfig(node_id=1, data=Path("/tmp")),
             random=Random(1),
+            buggify=never,
+            drains=NoReplicas(),
             hand_over=self._hand_over,
+            has_ended=lambda _node_id: False,
+            is_cut_off=lambda: False,
+            workers=Workers(),
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.connection: Any = SimpleNamespace(

@@ -1,0 +1,47 @@
+"""A client port by itself: no engine of replicas behind it, no links beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import trio
+
+from raftmq.runtime.turns import Turns
+from raftmq.server.kafka.connection import Begin
+from raftmq.server.kafka.limits import Limits
+from raftmq.server.kafka.listener import ClientPort
+from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.request_memory import RequestMemory
+
+
+class NoReplicas:
+    """An engine that has nothing to drain."""
+
+    is_draining = False
+
+    def __init__(self) -> None:
+        self.after_drain: list[Callable[[], None]] = []
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Nothing is to be done at its end."""
+        return nullcontext()
+
+
+def client_port(
+    begin: Begin,
+    limits: Limits,
+    metrics: ServerMetrics,
+    *,
+    pause: Callable[[float], Awaitable[None]] = trio.sleep,
+) -> ClientPort:
+    """A port with all that a node gives it."""
+    return ClientPort(
+        begin,
+        limits,
+        metrics,
+        drains=NoReplicas(),
+        memory=RequestMemory(limits.request_memory_bytes_max),
+        turns=Turns(),
+        pause=pause,
+    )
