@@ -242,8 +242,7 @@ STEPS = st.lists(st.tuples(VERBS, st.integers(0, 3)), max_size=150)
 def test_no_power_loss_and_no_bad_copy_forgets_a_promise(
     steps: list[tuple[str, int]], seed: int, has_room: bool
 ) -> None:
-    """Any sectors of what was not synced are lost, whole ones as on a device, then of every cell one
-    copy may go bad."""
+    """Sectors of what was not synced are lost; then one copy of every cell may go bad."""
     disk, random = sim_disk(), Random(seed)
     walk = Walk(disk)
     for verb, number in steps:

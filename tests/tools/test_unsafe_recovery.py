@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
@@ -54,17 +54,23 @@ from tests.tools.lost_majority import (
 )
 
 
+def open_journal(disk: SimDisk, *, is_expected: bool = False) -> HardStateJournal:
+    """A small one, as it is written anew at every step."""
+    config = JournalConfig(size_max=16 << 10, reserve_bytes=8 << 10)
+    return HardStateJournal.open(disk, "data/state.journal", config=config, is_expected=is_expected)
+
+
 def make_disk() -> SimDisk:
     disk = SimDisk(Random(1))
     disk.make_directories("data")
-    journal = HardStateJournal.open(disk, "data/state.journal")
+    journal = open_journal(disk)
     fill_node(disk, journal)
     journal.close()
     return disk
 
 
 def place_of(disk: SimDisk) -> Place:
-    journal = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    journal = open_journal(disk, is_expected=True)
     return Place(disk=disk, path="data", node=ME, journal=journal, clock=FakeClock())
 
 
@@ -125,7 +131,7 @@ def test_looking_changes_nothing() -> None:
 
 def lengthen(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> None:
     """Make a log longer than one index interval, and close it cleanly."""
-    journal = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    journal = open_journal(disk, is_expected=True)
     state = journal.get(raft_group)
     assert state is not None
     log = ReplicatedLog.open(
@@ -205,7 +211,7 @@ def recover_unsafely(disk: SimDisk, *alive: int) -> None:
 
 def leads(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> Replica:
     """Start the replica and let time pass: a group of one must lead and commit."""
-    journal = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    journal = open_journal(disk, is_expected=True)
     opening = Opening(
         node=ME,
         disk=disk,
@@ -436,7 +442,7 @@ def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
     disk = make_disk()
     disk.remove_tree(folder_of(1))
     disk.sync_directory(f"data/topics/t-{TOPIC}")
-    journal = HardStateJournal.open(disk, "data/state.journal", is_expected=True)
+    journal = open_journal(disk, is_expected=True)
     opening = Opening(
         node=ME, disk=disk, journal=journal, peers=_Nobody(), clock=FakeClock(), random=Random(5)
     )
