@@ -33,10 +33,10 @@ from raftmq.runtime.workers import WorkerPool
 from raftmq.server.kafka.cork import Drains
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
+from raftmq.server.kafka.limits import Pace
 from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metadata_cache import MetadataCache
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.pace import Pace
 from raftmq.server.kafka.parked import gather
 from raftmq.server.kafka.producer_ids import ProducerIdBlocks
 from raftmq.server.kafka.slices import Slices

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import IPv6Address, ip_address
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import field, frozen
 
 from raftmq.config import ConfigError, connections_per_ip
 from raftmq.errors import RemoteProtocolError
+
+T = TypeVar("T")
 
 FRAME_HEAD: Final = struct.Struct(">iHh")
 """Frame size, API key, API version: the first eight bytes of every request."""
@@ -115,3 +117,36 @@ def check_frame(size: int, api_key: int, limits: Limits) -> None:
 def receive_s_max(size: int, limits: Limits) -> float:
     """How long the client may take for a frame of so many bytes, once it began to send it."""
     return limits.request_receive_timeout_ms / 1e3 + size / limits.request_receive_bytes_per_s_min
+
+
+class Pace:
+    """So many at once, and so many a second after that: a bucket that holds `most` and fills by
+    `per_s` a second."""
+
+    __slots__ = ("_left", "_looked_ms", "_most", "_now_ms", "_per_s")
+
+    def __init__(self, now_ms: Callable[[], float], most: int, per_s: float) -> None:
+        self._now_ms = now_ms
+        self._most = most
+        self._per_s = per_s
+        self._left = float(most)
+        self._looked_ms = now_ms()
+
+    def take(self, wanted: list[T]) -> list[T]:
+        """Take as many as there is room for, from the front; gives those left over."""
+        self._fill()
+        count = min(len(wanted), int(self._left))
+        self._left -= count
+        return wanted[count:]
+
+    def wait_ms(self) -> float:
+        """Take one, and give how long it is until there is room for it; 0 when there is."""
+        self._fill()
+        self._left -= 1
+        return 0.0 if self._left >= 0 else -self._left * 1e3 / self._per_s
+
+    def _fill(self) -> None:
+        now_ms = self._now_ms()
+        self._left += max(0.0, now_ms - self._looked_ms) * self._per_s / 1e3
+        self._left = min(self._left, float(self._most))
+        self._looked_ms = now_ms
