@@ -247,7 +247,7 @@ class ClusterNode:
         self.identity = PeerIdentity(node_id, StorageId(0))
         """As whom its peers know it."""
         self.life = 0
-        self._resting = 0
+        self._quiescent = 0
         self._leaving_life = -1
         self.is_up = False
         self.is_listening = False
@@ -358,7 +358,7 @@ class ClusterNode:
         self.port = SimPort(world, self, core)
         world.watch.attach(self, core)
         core.deadlines.on_earlier = self._deadline_moved
-        core.plane.on_tick.append(partial(self._look_at_rests, core))
+        core.plane.on_tick.append(partial(self._look_at_quiescence, core))
         core.plane.failed.when_done(lambda reason: self._failed(life, reason.result()))
         self.is_listening = True
         for other in world.nodes:
@@ -420,11 +420,11 @@ class ClusterNode:
             },
         )
 
-    def _look_at_rests(self, core: SimCore, _now_ms: float) -> None:
-        count = core.plane.multiraft.resting_count
-        if count > self._resting:
+    def _look_at_quiescence(self, core: SimCore, _now_ms: float) -> None:
+        count = core.plane.multiraft.quiescent_count
+        if count > self._quiescent:
             self.world.had_effect("came to rest")
-        self._resting = count
+        self._quiescent = count
 
     def _failed(self, life: int, reason: str) -> None:
         def stop() -> None:

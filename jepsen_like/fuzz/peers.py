@@ -26,15 +26,15 @@ from raftmq.metadata import commands, group_commands
 from raftmq.raft import messages as raft
 from raftmq.replication.peer_codec import encode, encode_beats, encode_node_beat, encode_several
 from raftmq.replication.peer_messages import (
-    REST_BUCKETS,
+    QUIESCENCE_BUCKETS,
     NodeBeat,
     PeerMessage,
+    Quiesce,
     RepairReply,
     RepairRequest,
-    Rest,
     TailReply,
     TailRequest,
-    Wake,
+    Unquiesce,
     WrongReplica,
 )
 from raftmq.runtime.peer_links import PEER_FORMATS, STREAMS, Hello
@@ -177,8 +177,8 @@ class PeerFrameMaker:
             lambda: RepairReply(term, sender, to, at(), (random.randbytes(80),)),
             lambda: TailRequest(term, sender, to, at()),
             lambda: TailReply(term, sender, to, at(), at(), at()),
-            lambda: Rest(term, sender, to, at(), at()),
-            lambda: Wake(term, sender, to),
+            lambda: Quiesce(term, sender, to, at(), at()),
+            lambda: Unquiesce(term, sender, to),
         )
         return random.choice(makers)()
 
@@ -211,7 +211,7 @@ class PeerFrameMaker:
     def _beats(self) -> tuple[int, Frame]:
         random, target = self._random, self._target
         if random.random() < 0.5:
-            digests = tuple(random.getrandbits(64) for _ in range(REST_BUCKETS))
+            digests = tuple(random.getrandbits(64) for _ in range(QUIESCENCE_BUCKETS))
             beat = NodeBeat(target.me, target.to, self._edge(), digests)
             return 2, _with_spots("node beat", b"".join(map(bytes, encode_node_beat(beat))))
         sender, to = self._replicas()

@@ -254,7 +254,7 @@ class NodeCore:
     def _compose_server(self, environment: Environment) -> None:
         config, plane = self.config, self.plane
         multiraft = plane.multiraft
-        agreed = AgreedTime(self.node_id, plane.clock, lambda: multiraft.awake, self._voters_count)
+        agreed = AgreedTime(self.node_id, plane.clock, lambda: multiraft.active, self._voters_count)
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,

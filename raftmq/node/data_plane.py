@@ -37,8 +37,8 @@ from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")
 
-REST_AFTER_MS: Final = 1_000
-"""A group idle for so long rests: no heartbeats of its own (`replication/resting.py`)."""
+QUIESCE_AFTER_MS: Final = 1_000
+"""A group idle for so long quiesces: no heartbeats of its own (`replication/quiescence.py`)."""
 _KINDS: Final = {
     Stream.BULK: KIND_RAFT,
     Stream.CONTROL: KIND_METADATA,
@@ -120,7 +120,7 @@ class DataPlane:
             announce_commit=announce_commit,
             priority=priority,
             replica_lag_time_max_ms=self.config.replica_lag_time_max_ms,
-            rest_after_ticks=max(1, REST_AFTER_MS // self.config.tick_ms),
+            quiesce_after_ticks=max(1, QUIESCE_AFTER_MS // self.config.tick_ms),
         )
 
     def fail(self, reason: str) -> None:
@@ -148,9 +148,9 @@ class DataPlane:
         tick_ms, clock = self.config.tick_ms, self.clock
         due_ms = clock.monotonic_ms() + tick_ms
         while True:
-            # A node at ease wakes once per heartbeat, and takes all ticks of that time at once.
+            # A quiescent node wakes once per heartbeat, and takes all ticks of that time at once.
             ticks = 1
-            if self.multiraft.is_at_ease:
+            if self.multiraft.is_quiescent:
                 ticks = self.config.heartbeat_ticks
                 due_ms += (ticks - 1) * tick_ms
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
@@ -167,7 +167,7 @@ class DataPlane:
             self._end_pauses(now_ms)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep until the first tick after so long: a node at rest wakes for that one anyway, and
+        """Sleep until the first tick after so long: a quiescent node wakes for that one anyway, and
         each further wake-up costs it more than what maintenance has to do."""
         over: Promise[None] = Promise()
         self._pauses.append((self.clock.monotonic_ms() + seconds * 1e3, over))

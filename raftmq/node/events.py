@@ -141,7 +141,7 @@ class Events:
         """Tell when a replica that is out of sync but heard of begins and ends to catch up."""
         behind: set[tuple[Key, ReplicaId]] = set()
         for replica in self._node.partitions.replicas():
-            if replica.resting.is_resting or not replica.is_leader:
+            if replica.quiescence.is_quiescent or not replica.is_leader:
                 continue
             key = (replica.group.topic_id, replica.group.partition)
             if not (replica.learners or self._is_short(key)):

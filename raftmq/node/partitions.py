@@ -424,7 +424,7 @@ class Partitions:
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
     def _follow(self, group: RaftGroupId) -> None:
-        """Other brokers should hold the partition: a group that rests must learn of it."""
+        """Other brokers should hold the partition: a quiescent group must learn of it."""
         replica = self._replicas.get(group)
         if replica is not None:
             self._plane.multiraft.touch(replica)
@@ -534,14 +534,14 @@ class Partitions:
                 self._led(partition)
 
     def _due_reports(self) -> list[RaftGroupId]:
-        """Groups whose ISR may have changed. What is at rest was in sync when it began to rest, and
-        is so until it wakes; but who is fenced is out of sync everywhere."""
+        """Groups whose ISR may have changed. What is quiescent was in sync when it quiesced, and
+        is so until it unquiesces; but who is fenced is out of sync everywhere."""
         multiraft, brokers = self._plane.multiraft, self._engine.image.brokers
-        rested = multiraft.take_rested()
+        quiesced = multiraft.take_quiesced()
         if brokers is not self._told_brokers:
             self._told_brokers = brokers
             return list(self._replicas)
-        return [*(replica.group for replica in multiraft.awake), *rested]
+        return [*(replica.group for replica in multiraft.active), *quiesced]
 
     def _stand_eagerly(self) -> None:
         """The other nodes may not have a new group yet, so its first leader asks more than once;

@@ -99,8 +99,8 @@ class AgreedTime:
         clocks: dict[NodeId, int] = {}
         groups = 0
         for replica in self._replicas():
-            # What a group at rest has heard is old.
-            if not replica.is_leader or replica.resting.is_resting:
+            # What a quiescent group has heard is old.
+            if not replica.is_leader or replica.quiescence.is_quiescent:
                 continue
             for peer, clock_ms in heard_clocks(replica):
                 clocks[peer.node_id] = max(clock_ms, clocks.get(peer.node_id, clock_ms))

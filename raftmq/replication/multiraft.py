@@ -45,9 +45,9 @@ from raftmq.replication.peer_codec import (
     encode_several,
     forget_group,
 )
-from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Wake
+from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Unquiesce
+from raftmq.replication.quiescence import QuiescentReplicas
 from raftmq.replication.replica import Replica
-from raftmq.replication.resting import Rests
 from raftmq.replication.timeout_backoff import Lateness
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
 
@@ -161,8 +161,8 @@ of them in one turn of the loop would delay the heartbeats of all others, and lo
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 # Tuples, since a union would be built anew for every message.
 _BEATS: Final = (Heartbeat, HeartbeatReply)
-_BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Wake)
-"""What may be large, and what wakes a group: heartbeats never queue behind it."""
+_BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Unquiesce)
+"""What may be large, and what unquiesces a group: heartbeats never queue behind it."""
 
 
 def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
@@ -222,13 +222,13 @@ class MultiRaft:
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
         self.on_broken_invariant = on_broken_invariant
-        self._awake: dict[RaftGroupId, Replica] = {}  # all that are not at rest
+        self._active: dict[RaftGroupId, Replica] = {}  # all that are not quiescent
         # In their order, by themselves: a group's name is slow to look up.
         self._dirty: dict[Replica, None] = {}
         self._waiting: dict[Replica, None] = {}  # for the journal
         self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
         self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
-        self._rested: dict[RaftGroupId, None] = {}
+        self._quiesced: dict[RaftGroupId, None] = {}
         self._mail = Mail(node_id, send)
         self.depth = 0
         self._batch = _Batch(self)
@@ -239,7 +239,9 @@ class MultiRaft:
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
-        self._rests = Rests(node_id, journal.flushed_sequence, self._send_node_beat, self._wake)
+        self._quiescent = QuiescentReplicas(
+            node_id, journal.flushed_sequence, self._send_node_beat, self._unquiesce
+        )
         self._lateness = Lateness()
         self._heartbeat_ticks = 1
         self._election_ticks = 2
@@ -254,7 +256,7 @@ class MultiRaft:
         """Take in an opened replica; it takes part from now on."""
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
-        self._rouse(replica)
+        self._activate(replica)
         replica.on_touched = self.touch
         replica.on_journal_failed = self._journal_failed
         replica.on_broken_invariant = self.on_broken_invariant
@@ -264,32 +266,32 @@ class MultiRaft:
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
         """Let a replica go; the caller closes or deletes its log."""
-        self._awake.pop(group, None)
-        self._rests.remove(group)
-        self._rested.pop(group, None)
+        self._active.pop(group, None)
+        self._quiescent.remove(group)
+        self._quiesced.pop(group, None)
         replica = self.replicas.pop(group, None)
         if replica is not None:
             self._dirty.pop(replica, None)
             self._waiting.pop(replica, None)
             self._standing.pop(replica, None)
-            replica.resting.is_resting = False
+            replica.quiescence.is_quiescent = False
         forget_group(group)
         return replica
 
     @property
-    def resting_count(self) -> int:
-        """How many replicas are at rest."""
-        return len(self._rests)
+    def quiescent_count(self) -> int:
+        """How many replicas are quiescent."""
+        return len(self._quiescent)
 
     @property
-    def awake(self) -> list[Replica]:
-        """Those that are not at rest."""
-        return list(self._awake.values())
+    def active(self) -> list[Replica]:
+        """Those that are not quiescent."""
+        return list(self._active.values())
 
-    def take_rested(self) -> list[RaftGroupId]:
-        """The groups that came to rest since this was last asked, awake again or not."""
-        rested, self._rested = self._rested, {}
-        return list(rested)
+    def take_quiesced(self) -> list[RaftGroupId]:
+        """The groups that quiesced since this was last asked, active again or not."""
+        quiesced, self._quiesced = self._quiesced, {}
+        return list(quiesced)
 
     @property
     def patience(self) -> int:
@@ -297,13 +299,13 @@ class MultiRaft:
         return self._lateness.patience
 
     @property
-    def is_at_ease(self) -> bool:
-        """True when all groups rest but the metadata group, and that one knows its leader."""
-        if len(self._awake) > 1:
+    def is_quiescent(self) -> bool:
+        """True when no group but metadata is active, and that one knows its leader."""
+        if len(self._active) > 1:
             return False
         return all(
             group == METADATA_GROUP and replica.core.leader is not None
-            for group, replica in self._awake.items()
+            for group, replica in self._active.items()
         )
 
     def touch(self, replica: Replica) -> None:
@@ -312,7 +314,7 @@ class MultiRaft:
         if self.replicas.get(replica.group) is not replica:
             return
         self._dirty[replica] = None
-        self._wake(replica)
+        self._unquiesce(replica)
         if not self.depth:
             self.drain()
 
@@ -328,18 +330,18 @@ class MultiRaft:
     # ---- inputs ----
 
     def tick(self, late_ticks: float = 0.0) -> None:
-        """One tick for every replica that is awake; it came so many ticks late."""
+        """One tick for every replica that is active; it came so many ticks late."""
         self._lateness.ticked(late_ticks, self._election_ticks)
         patience = self.patience
         with self.batch():
-            self._rests.tick(self._heartbeat_ticks, self._election_ticks << patience)
+            self._quiescent.tick(self._heartbeat_ticks, self._election_ticks << patience)
             self._tell_orphans()
-            awake = list(self._awake.values())
+            active = list(self._active.values())
             # Nodes begin at different groups, so that they do not stand against each other.
-            start = len(awake) * (self.node_id % 5) // 5
+            start = len(active) * (self.node_id % 5) // 5
             self._standing = {r: None for r in self._standing if _stands(r)}
-            for replica in awake[start:] + awake[:start]:
-                if replica.resting.is_resting:
+            for replica in active[start:] + active[:start]:
+                if replica.quiescence.is_quiescent:
                     continue
                 replica.core.patience_floor = patience
                 replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
@@ -362,7 +364,7 @@ class MultiRaft:
             if isinstance(content, NodeBeat):
                 if content.sender != sender:
                     raise RemoteProtocolError(f"node {sender} speaks as node {content.sender}")
-                self._rests.on_beat(content, self._election_ticks)
+                self._quiescent.on_beat(content, self._election_ticks)
                 return
             for group, message in content:
                 if message.sender.node_id != sender:
@@ -370,10 +372,10 @@ class MultiRaft:
                 replica = self.replicas.get(group)
                 if replica is None:
                     continue  # not created here yet, or deleted; the sender tries again
-                if replica.resting.is_resting and message.to == replica.self_id:
-                    if replica.resting.is_late(message):
+                if replica.quiescence.is_quiescent and message.to == replica.self_id:
+                    if replica.quiescence.is_late(message):
                         continue
-                    self._wake(replica, by=message)
+                    self._unquiesce(replica, by=message)
                 if (
                     isinstance(message, _BEATS)
                     and replica not in self._dirty
@@ -414,27 +416,27 @@ class MultiRaft:
         for group in list(islice(self._orphans, ORPHANS_MAX)):
             node_id = self._orphans.pop(group)
             if (replica := self.replicas.get(group)) is not None:
-                self._wake(replica, node_id)
+                self._unquiesce(replica, node_id)
                 replica.peer_lost(node_id)
                 self._dirty[replica] = None
 
-    def _wake(
+    def _unquiesce(
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
     ) -> None:
-        """End a replica's rest, and the others' unless they ended it."""
-        was_filed = self._rests.remove(replica.group) is not None
-        if not was_filed and not replica.resting.is_resting:  # told to rest in this very frame?
-            return
-        self._rouse(replica)
-        replica.resting.wake(silent)
+        """End a replica's quiescence, and the others' unless they ended it."""
+        was_filed = self._quiescent.remove(replica.group) is not None
+        if not was_filed and not replica.quiescence.is_quiescent:
+            return  # filed or not: it may have been told to quiesce in this very frame
+        self._activate(replica)
+        replica.quiescence.unquiesce(silent)
         self._dirty[replica] = None
         if by is None or replica.core.is_leader or by.sender != replica.core.leader:
-            replica.resting.announce()
+            replica.quiescence.announce()
         if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
             replica.peer_lost(silent)
 
-    def _rouse(self, replica: Replica) -> None:
-        self._awake[replica.group] = replica
+    def _activate(self, replica: Replica) -> None:
+        self._active[replica.group] = replica
 
     # ---- the way out ----
 
@@ -475,10 +477,10 @@ class MultiRaft:
                 for replica in dirty:
                     replica.drain()
                     self._flush(replica)
-                    if replica.resting.is_resting and replica.group not in self._rests:
-                        self._rests.add(replica)
-                        self._rested[replica.group] = None
-                        self._awake.pop(replica.group, None)
+                    if replica.quiescence.is_quiescent and replica.group not in self._quiescent:
+                        self._quiescent.add(replica)
+                        self._quiesced[replica.group] = None
+                        self._active.pop(replica.group, None)
                     if _stands(replica):
                         self._standing[replica] = None
                 self._mail.leave()

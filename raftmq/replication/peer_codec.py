@@ -55,15 +55,15 @@ from raftmq.raft.messages import (
 )
 from raftmq.replication.peer_messages import (
     CONFUSED,
-    REST_BUCKETS,
+    QUIESCENCE_BUCKETS,
     NodeBeat,
     PeerMessage,
+    Quiesce,
     RepairReply,
     RepairRequest,
-    Rest,
     TailReply,
     TailRequest,
-    Wake,
+    Unquiesce,
     WrongReplica,
 )
 from raftmq.types import (
@@ -104,7 +104,7 @@ _RANGE: Final = struct.Struct(">qq")
 _BATCHES: Final = struct.Struct(">qII")
 _SIZE: Final = struct.Struct(">I")
 _INDEX: Final = struct.Struct(">q")
-_NODE_BEAT: Final = struct.Struct(f">iiq{REST_BUCKETS}Q")
+_NODE_BEAT: Final = struct.Struct(f">iiq{QUIESCENCE_BUCKETS}Q")
 _TAIL: Final = struct.Struct(">qqq")  # floor, log end, last term
 
 _TAGS: Final[dict[type, int]] = {
@@ -123,8 +123,8 @@ _TAGS: Final[dict[type, int]] = {
     RepairReply: 13,
     TailRequest: 14,
     TailReply: 15,
-    Rest: 16,
-    Wake: 17,
+    Quiesce: 16,
+    Unquiesce: 17,
 }
 _KNOWN_GROUPS_MAX: Final = 1 << 16
 _known_groups: dict[bytes, RaftGroupId] = {}
@@ -193,7 +193,7 @@ def encode_several(frames: Sequence[Sequence[Buffer]]) -> list[Buffer]:
 
 def encode_node_beat(beat: NodeBeat) -> list[Buffer]:
     """Frame a node's sign of life."""
-    body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, *beat.resting)
+    body = _NODE_BEAT.pack(beat.sender, beat.to, beat.incarnation, *beat.quiescent)
     return [_PREFIX.pack(FORMAT_VERSION, FORM_NODE_BEAT, len(body)) + body]
 
 
@@ -215,11 +215,11 @@ def _decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
     if form == FORM_SEVERAL:
         return _decode_several(head, rest)
     if form == FORM_NODE_BEAT and not len(rest):
-        sender, to, incarnation, *resting = _NODE_BEAT.unpack(head)
+        sender, to, incarnation, *quiescent = _NODE_BEAT.unpack(head)
         _check_nodes(sender, to)
         if incarnation != CONFUSED:
             check_bounds("incarnation", incarnation, POSITION_MAX)
-        return NodeBeat(NodeId(sender), NodeId(to), incarnation, tuple(resting))
+        return NodeBeat(NodeId(sender), NodeId(to), incarnation, tuple(quiescent))
     raise RemoteProtocolError(f"unknown form {form} of a peer message")
 
 
@@ -263,7 +263,7 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
             sizes = len(message.configuration), len(message.payload)
             fixed = _INSTALL.pack(message.log_start, message.previous_term, *sizes)
             body = b"".join((fixed, message.configuration, message.payload))
-        case TimeoutNow() | WrongReplica() | Wake():
+        case TimeoutNow() | WrongReplica() | Unquiesce():
             body = b""
         case RepairRequest():
             body = _RANGE.pack(message.start, message.end)
@@ -276,7 +276,7 @@ def _body(message: PeerMessage) -> tuple[bytes, tuple[Buffer, ...]]:
             body = _INDEX.pack(message.floor)
         case TailReply():
             body = _TAIL.pack(message.floor, message.log_end, message.last_term)
-        case Rest():
+        case Quiesce():
             body = _RANGE.pack(message.log_end, message.round)
     return body, ()
 
@@ -508,7 +508,7 @@ def _read_install(
     return install, 0
 
 
-def _read_empty(kind: type[TimeoutNow | WrongReplica | Wake]) -> Callable[..., Any]:
+def _read_empty(kind: type[TimeoutNow | WrongReplica | Unquiesce]) -> Callable[..., Any]:
     def read(
         term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
     ) -> tuple[PeerMessage, int]:
@@ -519,12 +519,12 @@ def _read_empty(kind: type[TimeoutNow | WrongReplica | Wake]) -> Callable[..., A
     return read
 
 
-def _read_rest(
+def _read_quiesce(
     term: Term, sender: ReplicaId, to: ReplicaId, body: memoryview, _rest: memoryview
 ) -> tuple[PeerMessage, int]:
     log_end, round_number = _RANGE.unpack(body)
     _check_position(log_end, round_number)
-    return Rest(term, sender, to, RaftIndex(log_end), round_number), 0
+    return Quiesce(term, sender, to, RaftIndex(log_end), round_number), 0
 
 
 def _read_repair_request(
@@ -584,6 +584,6 @@ _READERS: Final[dict[int, Callable[..., tuple[PeerMessage, int]]]] = {
     13: _read_repair_reply,
     14: _read_tail(TailRequest),
     15: _read_tail(TailReply),
-    16: _read_rest,
-    17: _read_empty(Wake),
+    16: _read_quiesce,
+    17: _read_empty(Unquiesce),
 }

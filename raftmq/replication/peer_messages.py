@@ -15,10 +15,10 @@ from raftmq.raft.messages import Message
 from raftmq.types import Buffer, NodeId, Offset, RaftIndex, ReplicaId, Term
 
 CONFUSED: Final = -1
-"""In place of an incarnation: we do not agree on what rests; wake what we share of each bucket
-whose number is not 0."""
-REST_BUCKETS: Final = 32
-"""Groups at rest are compared in so many parts."""
+"""In place of an incarnation: we do not agree on what is quiescent; unquiesce what we share of
+each bucket whose number is not 0."""
+QUIESCENCE_BUCKETS: Final = 32
+"""Quiescent groups are compared in so many parts."""
 
 
 @frozen(slots=True)
@@ -82,8 +82,8 @@ class TailReply:
 
 
 @frozen(slots=True)
-class Rest:
-    """The group is idle and all have everything up to `log_end`: rest (see `resting.py`).
+class Quiesce:
+    """The group is idle and all have everything up to `log_end`: quiesce (see `quiescence.py`).
 
     Heartbeats up to `round` were sent before.
     """
@@ -96,8 +96,8 @@ class Rest:
 
 
 @frozen(slots=True)
-class Wake:
-    """I do not rest any more."""
+class Unquiesce:
+    """I am not quiescent any more."""
 
     term: Term
     sender: ReplicaId
@@ -106,16 +106,16 @@ class Wake:
 
 @frozen(slots=True)
 class NodeBeat:
-    """This process lives. `resting` digests the groups at rest that it leads and `to` is in, one
-    digest (64 bits) for each of `REST_BUCKETS`: so two nodes that disagree know about which."""
+    """This process lives. `quiescent` digests the quiescent groups that it leads and `to` is in,
+    one digest (64 bits) for each of `QUIESCENCE_BUCKETS`: so two nodes that disagree know which."""
 
     sender: NodeId
     to: NodeId
     incarnation: int
-    resting: tuple[int, ...]
+    quiescent: tuple[int, ...]
 
 
 EngineMessage: TypeAlias = (
-    WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply | Rest | Wake
+    WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply | Quiesce | Unquiesce
 )
 PeerMessage: TypeAlias = Message | EngineMessage

@@ -54,18 +54,18 @@ from raftmq.replication.log_start_moves import LogStartMoves, encode_proposal
 from raftmq.replication.membership import MembershipChanges, TargetMembership
 from raftmq.replication.peer_messages import (
     PeerMessage,
+    Quiesce,
     RepairReply,
     RepairRequest,
-    Rest,
     TailReply,
     TailRequest,
-    Wake,
+    Unquiesce,
     WrongReplica,
 )
+from raftmq.replication.quiescence import Quiescence
 from raftmq.replication.read_barriers import ReadBarriers
 from raftmq.replication.repair import Repairer
 from raftmq.replication.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
-from raftmq.replication.resting import Resting
 from raftmq.replication.retention import Retention
 from raftmq.types import (
     LeaderEpoch,
@@ -135,7 +135,7 @@ class Replica:
         self._membership = MembershipChanges()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self, clock)
-        self.resting = Resting(self)
+        self.quiescence = Quiescence(self)
         self._source = LogSource(
             log,
             self._repairer.look,
@@ -312,9 +312,9 @@ class Replica:
                 self._repairer.answer_tail(message)
             case TailReply():
                 self._repairer.take_tail(message)
-            case Rest():
-                self.resting.on_rest(message)
-            case Wake():
+            case Quiesce():
+                self.quiescence.on_quiesce(message)
+            case Unquiesce():
                 pass  # that it came is the message
             case _:
                 self.core.step(message)
@@ -414,8 +414,8 @@ class Replica:
         self._source.forget_stored()
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
-        if self.resting.is_resting:
-            self.on_touched(self)  # the others must not rest on it
+        if self.quiescence.is_quiescent:
+            self.on_touched(self)  # the others must not stay quiescent on its word
 
     def retire(self) -> None:
         """Let go of the parts that know this replica, once it failed and was unregistered.
@@ -425,7 +425,7 @@ class Replica:
         """
         assert self.failure is not None, "a replica that may still be called"
         self.core.retire()
-        self.resting.retire()
+        self.quiescence.retire()
         self._moves.retire()
         del self._source, self._repairer, self._installing, self._retention, self.machine
         self.on_touched = self.on_progress = _nobody
@@ -643,9 +643,9 @@ class Replica:
         if self.is_writable:
             self._membership.step(self)
             self._moves.remind()
-        if self.config.rest_after_ticks:
-            self.resting.call()
-            self.resting.look(self.config.election_ticks)
+        if self.config.quiesce_after_ticks:
+            self.quiescence.call()
+            self.quiescence.look(self.config.election_ticks)
 
     def append_time_ms(self) -> int:
         """LogAppendTime of a record appended now, by more clocks than this leader's."""
@@ -671,7 +671,7 @@ class Replica:
         self._repairer.scrub(bytes_max)
 
     def damage_found(self) -> None:
-        """The log learned of damage: suspend, and have it repaired even if the group rests."""
+        """The log learned of damage: suspend, and have it repaired even in quiescence."""
         self._repairer.look()
         self.on_touched(self)
 
@@ -760,9 +760,9 @@ class Replica:
         """Leader and voters caught up within the allowed lag; only a leader knows."""
         if not self.is_leader:
             return ()
-        if self.resting.is_resting:
+        if self.quiescence.is_quiescent:
             # It began with all of them caught up, but for the absent, and ends with any silence.
-            return tuple(voter for voter in self.voters if voter not in self.resting.absent)
+            return tuple(voter for voter in self.voters if voter not in self.quiescence.absent)
         now_ms = self._clock.monotonic_ms()
         lag_ms = self.config.replica_lag_time_max_ms
         return tuple(
@@ -773,7 +773,7 @@ class Replica:
 
     def catching_up(self) -> list[ReplicaId]:
         """Replicas that answer and lack what they should have; only a leader knows."""
-        if not self.is_leader or self.resting.is_resting:
+        if not self.is_leader or self.quiescence.is_quiescent:
             return []
         core = self.core
         in_sync = self.in_sync_replicas()

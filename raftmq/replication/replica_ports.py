@@ -107,8 +107,8 @@ class ReplicaConfig:
     replica_lag_time_max_ms: float = 10_000
     disk_full_backoff_ms: float = 500
     repair_bytes_max: int = 1 << 20
-    rest_after_ticks: int = 0
-    """Let the group rest after so many idle ticks; 0 means never."""
+    quiesce_after_ticks: int = 0
+    """Quiesce the group after so many idle ticks; 0 means never."""
 
     def raft(self, self_id: ReplicaId) -> RaftConfig:
         """The part that concerns the core."""

@@ -81,8 +81,8 @@ class Retention:
     def clocks_ms(self) -> list[int]:
         """The wall clocks of the voters that this leader hears, its own first."""
         replica = self._replica
-        if replica.resting.is_resting:
-            replica.on_touched(replica)  # clocks of a group at rest stand still: hear them again
+        if replica.quiescence.is_quiescent:
+            replica.on_touched(replica)  # clocks of a quiescent group stand still: hear them
         return [self._clock.wall_ms(), *(clock_ms for _, clock_ms in heard_clocks(replica))]
 
     def target(self, below: Offset) -> Offset | None:
@@ -92,9 +92,9 @@ class Retention:
         if now_ms is None:
             return None
         limit = min(below, replica.high_watermark)
-        if replica.resting.is_resting and replica.log.retention_target(
+        if replica.quiescence.is_quiescent and replica.log.retention_target(
             self._clock.wall_ms(), limit
         ):
-            replica.on_touched(replica)  # clocks of a group at rest stand still: hear them again
+            replica.on_touched(replica)  # clocks of a quiescent group stand still: hear them
         target = replica.log.retention_target(now_ms, limit)
         return None if target is None or target <= replica.log_start_offset else target

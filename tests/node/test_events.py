@@ -175,7 +175,7 @@ def test_catching_up_begins_and_ends_once() -> None:
         SimpleNamespace(
             group=group,
             is_leader=True,
-            resting=SimpleNamespace(is_resting=False),
+            quiescence=SimpleNamespace(is_quiescent=False),
             learners=(),
             catching_up=lambda: behind,
             bytes_behind=lambda _follower: left,

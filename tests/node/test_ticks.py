@@ -102,24 +102,24 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def says(monkeypatch: pytest.MonkeyPatch, *, at_ease: bool) -> None:
-    monkeypatch.setattr(MultiRaft, "is_at_ease", at_ease)
+def says(monkeypatch: pytest.MonkeyPatch, *, quiescent: bool) -> None:
+    monkeypatch.setattr(MultiRaft, "is_quiescent", quiescent)
 
 
 async def test_a_busy_node_wakes_for_each_tick(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(monkeypatch, at_ease=False)
+    says(monkeypatch, quiescent=False)
     start_ms = bench.clock.now_ms
     await bench.wake(3)
     assert bench.log == ["tick", "told"] * 3
     assert bench.wakes_ms == [start_ms + TICK_MS * n for n in (1, 2, 3)]
 
 
-async def test_a_node_at_ease_wakes_once_per_heartbeat(
+async def test_a_node_quiescent_wakes_once_per_heartbeat(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says(monkeypatch, at_ease=True)
+    says(monkeypatch, quiescent=True)
     start_ms = bench.clock.now_ms
     await bench.wake(2)
     assert bench.log == ["tick", "tick", "told"] * 2
@@ -128,7 +128,7 @@ async def test_a_node_at_ease_wakes_once_per_heartbeat(
 
 async def test_who_pauses_goes_on_at_a_tick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one that is not before its time; none of them asks for a wake-up of its own."""
-    says(monkeypatch, at_ease=True)
+    says(monkeypatch, quiescent=True)
     start_ms = bench.clock.now_ms
     went_on_ms: list[float] = []
 

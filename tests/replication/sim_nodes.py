@@ -62,7 +62,7 @@ class Options:
     fsync_ms: tuple[float, float] = (0.5, 1.0)
     segment_bytes: int = 1_500
     append_bytes_max: int = 2_000
-    rest_after_ticks: int = 0
+    quiesce_after_ticks: int = 0
 
 
 class Machine:
@@ -221,7 +221,7 @@ class SimNode:
                 announce_commit=group == METADATA_GROUP,
                 replica_lag_time_max_ms=1_000,
                 disk_full_backoff_ms=100,
-                rest_after_ticks=options.rest_after_ticks,
+                quiesce_after_ticks=options.quiesce_after_ticks,
             ),
         )
         kind = SlowWatcher if hasattr(machine, "restoring") else Watcher

@@ -101,16 +101,21 @@ def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
             for peer, clock_ms in peers.items()
         },
     )
-    resting = SimpleNamespace(is_resting=False)
-    return SimpleNamespace(core=core, voters=set(peers), is_leader=True, resting=resting)
+    quiescence = SimpleNamespace(is_quiescent=False)
+    return SimpleNamespace(core=core, voters=set(peers), is_leader=True, quiescence=quiescence)
 
 
 def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
     clock = FakeClock()
-    follower, resting, silent, alone = led(NOW, NOW), led(1, 1), led(NOW, NOW, heard_tick=2), led()
+    follower, quiescent, silent, alone = (
+        led(NOW, NOW),
+        led(1, 1),
+        led(NOW, NOW, heard_tick=2),
+        led(),
+    )
     follower.is_leader = False
-    resting.resting.is_resting = True
-    replicas = [follower, resting, silent, alone]
+    quiescent.quiescence.is_quiescent = True
+    replicas = [follower, quiescent, silent, alone]
     voters = 0
     agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: voters)
     assert agreed.latest_ms() is None, "the metadata voters are not known"

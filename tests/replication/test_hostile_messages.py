@@ -44,7 +44,7 @@ from raftmq.raft.messages import (
 from raftmq.replication.append_checks import check_append, read_log_start
 from raftmq.replication.log_start_moves import encode_proposal
 from raftmq.replication.peer_codec import decode, encode
-from raftmq.replication.peer_messages import Rest, TailReply
+from raftmq.replication.peer_messages import Quiesce, TailReply
 from raftmq.types import (
     METADATA_GROUP,
     LeaderEpoch,
@@ -75,7 +75,7 @@ LIES = {
     "a flushed end": AppendReply(Term(1), YOU, ME, True, RaftIndex(HUGE)),
     "a hint": AppendReply(Term(1), YOU, ME, False, ZERO, ZERO, ZERO, Term(HUGE)),
     "a log start": InstallLogStart(Term(1), YOU, ME, RaftIndex(HUGE), Term(1), b"", b""),
-    "a rest": Rest(Term(1), YOU, ME, RaftIndex(HUGE), 1),
+    "a rest": Quiesce(Term(1), YOU, ME, RaftIndex(HUGE), 1),
     "a tail": TailReply(Term(1), YOU, ME, ZERO, RaftIndex(HUGE), Term(1)),
     "a node": VoteRequest(Term(1), ReplicaId(NodeId(-1), StorageId(1)), ME, Term(0), ZERO, False),
 }

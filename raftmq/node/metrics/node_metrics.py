@@ -308,7 +308,7 @@ counter(
 gauge(
     "raftmq_resting_groups",
     "Idle Raft groups that exchange no heartbeats of their own",
-    lambda node: node.plane.multiraft.resting_count,
+    lambda node: node.plane.multiraft.quiescent_count,
 )
 
 # ---- the loop ----

@@ -1,4 +1,4 @@
-"""Groups at rest cost nothing, and wake when anything happens."""
+"""Quiescent groups cost nothing, and unquiesce when anything happens."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import pytest
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Heartbeat
 from raftmq.replication.peer_codec import encode, encode_several
-from raftmq.replication.peer_messages import PeerMessage, Rest, Wake
+from raftmq.replication.peer_messages import PeerMessage, Quiesce, Unquiesce
 from raftmq.types import Offset
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import Network, SimNode
 
 
-def resting(cluster: SimCluster) -> list[int]:
-    return [n.multiraft.resting_count for n in cluster.nodes if n.multiraft is not None]
+def quiescent(cluster: SimCluster) -> list[int]:
+    return [n.multiraft.quiescent_count for n in cluster.nodes if n.multiraft is not None]
 
 
 def at_rest(**options: object) -> SimCluster:
-    cluster = SimCluster(rest_after_ticks=10, **options)
+    cluster = SimCluster(quiesce_after_ticks=10, **options)
     cluster.commit(3)
-    cluster.until(lambda: resting(cluster) == [cluster.world.options.groups] * 3)
+    cluster.until(lambda: quiescent(cluster) == [cluster.world.options.groups] * 3)
     return cluster
 
 
@@ -33,64 +33,64 @@ def test_an_idle_group_sends_only_one_beat_per_pair_of_nodes() -> None:
     # 40 ticks of 25 ms, a beat every second tick, from each of three nodes to two others.
     assert network.sent - before <= 20 * 6 * 1.2
     assert [node.disk.counters.writes for node in cluster.nodes] == writes
-    assert resting(cluster) == [20] * 3
+    assert quiescent(cluster) == [20] * 3
 
 
-def test_a_busy_group_does_not_rest() -> None:
-    cluster = SimCluster(rest_after_ticks=10)
+def test_a_busy_group_does_not_quiesce() -> None:
+    cluster = SimCluster(quiesce_after_ticks=10)
     for _ in range(20):
         cluster.commit()
         cluster.run(50)
-        assert resting(cluster) == [0, 0, 0]
+        assert quiescent(cluster) == [0, 0, 0]
 
 
-def test_a_group_in_which_nobody_wrote_rests_sooner() -> None:
+def test_a_group_in_which_nobody_wrote_quiesces_sooner() -> None:
     """New ones come in hundreds, and so do those that lost their leader."""
-    cluster = SimCluster(rest_after_ticks=400, groups=1)
-    cluster.until(lambda: resting(cluster) == [1, 1, 1], within_ms=1_500)
+    cluster = SimCluster(quiesce_after_ticks=400, groups=1)
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1], within_ms=1_500)
     cluster.commit()
     cluster.run(3_000)
-    assert resting(cluster) == [0, 0, 0]
+    assert quiescent(cluster) == [0, 0, 0]
     cluster.leader.crash()
     cluster.until(lambda: bool(cluster.leaders()))
     for node in cluster.nodes:
         if not node.is_up:
             node.start()
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
-def test_an_append_wakes_all_and_is_committed() -> None:
+def test_an_append_unquiesces_all_and_is_committed() -> None:
     cluster = at_rest()
     cluster.commit()
     cluster.settle()
     assert cluster.replica(cluster.leader).log_end_offset == 4
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
-def test_all_voters_are_in_sync_during_a_rest_and_right_after_it() -> None:
+def test_all_voters_are_in_sync_during_quiescence_and_right_after_it() -> None:
     cluster = at_rest()
     cluster.run(3_000)  # longer than the allowed lag
     leader = cluster.replica(cluster.leader)
     assert len(leader.in_sync_replicas()) == 3
     cluster.append()
-    assert not leader.resting.is_resting
+    assert not leader.quiescence.is_quiescent
     assert len(leader.in_sync_replicas()) == 3
 
 
-def test_clocks_are_known_during_a_rest_and_heard_again_after_a_question() -> None:
+def test_clocks_are_known_during_quiescence_and_heard_again_after_a_question() -> None:
     cluster = at_rest()
     cluster.run(60_000)
     leader = cluster.replica(cluster.leader)
     now_ms, *others = leader.voters_clocks_ms()
     assert len(others) == 2
     assert all(now_ms - clock_ms > 50_000 for clock_ms in others), "they stood still"
-    assert not leader.resting.is_resting
+    assert not leader.quiescence.is_quiescent
     cluster.run(200)
     now_ms, *others = leader.voters_clocks_ms()
     assert all(abs(now_ms - clock_ms) < 1_000 for clock_ms in others)
 
 
-def test_a_read_barrier_wakes_and_is_kept() -> None:
+def test_a_read_barrier_unquiesces_and_is_kept() -> None:
     cluster = at_rest()
     promise = cluster.replica(cluster.leader).read_barrier()
     cluster.until(lambda: promise.is_done, 200)
@@ -106,7 +106,7 @@ def test_a_dead_leader_is_replaced() -> None:
     cluster.commit()
     gone.start()
     cluster.settle()
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
 def test_a_leader_that_restarts_at_once_is_noticed() -> None:
@@ -127,10 +127,10 @@ def test_a_follower_that_restarts_hears_its_leader_again() -> None:
     node.start()
     cluster.until(lambda: cluster.replica(node).leader is not None, 1_500)
     assert cluster.replica(leader).core.term == term
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
-def test_an_isolated_leader_wakes_and_steps_down() -> None:
+def test_an_isolated_leader_unquiesces_and_steps_down() -> None:
     cluster = at_rest()
     node = cluster.leader
     cluster.isolate(node)
@@ -152,7 +152,7 @@ def test_a_leader_whose_replica_failed_is_noticed_although_its_node_lives() -> N
     cluster.until(lambda: any(n is not node for n in cluster.leaders()), 3_000)
 
 
-def test_a_replica_that_left_rests_no_more() -> None:
+def test_a_replica_that_left_is_quiescent_no_more() -> None:
     cluster = at_rest()
     node = cluster.followers()[0]
     assert node.multiraft is not None
@@ -160,24 +160,24 @@ def test_a_replica_that_left_rests_no_more() -> None:
     assert gone is not None
     gone.fail("deleted")
     cluster.run(100)
-    assert node.multiraft.resting_count == 0
+    assert node.multiraft.quiescent_count == 0
 
 
-def test_damage_is_repaired_during_a_rest() -> None:
-    cluster = SimCluster(rest_after_ticks=10, segment_bytes=400)
+def test_damage_is_repaired_during_quiescence() -> None:
+    cluster = SimCluster(quiesce_after_ticks=10, segment_bytes=400)
     cluster.commit(20, size=50)
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
     node = cluster.followers()[0]
     replica = cluster.replica(node)
     span = replica.log.locate(Offset(3), 1, Offset(10))[0]
     node.disk.flip(span.file.path, span.position + 70)
     cluster.until(lambda: bool(replica.damaged()))
     cluster.until(lambda: not replica.damaged())
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
 def with_one_gone(groups: int) -> SimCluster:
-    """A follower lacks one of the groups at rest, and says nothing of it."""
+    """A follower lacks one of the quiescent groups, and says nothing of it."""
     cluster = at_rest(groups=groups)
     node = cluster.followers()[0]
     assert node.multiraft is not None
@@ -186,30 +186,30 @@ def with_one_gone(groups: int) -> SimCluster:
     return cluster
 
 
-def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_awake() -> None:
+def test_a_group_that_is_gone_at_a_follower_does_not_keep_the_others_active() -> None:
     cluster = with_one_gone(groups=5)
     leader = cluster.leader
-    cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 1_000)
-    cluster.until(lambda: resting(cluster).count(4) == 3, 5_000)
+    cluster.until(lambda: not cluster.replica(leader).quiescence.is_quiescent, 1_000)
+    cluster.until(lambda: quiescent(cluster).count(4) == 3, 5_000)
     cluster.run(1_000)
-    assert resting(cluster) == [4, 4, 4]
+    assert quiescent(cluster) == [4, 4, 4]
 
 
 def with_one_dead(**options: object) -> tuple[SimCluster, SimNode]:
     cluster = at_rest(**options)
     dead = cluster.followers()[0]
     dead.crash()
-    cluster.until(lambda: resting(cluster) == [0, 0], 2_000)
-    cluster.until(lambda: resting(cluster) == [cluster.world.options.groups] * 2, 10_000)
+    cluster.until(lambda: quiescent(cluster) == [0, 0], 2_000)
+    cluster.until(lambda: quiescent(cluster) == [cluster.world.options.groups] * 2, 10_000)
     return cluster, dead
 
 
-def test_a_member_that_is_dead_for_long_keeps_nobody_awake() -> None:
+def test_a_member_that_is_dead_for_long_keeps_no_group_active() -> None:
     cluster, _ = with_one_dead(groups=5)
     network: Network = cluster.world.network
     before = network.sent
     cluster.run(1_000)
-    assert resting(cluster) == [5, 5], "they do not wake and rest in turns"
+    assert quiescent(cluster) == [5, 5], "they do not quiesce and unquiesce in turns"
     assert network.sent - before <= 20 * 2 * 1.2
     leader = cluster.replica(cluster.leader)
     assert len(leader.in_sync_replicas()) == 2, "the dead one is not vouched for"
@@ -217,14 +217,14 @@ def test_a_member_that_is_dead_for_long_keeps_nobody_awake() -> None:
     assert len(leader.in_sync_replicas()) == 2
 
 
-def test_a_member_that_returns_to_a_group_at_rest_is_served() -> None:
+def test_a_member_that_returns_to_a_quiescent_group_is_served() -> None:
     cluster, dead = with_one_dead()
     cluster.commit(2)
-    cluster.until(lambda: resting(cluster) == [1, 1], 10_000)
+    cluster.until(lambda: quiescent(cluster) == [1, 1], 10_000)
     dead.start()
     cluster.settle()
     assert cluster.replica(dead).log_end_offset == 5
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
 def test_a_member_that_returns_with_an_old_term_is_served() -> None:
@@ -235,36 +235,36 @@ def test_a_member_that_returns_with_an_old_term_is_served() -> None:
     old_leader.start()
     cluster.until(lambda: bool(cluster.leaders()), 5_000)
     cluster.commit()
-    cluster.until(lambda: resting(cluster) == [1, 1], 20_000)
+    cluster.until(lambda: quiescent(cluster) == [1, 1], 20_000)
     assert cluster.replica(cluster.leader).core.term > term
     dead.start()
     cluster.settle()
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 
-def test_two_dead_of_three_keep_the_third_awake() -> None:
+def test_two_dead_of_three_keep_the_third_active() -> None:
     cluster, dead = with_one_dead()
     next(node for node in cluster.followers() if node is not dead).crash()
     cluster.run(20_000)
-    assert resting(cluster) == [0]
+    assert quiescent(cluster) == [0]
 
 
 def test_a_learner_that_was_cut_off_is_served_again() -> None:
     """It never stands for election, so nothing else would tell the others that it is back."""
-    cluster = SimCluster(rest_after_ticks=10)
+    cluster = SimCluster(quiesce_after_ticks=10)
     leader = cluster.leader
     node = cluster.followers()[0]
     replica, learner = cluster.replica(leader), cluster.replica(node)
     voters = tuple(voter for voter in replica.voters if voter != learner.self_id)
     replica.change_membership(Configuration(voters, (learner.self_id,)))
     cluster.commit(3)
-    cluster.until(lambda: resting(cluster) == [1, 1, 1])
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
     cluster.isolate(node)
     cluster.until(lambda: learner.leader is None)
     cluster.commit(3)
-    cluster.until(lambda: bool(replica.resting.absent), 10_000)
+    cluster.until(lambda: bool(replica.quiescence.absent), 10_000)
     cluster.run(500)
-    assert replica.resting.is_resting
+    assert replica.quiescence.is_quiescent
     cluster.mend()
     cluster.until(lambda: learner.leader is not None, 2_000)
     cluster.settle()
@@ -274,7 +274,7 @@ def test_the_absent_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
     """A node with another disk may have nothing to say of itself: it answers that it is new."""
     cluster, dead = with_one_dead()
     leader = cluster.replica(cluster.leader)
-    (absent,) = leader.resting.absent
+    (absent,) = leader.quiescence.absent
     assert absent.node_id == dead.node_id
     asked: list[object] = []
     send = leader.send
@@ -286,7 +286,7 @@ def test_the_absent_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(leader, "send", noted)
     cluster.run(3_100)
     assert asked == [(Heartbeat, absent)] * 3
-    assert resting(cluster) == [1, 1], "asking wakes nobody"
+    assert quiescent(cluster) == [1, 1], "asking unquiesces nobody"
 
 
 def test_a_member_whose_disk_was_exchanged_meanwhile_is_admitted() -> None:
@@ -296,20 +296,20 @@ def test_a_member_whose_disk_was_exchanged_meanwhile_is_admitted() -> None:
     dead.start()
     cluster.until(lambda: set(cluster.replica(cluster.leader).voters) != set(before), 20_000)
     cluster.settle()
-    cluster.until(lambda: resting(cluster) == [1, 1, 1], 20_000)
+    cluster.until(lambda: quiescent(cluster) == [1, 1, 1], 20_000)
     assert cluster.replica(dead).self_id in cluster.replica(cluster.leader).voters
 
 
-def test_a_group_that_nodes_disagree_about_does_not_wake_all_others() -> None:
-    """Where cores are scarce, hundreds that wake at once make everything later still."""
+def test_a_group_that_nodes_disagree_about_does_not_unquiesce_all_others() -> None:
+    """Where cores are scarce, hundreds that unquiesce at once make everything later still."""
     cluster = with_one_gone(groups=60)
     leader = cluster.leader
     least = 60
 
     def is_awake() -> bool:
         nonlocal least
-        least = min(least, *resting(cluster))
-        return not cluster.replica(leader).resting.is_resting
+        least = min(least, *quiescent(cluster))
+        return not cluster.replica(leader).quiescence.is_quiescent
 
     cluster.until(is_awake, 1_000)
     for _ in range(40):
@@ -326,9 +326,9 @@ def test_who_was_silent_for_a_moment_is_given_more_time_next() -> None:
         cluster.isolate(cluster.followers()[0])
         cluster.run(silence_ms)
         cluster.mend()
-        rested = resting(cluster)[cluster.leader.node_id - 1]
-        cluster.until(lambda: resting(cluster) == [5] * 3, 10_000)
-        return rested == 5
+        quiesced = quiescent(cluster)[cluster.leader.node_id - 1]
+        cluster.until(lambda: quiescent(cluster) == [5] * 3, 10_000)
+        return quiesced == 5
 
     assert not rests_through(1.6 * election_ms)
     assert rests_through(1.6 * election_ms)
@@ -338,7 +338,7 @@ def test_who_was_silent_for_a_moment_is_given_more_time_next() -> None:
     assert not rests_through(1.6 * election_ms), "quick again after a calm while"
 
 
-def test_a_rest_that_a_follower_cannot_take_is_undone_at_once() -> None:
+def test_a_quiesce_that_a_follower_cannot_take_is_undone_at_once() -> None:
     cluster = at_rest(groups=2)
     leader, node = cluster.leader, cluster.followers()[0]
     follower = cluster.replica(node)
@@ -347,37 +347,37 @@ def test_a_rest_that_a_follower_cannot_take_is_undone_at_once() -> None:
         patch.setattr(
             type(follower), "is_settled", property(lambda replica: replica is not follower)
         )
-        cluster.until(lambda: cluster.replica(leader).resting.is_resting, 5_000)
-        assert not follower.resting.is_resting
-        cluster.until(lambda: not cluster.replica(leader).resting.is_resting, 25)
-    cluster.until(lambda: resting(cluster) == [2] * 3, 5_000)
+        cluster.until(lambda: cluster.replica(leader).quiescence.is_quiescent, 5_000)
+        assert not follower.quiescence.is_quiescent
+        cluster.until(lambda: not cluster.replica(leader).quiescence.is_quiescent, 25)
+    cluster.until(lambda: quiescent(cluster) == [2] * 3, 5_000)
 
 
-def test_a_wake_behind_a_rest_in_one_frame_ends_it() -> None:
-    cluster = SimCluster(rest_after_ticks=10_000, groups=1)
+def test_an_unquiesce_behind_a_quiesce_in_one_frame_ends_it() -> None:
+    cluster = SimCluster(quiesce_after_ticks=10_000, groups=1)
     cluster.commit(3)
     cluster.run(500)
     leader, node = cluster.leader, cluster.followers()[0]
     core, follower = cluster.replica(leader).core, cluster.replica(node)
     them = core.term, core.self_id, follower.self_id
-    messages = Rest(*them, core.log_end, core.next_round()), Wake(*them)
+    messages = Quiesce(*them, core.log_end, core.next_round()), Unquiesce(*them)
     frame = encode_several([encode(follower.group, message) for message in messages])
     assert node.multiraft is not None
     node.multiraft.deliver(leader.node_id, b"".join(frame))
-    assert not follower.resting.is_resting
-    assert node.multiraft.resting_count == 0
+    assert not follower.quiescence.is_quiescent
+    assert node.multiraft.quiescent_count == 0
 
 
-def test_who_reports_what_is_led_is_told_of_every_rest_once() -> None:
+def test_who_reports_what_is_led_is_told_of_every_quiescence_once() -> None:
     """Also of one between two reports: its in-sync replicas may be others than before."""
     cluster = at_rest(groups=3)
     multiraft = cluster.leader.multiraft
     assert multiraft is not None
-    assert set(multiraft.take_rested()) == set(cluster.world.groups)
-    assert multiraft.take_rested() == multiraft.awake == []
+    assert set(multiraft.take_quiesced()) == set(cluster.world.groups)
+    assert multiraft.take_quiesced() == multiraft.active == []
     cluster.append()
-    assert [replica.group for replica in multiraft.awake] == [cluster.group]
-    cluster.until(lambda: not multiraft.awake)
-    assert multiraft.take_rested() == [cluster.group]
+    assert [replica.group for replica in multiraft.active] == [cluster.group]
+    cluster.until(lambda: not multiraft.active)
+    assert multiraft.take_quiesced() == [cluster.group]
     multiraft.unregister(cluster.group)
-    assert multiraft.take_rested() == []
+    assert multiraft.take_quiesced() == []
