@@ -7,6 +7,7 @@ import os
 import re
 import time
 import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,12 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
@@ -31,7 +38,7 @@ from raftmq.node.loop_watch import (
 )
 from raftmq.node.metrics import exposition
 from raftmq.node.metrics.collectors import COLLECTORS
-from raftmq.node.metrics.exposition import Exposition, Prepared
+from raftmq.node.metrics.exposition import Exposition
 from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.partitions import PARTITIONS
 from raftmq.node.metrics.server import SERVER
@@ -273,6 +280,38 @@ async def test_openmetrics_is_spoken_to_who_asks(monkeypatch: pytest.MonkeyPatch
     )
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
+
+class Prepared:
+    """A prometheus_client collector over families that were read before, for its encoders."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterator[PrometheusMetric]:
+        """Nothing to say before it is collected."""
+        return iter(())
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        """Yield them as prometheus_client's."""
+        for family in self._families:
+            yield to_prometheus(family)
+
+
+def to_prometheus(family: Family) -> PrometheusMetric:
+    """A family as prometheus_client knows it."""
+    metric = family.metric
+    made: Any
+    if metric.kind == "histogram":
+        made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, buckets, seconds in family.histograms:
+            made.add_metric(labels, buckets, sum_value=seconds)
+        return made  # type: ignore[no-any-return]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in family.rows:
+        made.add_metric(labels, value)
+    return made  # type: ignore[no-any-return]
 
 
 NAMES = st.text(max_size=6)

@@ -8,19 +8,12 @@ descriptors) are those of prometheus_client's process collector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.process_collector import ProcessCollector
 
 from raftmq.node.metrics.ages import Ages
@@ -72,35 +65,3 @@ class Exposition:
         registry = CollectorRegistry()
         registry.register(self._process)
         return text.encode() + encoder(registry), content_type
-
-
-class Prepared:
-    """A prometheus_client collector over families that were read before, for its encoders."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = families
-
-    def describe(self) -> Iterator[PrometheusMetric]:
-        """Nothing to say before it is collected."""
-        return iter(())
-
-    def collect(self) -> Iterator[PrometheusMetric]:
-        """Yield them as prometheus_client's."""
-        for family in self._families:
-            yield to_prometheus(family)
-
-
-def to_prometheus(family: Family) -> PrometheusMetric:
-    """A family as prometheus_client knows it."""
-    metric = family.metric
-    made: Any
-    if metric.kind == "histogram":
-        made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, buckets, seconds in family.histograms:
-            made.add_metric(labels, buckets, sum_value=seconds)
-        return made  # type: ignore[no-any-return]
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    made = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in family.rows:
-        made.add_metric(labels, value)
-    return made  # type: ignore[no-any-return]
