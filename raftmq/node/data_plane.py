@@ -44,6 +44,7 @@ _KINDS: Final = {
     Stream.CONTROL: KIND_METADATA,
     Stream.HEARTBEAT: KIND_HEARTBEATS,
 }
+"""The frame that carries Raft's messages on each stream."""
 
 FrameReceiver = Callable[[NodeId, memoryview], None]
 KindReceiver = Callable[[NodeId, int, memoryview], None]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import Enum
+from enum import StrEnum
 from itertools import islice
 from typing import Final, Protocol
 
@@ -57,12 +57,16 @@ GATHERED_BYTES_MAX: Final = 32 << 10
 BEATS_MAX: Final = 256
 
 
-class Stream(Enum):
-    """How a message travels; none waits for those of another stream."""
+class Stream(StrEnum):
+    """The streams between two nodes; none waits for another. Its name is in a stream's hello.
+
+    A message of Raft travels on the first three; catch-up, read from files, has one of its own.
+    """
 
     BULK = "bulk"
     CONTROL = "control"
     HEARTBEAT = "heartbeat"
+    CATCH_UP = "catch-up"
 
 
 class SendFrame(Protocol):

@@ -38,6 +38,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.raft.messages import StoredChunk
+from raftmq.replication.multiraft import Stream
 from raftmq.runtime.peer_reader import (
     FRAME_HEADER,
     KIND_PART,
@@ -91,12 +92,8 @@ REASON_LENGTH_MAX: Final = 300
 _TOLD_MAX: Final = 64
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-BULK: Final = "bulk"
-CONTROL: Final = "control"
-CATCH_UP: Final = "catch-up"
-HEARTBEAT: Final = "heartbeat"
-STREAMS: Final = (BULK, CONTROL, HEARTBEAT, CATCH_UP)
-_VITAL: Final = (BULK, CONTROL)
+STREAMS: Final = tuple(Stream)
+_VITAL: Final = (Stream.BULK, Stream.CONTROL)
 """A peer is connected while both stand, and lost with either."""
 KIND_RAFT: Final = 1
 KIND_HEARTBEATS: Final = 2
@@ -108,12 +105,12 @@ KIND_METADATA: Final = 8
 formation; a broker's heartbeat to the controller, and its answer; a Raft message of the metadata
 group. Two more, 5 and 6, are told apart by who reads (`peer_reader.py`)."""
 _STREAM_OF: Final = {
-    KIND_RAFT: BULK,
-    KIND_METADATA: CONTROL,
-    KIND_BROKER: CONTROL,
-    KIND_FORMATION: CONTROL,
-    KIND_HEARTBEATS: HEARTBEAT,
-    KIND_BROKER_BEAT: HEARTBEAT,
+    KIND_RAFT: Stream.BULK,
+    KIND_METADATA: Stream.CONTROL,
+    KIND_BROKER: Stream.CONTROL,
+    KIND_FORMATION: Stream.CONTROL,
+    KIND_HEARTBEATS: Stream.HEARTBEAT,
+    KIND_BROKER_BEAT: Stream.HEARTBEAT,
 }
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
@@ -240,7 +237,7 @@ class PeerLinks:
             cluster_id,
             node_id,
             f"{storage_id:016x}",
-            BULK,
+            Stream.BULK,
             str(address) if address is not None else "",
             formats=formats,
             process_id=process_id,
@@ -291,7 +288,7 @@ class PeerLinks:
 
     def version(self, node_id: NodeId) -> int:
         """The format in which requests to this peer go; 0 while it is not connected."""
-        stream = self._way_to(node_id, CONTROL)
+        stream = self._way_to(node_id, Stream.CONTROL)
         return 0 if stream is None or stream.sock is None else stream.version
 
     # ---- faults ----
@@ -344,7 +341,7 @@ class PeerLinks:
     def _send_parts(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         """Send what is too large for a frame (a snapshot of the metadata state) in several, on the
         stream where nothing urgent waits; one such at a time."""
-        stream = self._way_to(node_id, CATCH_UP)
+        stream = self._way_to(node_id, Stream.CATCH_UP)
         if not isinstance(stream, ChunkStream):
             return False
         data = memoryview(b"".join(pieces))
@@ -367,7 +364,7 @@ class PeerLinks:
         tell what was damaged on the way, base offsets and leader epochs too, which no batch's own
         checksum covers. It checks each batch and its place in the log besides, as always.
         """
-        stream = self._way_to(node_id, CATCH_UP)
+        stream = self._way_to(node_id, Stream.CATCH_UP)
         if not isinstance(stream, ChunkStream):
             return False
         if stream.sock is None:
@@ -386,7 +383,7 @@ class PeerLinks:
 
     def has_room_for_stored(self, node_id: NodeId, size_bytes: int) -> bool:
         """True when a stored chunk for this peer would be taken now."""
-        stream = self._way_to(node_id, CATCH_UP)
+        stream = self._way_to(node_id, Stream.CATCH_UP)
         return isinstance(stream, ChunkStream) and stream.room_for(size_bytes)
 
     def is_connected(self, node_id: NodeId) -> bool:
@@ -404,14 +401,14 @@ class PeerLinks:
 
     def has_ended(self, node_id: NodeId) -> bool:
         """True when the peer closed a stream of which this loop has not been told yet."""
-        stream = self._streams.get((node_id, BULK))
+        stream = self._streams.get((node_id, Stream.BULK))
         if stream is None or stream.sock is None or node_id in self.block_from:
             return False
         return _has_ended(stream.sock)
 
     def queued_bytes(self) -> dict[NodeId, int]:
         """Bytes waiting for each peer."""
-        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == BULK}
+        return {s.node_id: s.queued_bytes for s in self._streams.values() if s.name == Stream.BULK}
 
     def streams(self) -> list[tuple[NodeId, str]]:
         """All outgoing streams: (peer, name)."""
@@ -433,7 +430,7 @@ class PeerLinks:
             self._addresses[node_id] = (address, *known[:1])
             if is_new:
                 for name in STREAMS:
-                    kind = ChunkStream if name == CATCH_UP else PeerStream
+                    kind = ChunkStream if name == Stream.CATCH_UP else PeerStream
                     stream = kind(node_id, name, self._queue_bytes_max)
                     self._streams[node_id, name] = stream
                     if self._nursery is not None:
@@ -551,7 +548,7 @@ class PeerLinks:
             sock = socket.socket(fileno=connected.socket.detach())
             try:
                 sock.setblocking(False)
-                tune(sock, UNSENT_CHUNK_BYTES_MAX if stream.name == CATCH_UP else 0)
+                tune(sock, UNSENT_CHUNK_BYTES_MAX if stream.name == Stream.CATCH_UP else 0)
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
                 await _write_hello(sock, mine)
                 theirs = await _read_hello(sock)
@@ -572,7 +569,7 @@ class PeerLinks:
     def _dial_now(self, node_id: NodeId) -> None:
         """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
         now_s = trio.current_time()
-        if (node_id, BULK) not in self._streams or now_s < self._hurried_s.get(node_id, 0.0):
+        if (node_id, Stream.BULK) not in self._streams or now_s < self._hurried_s.get(node_id, 0.0):
             return
         self._hurried_s[node_id] = now_s + HURRY_S
         for name in STREAMS:
@@ -739,7 +736,7 @@ class PeerLinks:
     ) -> None:
         """Read a stream that was let in to its end; answer on it while there is no other way."""
         node_id = identity.node_id
-        kind = ChunkStream if name == CATCH_UP else PeerStream
+        kind = ChunkStream if name == Stream.CATCH_UP else PeerStream
         back = kind(node_id, name, self._queue_bytes_max, sock=sock, version=version)
         mine = _Accepted(self._reader(sock, identity, name), back)
         self._accepted.setdefault((node_id, name), []).append(mine)
@@ -780,7 +777,7 @@ class PeerLinks:
             is_blocked=lambda: sender.node_id in self.block_from,
             turns=self._turns,
             memory=self._memory,
-            takes_parts=name == CATCH_UP,
+            takes_parts=name == Stream.CATCH_UP,
         )
 
     # ---- what went wrong ----

@@ -11,9 +11,10 @@ from crc32c import crc32c
 from raftmq.log.model import FileSpan
 from raftmq.ports import File
 from raftmq.raft.messages import StoredChunk
+from raftmq.replication.multiraft import Stream
 from raftmq.runtime import peer_links, peer_reader, peer_stream
 from raftmq.runtime.disk import RealDisk
-from raftmq.runtime.peer_links import CATCH_UP, KIND_RAFT
+from raftmq.runtime.peer_links import KIND_RAFT
 from raftmq.runtime.peer_reader import KIND_STORED
 from raftmq.types import NodeId
 from tests.runtime import test_peer_links
@@ -26,7 +27,7 @@ class Node(test_peer_links.Node):
     @property
     def socket(self) -> socket.socket | None:
         """Of the catch-up stream to node 2."""
-        return self.links._streams[TWO, CATCH_UP].sock
+        return self.links._streams[TWO, Stream.CATCH_UP].sock
 
 
 def file_of(folder: Path, data: bytes) -> File:
@@ -58,7 +59,7 @@ async def test_bytes_of_a_file_follow_their_head(tmp_path: Path) -> None:
         assert [kind for _, kind, _ in b.frames] == [KIND_STORED] * 3
         bodies = [body for *_, body in b.frames]
         assert bodies == [b"head" + data[7:3_000_007], b"bare", b"head" + data[:10]]
-        assert a.links.counts(TWO, CATCH_UP).queued_bytes == 0
+        assert a.links.counts(TWO, Stream.CATCH_UP).queued_bytes == 0
 
 
 async def test_what_is_not_in_memory_is_read_by_a_worker_first(
@@ -125,7 +126,7 @@ async def test_a_full_stream_refuses_and_live_frames_pass_it(tmp_path: Path) -> 
             sent += 1
         assert sent == 3, "a slow line must not have seconds of it queued: see CHUNKS_BYTES_MAX"
         assert not a.links.send_stored(TWO, [b"head"], piece)
-        assert a.links.counts(TWO, CATCH_UP).dropped_frames == 1
+        assert a.links.counts(TWO, Stream.CATCH_UP).dropped_frames == 1
         assert a.links.send(TWO, KIND_RAFT, [b"live"])
         await b.until(lambda: (1, KIND_RAFT, b"live") in b.frames)
         await b.until(lambda: len(b.frames) == sent + 1)
@@ -163,7 +164,7 @@ async def test_nothing_waits_for_a_peer_that_is_not_there(tmp_path: Path) -> Non
     a.links.set_addresses({TWO: b.address})
     assert not a.links.has_room_for_stored(TWO, 1)
     assert not a.links.send_stored(TWO, [b"head"], chunk(file_of(tmp_path, b"z" * 100), 0, 100))
-    assert a.links.counts(TWO, CATCH_UP).dropped_frames == 1
+    assert a.links.counts(TWO, Stream.CATCH_UP).dropped_frames == 1
     a.listener.close()
     b.listener.close()
 
@@ -182,7 +183,7 @@ async def test_what_is_too_large_for_a_frame_comes_in_parts(
         # One after the other: what waits of a large one is beyond the bound of the queue.
         assert not a.links.send(TWO, KIND_RAFT, [large])
         await b.until(lambda: b.frames)
-        await a.until(lambda: a.links.counts(TWO, CATCH_UP).queued_bytes == 0)
+        await a.until(lambda: a.links.counts(TWO, Stream.CATCH_UP).queued_bytes == 0)
         assert a.links.send(TWO, KIND_RAFT, [b"x" * 1_001])
         assert a.links.send(TWO, KIND_RAFT, [b"small"])
         await b.until(lambda: len(b.frames) == 3)

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from raftmq.config import Address
+from raftmq.replication.multiraft import Stream
 from raftmq.runtime import peer_links, peer_reader
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
@@ -230,7 +231,7 @@ async def test_what_runs_the_cluster_does_not_wait_behind_data(kind: int) -> Non
         assert len(behind) > 1, "data came later that was sent before"
 
 
-@pytest.mark.parametrize("name", [peer_links.BULK, peer_links.CONTROL])
+@pytest.mark.parametrize("name", [Stream.BULK, Stream.CONTROL])
 async def test_a_peer_is_lost_with_either_of_two_streams_and_told_so_once(name: str) -> None:
     a, b = Node(1), Node(2)
     introduce(a, b)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from raftmq.controller.replacement import partitions_left
 from raftmq.node.loop_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import Collector, Metric, Scrape, Work
+from raftmq.replication.multiraft import Stream
 from raftmq.runtime.disk import DISK_FULL
 
 if TYPE_CHECKING:
@@ -422,7 +423,7 @@ def _collect_peers(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[QUEUED].add(labels, counts.queued_bytes)
         scrape[SENT].add(labels, counts.sent_bytes)
         scrape[DROPPED].add(labels, counts.dropped_frames)
-        if stream == "bulk":
+        if stream == Stream.BULK:
             scrape[CONNECTED].add((str(peer),), links.is_connected(peer))
     for reason, count in links.refusals.items():
         scrape[REFUSED].add((reason,), count)
