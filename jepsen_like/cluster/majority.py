@@ -95,7 +95,9 @@ class Majority:
         # A timeout is drawn anew each time, from one to two times the configured one.
         timeout_ms = 2.0 * options.tick_ms * options.election_ticks
         # Whose loop came late a moment ago doubles the one after which it gives up a silent leader.
-        late = max((n.core.plane.multiraft.patience for n in self._others if n.core), default=0)
+        late = max(
+            (n.core.plane.multiraft.timeout_doublings for n in self._others if n.core), default=0
+        )
         elections_ms = ELECTIONS * timeout_ms + (timeout_ms * (1 << late) - timeout_ms)
         # The last word of a silent member, requests to the one left out (a fetch, then who
         # coordinates), a rebalance that waits for all.

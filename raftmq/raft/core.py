@@ -155,7 +155,9 @@ class RaftCore:
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
         self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
-        self.patience_floor = 0  # set by the engine while its loop is late, see `election.py`
+        self.timeout_doublings_floor = (
+            0  # set by the engine while its loop is late, see `election.py`
+        )
 
         self.election: Final = Election(self, random)
         self._handlers: Final[dict[type, Callable[[Any], None]]] = {

@@ -5,12 +5,12 @@ that one that hears nothing, or was removed, never raises the term of others. Le
 (§4.2.3): who heard a leader within the least election timeout grants nothing, unless that leader
 hands over.
 
-Patience: where messages take longer than a timeout (a busy machine, hundreds of groups that elect
-at once) replicas would depose leaders that live and give up elections that are under way, and each
-new election would make it worse, without end. So whoever loses time that way doubles its timeouts,
-up to three times, and halves them again while a leader stays. Whoever knows that all it hears comes
-late (`patience_floor`) does so before it loses anything. A leader that is gone with its node is
-noticed by its closed connection (`leader_lost`), whatever the patience.
+Timeout backoff: where messages take longer than a timeout (a busy machine, hundreds of groups that
+elect at once) replicas would depose leaders that live and give up elections that are under way, and
+each new election would make it worse, without end. So a replica that loses time that way doubles
+its timeouts, up to three times, and halves them again while a leader stays. One that knows that all
+it hears comes late (`timeout_doublings_floor`) does so before it loses anything. A leader that is
+gone with its node is noticed by its closed connection (`leader_lost`), whatever the backoff.
 
 Only voters are asked, and only their votes count, both by the candidate's configuration alone
 (thesis §4.1). So a replica that believes itself a learner does answer: whoever asks it holds a log
@@ -36,9 +36,9 @@ from raftmq.types import RaftIndex, ReplicaId, Term
 if TYPE_CHECKING:
     from raftmq.raft.core import RaftCore
 
-PATIENCE_MAX: Final = 3
-"""Timeouts are doubled so often at most."""
-CALM_TIMEOUTS: Final = 8
+TIMEOUT_DOUBLINGS_MAX: Final = 3
+"""Timeouts are doubled so many times at most."""
+DECAY_TIMEOUTS: Final = 8
 """After so many of the least timeouts under one leader they are halved."""
 
 
@@ -53,13 +53,13 @@ class Election:
     """The election timer and the votes of one replica. Times are ticks of `core.now`."""
 
     __slots__ = (
-        "_calm_since",
         "_core",
         "_deadline",
         "_heard_at",
         "_random",
+        "_steady_since",
         "_timeout",
-        "patience",
+        "timeout_doublings",
         "votes",
     )
 
@@ -67,7 +67,7 @@ class Election:
         self._core = core
         self._random = random
         self.votes: dict[ReplicaId, bool] = {}
-        self.patience = 0
+        self.timeout_doublings = 0
         self.reset()
 
     def retire(self) -> None:
@@ -78,30 +78,32 @@ class Election:
     def least_timeout(self) -> int:
         """After a shorter silence, in ticks, no leader is given up."""
         core = self._core
-        return core.config.election_ticks << max(self.patience, core.patience_floor)
+        return core.config.election_ticks << max(
+            self.timeout_doublings, core.timeout_doublings_floor
+        )
 
     def reset(self) -> None:
         """Draw a new timeout and begin to wait; priority draws from a shorter range."""
         core, least = self._core, self.least_timeout
         spread = max(1, least >> max(0, core.config.priority))
         self._timeout = least + self._random.randrange(0, spread)
-        self._heard_at = self._calm_since = core.now
+        self._heard_at = self._steady_since = core.now
         self._deadline = core.now + self._timeout
 
     def lose_time(self) -> None:
         """A leader fell silent whose connection stands, a majority fell silent to this leader, or
         votes that were promised did not come in time: the others may be slow, and not gone."""
-        self.patience = min(self.patience + 1, PATIENCE_MAX)
+        self.timeout_doublings = min(self.timeout_doublings + 1, TIMEOUT_DOUBLINGS_MAX)
 
-    def keep_calm(self) -> None:
+    def decay_backoff(self) -> None:
         """A leader stays: after a while of that, be quick again when it falls silent."""
-        if self.patience and self._core.now - self._calm_since >= self._calm_ticks:
-            self.patience -= 1
+        if self.timeout_doublings and self._core.now - self._steady_since >= self._decay_ticks:
+            self.timeout_doublings -= 1
             self.reset()
 
     @property
-    def _calm_ticks(self) -> int:
-        return CALM_TIMEOUTS * self.least_timeout
+    def _decay_ticks(self) -> int:
+        return DECAY_TIMEOUTS * self.least_timeout
 
     def hear_leader(self, leader: ReplicaId) -> None:
         """A message of this term's leader arrived."""
@@ -111,8 +113,8 @@ class Election:
             core.become_follower(core.term, leader)
             return
         assert core.leader == leader, "two leaders in one term"
-        if self.patience:
-            self.keep_calm()
+        if self.timeout_doublings:
+            self.decay_backoff()
         self._heard_at = core.now
         self._deadline = core.now + self._timeout
 
@@ -134,7 +136,7 @@ class Election:
         if core.now < self._deadline and not (core.leader is None and core.is_sole_voter):
             return
         if core.leader is not None and core.now - self._heard_at < self.least_timeout:
-            return  # patience was asked for after the timeout was drawn
+            return  # the least timeout was doubled after this one was drawn
         if core.waits_for_turn and core.role is Role.FOLLOWER:
             return
         if core.leader is not None or (core.role is Role.CANDIDATE and core.config.pre_vote):

@@ -114,13 +114,13 @@ class Leadership:
             core.election.lose_time()
             core.become_follower(core.term, None)
             return
-        core.election.keep_calm()
+        core.election.decay_backoff()
         if self.transferee is not None and core.now >= self._transfer_deadline:
             self.transferee = None
         self._begin_round()
 
     def _hears_quorum(self) -> bool:
-        # As long as the most patient follower: a leader that resigns earlier does so for nobody.
+        # As long as the slowest follower: a leader that resigns earlier does so for nobody.
         since = self._core.now - 2 * self._core.election.least_timeout
         heard = int(self._counts_self)
         for progress in self._voting:

@@ -4,9 +4,9 @@ Inputs (ticks, frames, finished flushes) touch few replicas; only those touched 
 afterwards. What their groups then have to say leaves in few frames: when a node dies that
 led hundreds of groups, each of them asks for votes, answers and begins its term at the same moment,
 and a frame for every one of these messages would cost both sides more than the message itself. So
-what is small waits in `Mail` until the round of drains ends that caused it. Flushes are asked
-for per replica, plus one for the journal that all groups share, so a thousand elections are a
-handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
+what is small waits in `FrameBatcher` until the round of drains ends that caused it. Flushes are
+asked for per replica, plus one for the journal that all groups share, so a thousand elections are
+a handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
 
 Invariants: a replica is drained after every input that touched it, before anything else happens to
 the node; at most one flush per log and one of the journal are under way; frames from nodes that
@@ -48,7 +48,7 @@ from raftmq.replication.peer_codec import (
 from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Unquiesce
 from raftmq.replication.quiescence import QuiescentReplicas
 from raftmq.replication.replica import Replica
-from raftmq.replication.timeout_backoff import Lateness
+from raftmq.replication.timeout_backoff import LoopBackoff
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
 
 SMALL_BYTES_MAX: Final = 2 << 10
@@ -87,7 +87,7 @@ class _Bag:
         self.size_bytes = 0
 
 
-class Mail:
+class FrameBatcher:
     """What a node's replicas have to say to those of other nodes."""
 
     def __init__(self, node_id: NodeId, send: SendFrame) -> None:
@@ -122,7 +122,7 @@ class Mail:
         if len(bag.frames) >= SEVERAL_MAX or bag.size_bytes >= GATHERED_BYTES_MAX:
             self._send_bag(to, stream)
 
-    def leave(self) -> None:
+    def send_all(self) -> None:
         """Send what was gathered."""
         while self._bags:
             self._send_bag(*next(iter(self._bags)))
@@ -233,7 +233,7 @@ class MultiRaft:
         self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
         self._orphans: dict[RaftGroupId, NodeId] = {}  # led by a node that was lost
         self._quiesced: dict[RaftGroupId, None] = {}
-        self._mail = Mail(node_id, send)
+        self._batcher = FrameBatcher(node_id, send)
         self.depth = 0
         self._batch = _Batch(self)
         self._is_draining = False
@@ -246,7 +246,7 @@ class MultiRaft:
         self._quiescent = QuiescentReplicas(
             node_id, journal.flushed_sequence, self._send_node_beat, self._unquiesce
         )
-        self._lateness = Lateness()
+        self._loop_backoff = LoopBackoff()
         self._heartbeat_ticks = 1
         self._election_ticks = 2
 
@@ -298,9 +298,9 @@ class MultiRaft:
         return list(quiesced)
 
     @property
-    def patience(self) -> int:
-        """How often all timeouts are doubled now, since ticks come late."""
-        return self._lateness.patience
+    def timeout_doublings(self) -> int:
+        """How many times all timeouts are doubled now, since ticks come late."""
+        return self._loop_backoff.doublings
 
     @property
     def is_quiescent(self) -> bool:
@@ -335,10 +335,10 @@ class MultiRaft:
 
     def tick(self, late_ticks: float = 0.0) -> None:
         """One tick for every replica that is active; it came so many ticks late."""
-        self._lateness.ticked(late_ticks, self._election_ticks)
-        patience = self.patience
+        self._loop_backoff.ticked(late_ticks, self._election_ticks)
+        doublings = self.timeout_doublings
         with self.batch():
-            self._quiescent.tick(self._heartbeat_ticks, self._election_ticks << patience)
+            self._quiescent.tick(self._heartbeat_ticks, self._election_ticks << doublings)
             self._tell_orphans()
             active = list(self._active.values())
             # Nodes begin at different groups, so that they do not stand against each other.
@@ -347,7 +347,7 @@ class MultiRaft:
             for replica in active[start:] + active[:start]:
                 if replica.quiescence.is_quiescent:
                     continue
-                replica.core.patience_floor = patience
+                replica.core.timeout_doublings_floor = doublings
                 replica.core.waits_for_turn = len(self._standing) >= STANDING_MAX
                 if replica.tick():
                     self._dirty[replica] = None
@@ -450,13 +450,13 @@ class MultiRaft:
         if to == self.node_id:
             return  # this node's earlier storage, which is gone
         if isinstance(message, _BEATS):
-            self._mail.add_beat(group, message)
+            self._batcher.add_beat(group, message)
         elif isinstance(message, AppendRequest) and message.chunk is not None:
             self._send_stored(to, encode(group, message), message.chunk)
         else:
-            self._mail.add(group, message, _stream_of(group, message))
+            self._batcher.add(group, message, _stream_of(group, message))
         if not self.depth and not self._is_draining:
-            self._mail.leave()
+            self._batcher.send_all()
 
     def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
         """Without a stream for stored chunks they travel as other frames do."""
@@ -487,7 +487,7 @@ class MultiRaft:
                         self._active.pop(replica.group, None)
                     if _stands(replica):
                         self._standing[replica] = None
-                self._mail.leave()
+                self._batcher.send_all()
                 for hook in self.after_drain:
                     hook()
         except NodeMustStopError as error:
@@ -502,7 +502,7 @@ class MultiRaft:
         job = self._journal.flush_job()
         if job is not None:
             self._flush_journal(job)
-        self._mail.leave()
+        self._batcher.send_all()
 
     def _flush(self, replica: Replica) -> None:
         if replica.waits_for_journal:

@@ -36,7 +36,7 @@ from raftmq.replication.peer_messages import (
     Quiesce,
     Unquiesce,
 )
-from raftmq.replication.timeout_backoff import Patience
+from raftmq.replication.timeout_backoff import TimeoutBackoff
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ PROBE_BEATS = 20
 """The absent are asked once in so many beats: about once a second."""
 MISMATCHES_MAX = 3
 """Beats in a row that may disagree about which groups are quiescent: messages are on their way."""
-CALM_SILENCES = 16
+DECAY_SILENCES = 16
 """After so many of the silences allowed without one, less is allowed again."""
 
 
@@ -79,12 +79,12 @@ class Quiescence:
             self._idle_end, self._idle_ticks = core.log_end, 0
             return
         self._idle_ticks += ticks
-        patience = replica.config.quiesce_after_ticks
+        idle_ticks_min = replica.config.quiesce_after_ticks
         if core.log_end == leadership.term_start + 1:
             # Nobody wrote in this term: a new group, or one of many that lost their leader. They
             # come in hundreds, and their heartbeats would keep each other from quiescence.
-            patience = min(patience, core.config.election_ticks)
-        if self._idle_ticks < patience:
+            idle_ticks_min = min(idle_ticks_min, core.config.election_ticks)
+        if self._idle_ticks < idle_ticks_min:
             return
         absent = self._absent()
         if not self._all_have_all(absent):
@@ -102,11 +102,11 @@ class Quiescence:
     def _absent(self) -> tuple[ReplicaId, ...]:
         """Who was silent for long; nobody where what is left is no majority."""
         core = self._replica.core
-        patience_ticks = ABSENT_AFTER_IDLE_TIMES * self._replica.config.quiesce_after_ticks
+        silence_ticks_max = ABSENT_AFTER_IDLE_TIMES * self._replica.config.quiesce_after_ticks
         absent = tuple(
             member
             for member, progress in core.progress.items()
-            if core.now - progress.last_heard_tick > patience_ticks
+            if core.now - progress.last_heard_tick > silence_ticks_max
         )
         voters = core.configuration.voters
         is_majority = 2 * sum(voter not in absent for voter in voters) > len(voters)
@@ -219,7 +219,7 @@ class _Peer:
     led_there: list[int] = field(factory=_buckets)
     mismatches: list[int] = field(factory=_buckets)
     shared: int = 0
-    patience: Patience = field(factory=Patience)
+    backoff: TimeoutBackoff = field(factory=TimeoutBackoff)
     """With its silence: it fell silent before while its connection stood."""
 
     def hears(self, now: int, incarnation: int, election_ticks: int) -> bool:
@@ -227,14 +227,14 @@ class _Peer:
         self.heard_tick = now
         before, self.incarnation = self.incarnation, incarnation
         if before not in (None, incarnation):
-            self.patience = Patience()
+            self.backoff = TimeoutBackoff()
             return not self.shared
-        self.patience.fade(now, CALM_SILENCES * self.silence_max(election_ticks))
+        self.backoff.decay(now, DECAY_SILENCES * self.silence_max(election_ticks))
         return True
 
     def silence_max(self, election_ticks: int) -> int:
         """Ticks without a beat after which it is taken for gone."""
-        return election_ticks << self.patience.level
+        return election_ticks << self.backoff.doublings
 
     def disagreed(self, quiescent: tuple[int, ...]) -> tuple[int, ...]:
         """Compare what is quiescent there with what is here; the buckets that disagreed for
@@ -326,7 +326,7 @@ class QuiescentReplicas:
                 quiescent = tuple(peer.led_here)
                 self._send(NodeBeat(self._node_id, node_id, self._incarnation, quiescent))
             if self._now - peer.heard_tick > peer.silence_max(election_ticks):
-                peer.patience.rise(peer.patience.level + 1, self._now)
+                peer.backoff.increase(peer.backoff.doublings + 1, self._now)
                 self.unquiesce_shared(node_id, silent=node_id)
 
     def on_beat(self, beat: NodeBeat, election_ticks: int) -> None:

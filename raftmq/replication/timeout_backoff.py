@@ -4,7 +4,7 @@ A loop that comes late hears everything late: heartbeats lie in its sockets, and
 before they are read deposes leaders that live. On a machine without a free core that happens to
 hundreds of groups at once, and their elections make everything later still. So while ticks come
 late, timeouts are doubled, for all groups of the node, until ticks have been in time for a while:
-the doubling rises at once, and fades step by step. Sans-IO: the shell tells how late it was. A
+the doubling rises at once, and decays step by step. Sans-IO: the shell tells how late it was. A
 leader whose node is gone is noticed by its closed connection, whatever the doubling.
 
 What one replica knows of its own elections is `raft/election.py`'s; this is for what a node knows
@@ -15,63 +15,63 @@ from __future__ import annotations
 
 from typing import Final
 
-from raftmq.raft.election import PATIENCE_MAX
+from raftmq.raft.election import TIMEOUT_DOUBLINGS_MAX
 
 
-class Patience:
+class TimeoutBackoff:
     """One timeout's.
 
     Attributes:
-        level: how often the timeout is doubled now, from 0 to `PATIENCE_MAX`.
+        doublings: how many times the timeout is doubled now, from 0 to `TIMEOUT_DOUBLINGS_MAX`.
     """
 
-    __slots__ = ("_since", "level")
+    __slots__ = ("_since", "doublings")
 
     def __init__(self) -> None:
-        self.level = 0
+        self.doublings = 0
         self._since = 0
 
-    def rise(self, level: int, now: int) -> None:
-        """There is a reason, now, to double the timeout so often."""
-        self.level = min(level, PATIENCE_MAX)
+    def increase(self, doublings: int, now: int) -> None:
+        """There is a reason, now, to double the timeout so many times."""
+        self.doublings = min(doublings, TIMEOUT_DOUBLINGS_MAX)
         self._since = now
 
-    def fade(self, now: int, calm_ticks: int) -> None:
+    def decay(self, now: int, decay_ticks: int) -> None:
         """There is none now: after so long without one the timeout is halved."""
-        if self.level and now - self._since >= calm_ticks:
-            self.level -= 1
+        if self.doublings and now - self._since >= decay_ticks:
+            self.doublings -= 1
             self._since = now
 
 
-TIMEOUTS_PER_LATENESS: Final = 4
+TIMEOUTS_PER_DELAY: Final = 4
 """A timeout is at least so many times as long as ticks come late: the others of a group may share
 the machine, and a round of messages passes several loops."""
-CALM_TICKS: Final = 200
+DECAY_TICKS: Final = 200
 
 
-class Lateness:
+class LoopBackoff:
     """What one node knows of its own loop."""
 
-    __slots__ = ("_now", "_patience")
+    __slots__ = ("_backoff", "_now")
 
     def __init__(self) -> None:
-        self._patience = Patience()
+        self._backoff = TimeoutBackoff()
         self._now = 0
 
     @property
-    def patience(self) -> int:
-        """How often timeouts are doubled now."""
-        return self._patience.level
+    def doublings(self) -> int:
+        """How many times timeouts are doubled now."""
+        return self._backoff.doublings
 
     def ticked(self, late_ticks: float, election_ticks: int) -> None:
         """A tick came, so many ticks late."""
         self._now += 1
         wanted = 0
-        while wanted < PATIENCE_MAX and (
-            election_ticks << wanted < TIMEOUTS_PER_LATENESS * late_ticks
+        while wanted < TIMEOUT_DOUBLINGS_MAX and (
+            election_ticks << wanted < TIMEOUTS_PER_DELAY * late_ticks
         ):
             wanted += 1
-        if wanted >= max(self.patience, 1):
-            self._patience.rise(wanted, self._now)
+        if wanted >= max(self.doublings, 1):
+            self._backoff.increase(wanted, self._now)
         else:
-            self._patience.fade(self._now, CALM_TICKS)
+            self._backoff.decay(self._now, DECAY_TICKS)

@@ -65,7 +65,7 @@ PEER_FORMATS: Final = (5, FORMAT_MAX)
 """The oldest and the newest format of everything that nodes say to each other which this version
 speaks. A change that an older node would not understand is a new format: it is said on streams of
 that format alone (`version`), so nodes of two versions work together. 2: a frame may hold several
-messages (`Mail`); 3: quiescent groups are compared in parts; 4: the metadata group
+messages (`FrameBatcher`); 3: quiescent groups are compared in parts; 4: the metadata group
 and requests between brokers have a stream of their own, brokers' heartbeats go by that of
 heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels."""
 HELLO_BYTES_MAX: Final = 4096

@@ -335,7 +335,7 @@ def test_who_was_silent_for_a_moment_is_given_more_time_next() -> None:
     assert not rests_through(2.6 * election_ms)
     assert rests_through(2.6 * election_ms)
     cluster.run(30_000)
-    assert not rests_through(1.6 * election_ms), "quick again after a calm while"
+    assert not rests_through(1.6 * election_ms), "quick again after a quiet while"
 
 
 def test_a_quiesce_that_a_follower_cannot_take_is_undone_at_once() -> None:

@@ -62,7 +62,7 @@ def test_who_came_late_itself_is_patient_with_a_silent_leader(running: ClusterWo
     node = next(node for node in running.nodes if node is not majority.left_out)
     assert node.core is not None
     node.core.plane.multiraft.tick(late_ticks=4.0)
-    assert node.core.plane.multiraft.patience == 2
+    assert node.core.plane.multiraft.timeout_doublings == 2
     assert [*majority.phases()][1][0] == (10 + 3) * 2 * 25 * 6
 
 

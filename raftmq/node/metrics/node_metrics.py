@@ -333,7 +333,7 @@ counter(
 gauge(
     "raftmq_election_timeout_factor",
     "How much longer than configured a leader's silence is borne here, since ticks come late",
-    lambda node: 1 << node.plane.multiraft.patience,
+    lambda node: 1 << node.plane.multiraft.timeout_doublings,
 )
 
 BUILD: Final = Metric(

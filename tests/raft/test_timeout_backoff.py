@@ -1,4 +1,4 @@
-"""Where messages take longer than a timeout, patience grows until a leader can stay; then it fades.
+"""Where messages take longer than timeouts, these grow until a leader can stay, and then decay.
 
 Without it three replicas on a machine that is only slow depose one another for ever.
 """
@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from raftmq.raft.election import CALM_TIMEOUTS, PATIENCE_MAX
+from raftmq.raft.election import DECAY_TIMEOUTS, TIMEOUT_DOUBLINGS_MAX
 from raftmq.raft.messages import Message
 from raftmq.raft.ready import Role
 from tests.raft.network import Disk, Network, configuration, entries_of
@@ -61,8 +61,8 @@ class SlowNetwork(Network):
         leaders = [n for n, node in nodes if node.is_up and node.core.role is Role.LEADER]
         return leaders[0] if len(leaders) == 1 else None
 
-    def patience(self) -> list[int]:
-        return [node.core.election.patience for node in self.nodes.values()]
+    def timeout_doublings(self) -> list[int]:
+        return [node.core.election.timeout_doublings for node in self.nodes.values()]
 
 
 def run_until_led(network: SlowNetwork) -> int:
@@ -87,16 +87,16 @@ def test_a_slow_network_keeps_a_leader(delay: int, seed: int) -> None:
     assert changes <= 8
 
 
-def test_patience_ends_with_the_trouble() -> None:
+def test_backoff_ends_with_the_trouble() -> None:
     network = SlowNetwork(12, 1)
     run_until_led(network)
-    assert max(network.patience()) >= 2
+    assert max(network.timeout_doublings()) >= 2
     network.delay = 1
-    network.run(3 * CALM_TIMEOUTS * ELECTION_TICKS << PATIENCE_MAX)
-    assert network.patience() == [0, 0, 0]
+    network.run(3 * DECAY_TIMEOUTS * ELECTION_TICKS << TIMEOUT_DOUBLINGS_MAX)
+    assert network.timeout_doublings() == [0, 0, 0]
 
 
-def test_a_group_without_a_majority_does_not_lose_patience() -> None:
+def test_a_group_without_a_majority_does_not_back_off() -> None:
     """Nobody answers because nobody is there: when they come back, there is a leader soon."""
     network = SlowNetwork(1, 1)
     network.run(200)
@@ -104,15 +104,15 @@ def test_a_group_without_a_majority_does_not_lose_patience() -> None:
         network.nodes[number].crash()
     network.run(1_000)
     assert network.core(1).role is not Role.LEADER
-    assert network.core(1).election.patience <= 1
+    assert network.core(1).election.timeout_doublings <= 1
     network.nodes[2].restart()
     assert any(network.run(10 * ELECTION_TICKS))
 
 
-def test_a_closed_connection_is_believed_whatever_the_patience() -> None:
+def test_a_closed_connection_is_believed_whatever_the_backoff() -> None:
     network = SlowNetwork(12, 1)
     led = run_until_led(network)
-    assert max(network.patience()) >= 2
+    assert max(network.timeout_doublings()) >= 2
     network.delay = 1
     network.nodes[led].crash()
     network.late.clear()

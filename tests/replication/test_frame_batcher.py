@@ -13,7 +13,7 @@ from raftmq.replication.multiraft import (
     BEATS_MAX,
     GATHERED_BYTES_MAX,
     SMALL_BYTES_MAX,
-    Mail,
+    FrameBatcher,
     Stream,
 )
 from raftmq.replication.peer_codec import SEVERAL_MAX, decode
@@ -44,11 +44,11 @@ def append(to: ReplicaId, at: int, size: int) -> AppendRequest:
 
 
 class Post:
-    """Takes what a node's mail sends."""
+    """Takes what a node's batcher sends."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[NodeId, bytes, Stream]] = []
-        self.mail = Mail(A.node_id, self._send)
+        self.batcher = FrameBatcher(A.node_id, self._send)
 
     def _send(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
         self.frames.append((node_id, b"".join(frame), stream))
@@ -83,23 +83,23 @@ def test_every_message_arrives_once_and_in_the_order_of_its_stream(
     for number, (of, to, stream, size) in enumerate(plan):
         message = append(to, number, size) if size else VoteReply(T, A, to, bool(number % 2))
         given[to.node_id, stream].append((group(of), message))
-        post.mail.add(group(of), message, stream)
-    post.mail.leave()
+        post.batcher.add(group(of), message, stream)
+    post.batcher.send_all()
     assert post.received() == given
     for _, frame, _ in post.frames:
         content = decode(frame)
         assert not isinstance(content, NodeBeat)
         assert len(content) == 1 or len(frame) <= GATHERED_BYTES_MAX + 2 * SMALL_BYTES_MAX
     count = len(post.frames)
-    post.mail.leave()
+    post.batcher.send_all()
     assert len(post.frames) == count, "nothing stays"
 
 
 def test_a_thousand_votes_leave_in_frames_that_one_turn_can_take() -> None:
     post = Post()
     for number in range(1_000):
-        post.mail.add(group(number), VoteReply(T, A, B, True), Stream.HEARTBEAT)
-    post.mail.leave()
+        post.batcher.add(group(number), VoteReply(T, A, B, True), Stream.HEARTBEAT)
+    post.batcher.send_all()
     assert len(post.frames) == -(-1_000 // SEVERAL_MAX)
     assert [g.partition for g, _ in post.received()[B.node_id, Stream.HEARTBEAT]] == [*range(1_000)]
 
@@ -107,8 +107,8 @@ def test_a_thousand_votes_leave_in_frames_that_one_turn_can_take() -> None:
 def test_heartbeats_of_a_thousand_groups_are_few_frames() -> None:
     post = Post()
     for number in range(1_000):
-        post.mail.add_beat(group(number), Heartbeat(T, A, B, RaftIndex(0), 1))
-    post.mail.leave()
+        post.batcher.add_beat(group(number), Heartbeat(T, A, B, RaftIndex(0), 1))
+    post.batcher.send_all()
     assert len(post.frames) == -(-1_000 // BEATS_MAX)
     assert len(post.received()[B.node_id, Stream.HEARTBEAT]) == 1_000
 
@@ -121,10 +121,10 @@ def test_a_large_message_is_not_copied_and_does_not_overtake_a_small_one() -> No
         pieces.append(frame)
         return True
 
-    mail = Mail(A.node_id, send)
-    mail.add(group(0), append(B, 0, 10), Stream.BULK)
+    batcher = FrameBatcher(A.node_id, send)
+    batcher.add(group(0), append(B, 0, 10), Stream.BULK)
     large = append(B, 1, SMALL_BYTES_MAX)
     assert pieces == []
-    mail.add(group(0), large, Stream.BULK)
+    batcher.add(group(0), large, Stream.BULK)
     assert len(pieces) == 2
     assert pieces[1][1] is large.entries[0].payload
