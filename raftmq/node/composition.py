@@ -66,7 +66,7 @@ logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
 EAGER_TICKS: Final = 20
-"""For so many ticks the first voter of a cluster that was just formed stands for election."""
+"""Ticks in which the first voter of a cluster that was just formed stands for election."""
 NO_MAJORITY_S: Final = 10.0
 NO_MAJORITY_AGAIN_S: Final = 60.0
 """After so long a start that waits for other nodes says so, and again."""
@@ -105,7 +105,7 @@ def _may_vote(replica: Replica) -> bool:
 
 
 class _Reminder:
-    """Tells what a start waits for, after a while and then seldom."""
+    """Logs what a start waits for, after a while and then seldom."""
 
     def __init__(self, clock: Clock, tell: Callable[[], None]) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class _Reminder:
         self._at_ms = clock.monotonic_ms() + NO_MAJORITY_S * 1e3
 
     def look(self) -> None:
-        """Tell it when it is time."""
+        """Log it when it is time."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._at_ms:
             self._at_ms = now_ms + NO_MAJORITY_AGAIN_S * 1e3

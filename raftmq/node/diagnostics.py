@@ -1,8 +1,8 @@
-"""Why a partition is stuck, in words for an operator: the questions one would ask by hand.
+"""Why a partition is stuck, in words for an operator.
 
-Reads one replica of this node and what the node sees of the others; changes nothing. A partition
-without trouble has none. What only the leader can know comes from the leader's node; where nobody
-leads, each replica tells its own side, and `raftmq cluster status` puts them together.
+Reads one replica of this node and what the node sees of the others; changes nothing. What only the
+leader can know comes from the leader's node; in a partition without a leader each replica reports
+what it sees, and `raftmq cluster status` puts these reports together.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _no_leader(node: Node, replica: Replica) -> str:
 
 
 def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
-    """Those of these nodes that this one does not reach, by nature or by the fault switch."""
+    """Those of these nodes that this one does not reach, or to which the fault switch cuts it."""
     links = node.plane.links
     return [
         int(node_id)

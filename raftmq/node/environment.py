@@ -38,11 +38,11 @@ class Tasks(Protocol):
     """How code that waits is run: by trio in a node, on virtual time in the simulation."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let others run for so long; at least for one turn."""
+        """Let other tasks run for this long; at least for one turn."""
         ...
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done where it holds up nobody."""
+        """Run `work` where it holds up nothing else; returns or raises what it does."""
         ...
 
     async def wait(self, promise: Promise[T]) -> T:
@@ -55,7 +55,7 @@ class Tasks(Protocol):
 
 
 class PeerEvents(Protocol):
-    """What links tell their node."""
+    """What links report to their node."""
 
     def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
         """A whole frame arrived.
@@ -66,7 +66,7 @@ class PeerEvents(Protocol):
         ...
 
     def peer_introduced(self, identity: PeerIdentity) -> None:
-        """A peer said who it is, on a stream to it or from it."""
+        """A peer gave its identity, on a stream to it or from it."""
         ...
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -79,7 +79,7 @@ class PeerEvents(Protocol):
 
 
 class Links(Protocol):
-    """The ways to and from all peers, as `runtime/peer_links.py` describes them."""
+    """The connections to and from all peers, as `runtime/peer_links.py` describes them."""
 
     block_to: frozenset[NodeId]
     block_from: frozenset[NodeId]
@@ -119,7 +119,7 @@ class FlushPool(Protocol):
 
 
 class ClosingOpeners(OpeningWorkers, Protocol):
-    """Threads that look into produced batches, and their end."""
+    """Threads that walk produced batches; can be closed."""
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -127,7 +127,7 @@ class ClosingOpeners(OpeningWorkers, Protocol):
 
 
 class RatedCatchUp(CatchUp, Protocol):
-    """Catch-up with its limit, and its end."""
+    """Catch-up with its limit; can be closed."""
 
     rate: CatchUpRate
 
@@ -138,12 +138,12 @@ class RatedCatchUp(CatchUp, Protocol):
 
 @frozen(slots=True, kw_only=True)
 class Environment:
-    """Where one node lives.
+    """What one node is built on.
 
     Attributes:
-        connect: makes the links, which then talk to the given peer_events.
+        connect: makes the links, which then report to the given `PeerEvents`.
         make_catch_up: makes the node's part in catch-up over these links.
-        batch_openers: look into produced batches, of which some take long.
+        batch_openers: walk produced batches, some of which take long.
         disk_space: (size, free) of the file system below the data folder, in bytes.
         buggify: rarely taken branches made frequent; never, outside the simulation.
         core_times: how long the loop's thread ran, and was ready and had no core, so far.

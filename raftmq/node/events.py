@@ -1,9 +1,10 @@
 """The log of a node's state changes: one event per change, named by topic, partition, leader epoch.
 
-Told by whoever changes (replicas' roles, the leader table, applied commands, segment files) or seen
-when the node ticks (the controller, disk space, replicas that catch up). Owns no decision, and
-counts elections while it is at it. An event that happens to a thousand partitions in one moment is
-limited to `LINES_MAX` lines in ten seconds and a count of the rest.
+Some changes are reported by the part that changes (replicas' roles, the leader table, applied
+commands, segment files), others are seen when the node ticks (the controller, disk space, replicas
+that catch up). Owns no decision, and counts elections while it is at it. An event that happens to a
+thousand partitions in one moment is limited to `LINES_MAX` lines in ten seconds and a count of the
+rest.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Events:
     # ---- catching up ----
 
     def _look_at_followers(self, now_ms: float) -> None:
-        """Tell when a replica that is out of sync but heard of begins and ends to catch up."""
+        """Log when a replica that is out of sync but heard of begins and ends to catch up."""
         behind: set[tuple[Key, ReplicaId]] = set()
         for replica in self._node.partitions.replicas():
             if replica.quiescence.is_quiescent or not replica.is_leader:
@@ -180,7 +181,7 @@ class Events:
             if was is None or was.is_fenced == now.is_fenced:
                 continue
             if node_id != own_id and not self._node.engine.is_leader:
-                continue  # that node and the controller tell of it
+                continue  # that node and the controller log it
             event = "broker fenced" if now.is_fenced else "broker unfenced"
             self._log.warning(event, broker=node_id, broker_epoch=now.epoch)
 
@@ -192,7 +193,7 @@ class Events:
             self._log.info("controller changed", controller=now[0], leader_epoch=now[1])
 
     def command_applied(self, envelope: Envelope, result: Result, _offset: Offset) -> None:
-        """Tell of claims of groups that this node gains or gives away."""
+        """Log claims of groups that this node gains or gives away."""
         command = envelope.command
         if not isinstance(command, ClaimGroup | ReleaseGroup) or not self._node.is_serving:
             return
@@ -216,7 +217,7 @@ class Events:
         """Seen by `_image_changed` with either engine."""
 
     def advanced(self, applied_end: RaftIndex) -> None:
-        """Nothing to tell."""
+        """Nothing to log."""
 
     def role_changed(self, soft: SoftState) -> None:
         """The metadata group has another leader or term."""
@@ -275,7 +276,7 @@ class Events:
     # ---- driven by the node ----
 
     def tick(self, now_ms: float) -> None:
-        """Look at what nobody tells of."""
+        """Look at what no part reports."""
         if now_ms < self._next_ms:
             return
         self._next_ms = now_ms + LOOK_MS

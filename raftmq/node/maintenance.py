@@ -1,4 +1,4 @@
-"""Work that no request asks for: retention, the background scrub, and telling of failed replicas.
+"""Work that no request asks for: retention, the background scrub, reports of failed replicas.
 
 Logs are looked at one after the other, and read in worker threads, so that no turn of the loop is
 long. The scrub keeps to its rate and to a small share of one core, whichever is less: batches of a
@@ -23,11 +23,11 @@ SCRUB_STRETCH_BYTES: Final = 1 << 20
 SCRUB_CORE_SHARE_MAX: Final = 0.05
 SCRUB_SMALL_BYTES: Final = 64 << 10
 SCRUB_PAUSE_S: Final = 0.1
-"""After a log with less than that to check, so that a thousand small ones cost nothing."""
+"""The pause after a log with less than that to check: a thousand small ones cost little."""
 SCRUB_ROUND_S: Final = 3.0
-"""A round through all logs takes at least so long: few small ones are not read over and over."""
+"""A round through all logs takes at least this long: few small ones are not read continuously."""
 RETAIN_TURN: Final = 64
-"""So many logs are looked at for retention in one turn of the loop."""
+"""Logs that one turn of the loop checks for retention."""
 WATCH_INTERVAL_S: Final = 1.0
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than that free a replica would only stop again."""
@@ -45,15 +45,15 @@ async def run_maintenance(plane: DataPlane, partitions: Partitions) -> None:
 
 
 async def _watch_forever(plane: DataPlane, partitions: Partitions) -> None:
-    """Tell of replicas that stopped; let those that only lacked space begin again, and those that
-    could not be deleted go."""
-    told: set[Replica] = set()
+    """Log replicas that stopped; start those again that only lacked space, and delete those that
+    could not be deleted before."""
+    logged: set[Replica] = set()
     while True:
         failed = [r for r in plane.multiraft.replicas.values() if r.failure is not None]
-        told &= set(failed)
+        logged &= set(failed)
         for replica in failed:
-            if replica not in told:
-                told.add(replica)
+            if replica not in logged:
+                logged.add(replica)
                 logger.error("replica stopped", group=str(replica.group), reason=replica.failure)
         lacks_space = partitions.lacks_space or any(r.lacks_space for r in failed)
         if lacks_space and plane.free_bytes() >= REOPEN_FREE_BYTES:
@@ -87,7 +87,7 @@ def _close_aged_segment(replica: Replica, now_ms: int) -> None:
 
 
 async def _scrub_forever(plane: DataPlane, counts: ReplicaCounts) -> None:
-    """Check stored batches over and over; what is damaged is repaired by its replica."""
+    """Check stored batches in endless rounds; a replica repairs what is damaged."""
     while True:
         clock = plane.clock
         round_end_ms = clock.monotonic_ms() + SCRUB_ROUND_S * 1e3

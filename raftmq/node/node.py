@@ -48,10 +48,10 @@ PEER_LINES_MAX: Final = 20
 """Lines of one event in ten seconds: all peers of a large cluster may come at once."""
 RIVAL_POLL_S: Final = 0.25
 RIVAL_PATIENCE_S: Final = 10.0
-"""So long a start waits for another process of its node id to end: longer than a connection to a
+"""How long a start waits for another process of its node id to end: longer than a connection to a
 host that lost power can seem to stand."""
 ADMIN_WAIT_S: Final = 1.0
-"""So long after the node is ready its admin pages are imported, if nobody asks for them before."""
+"""How long after the node is ready its admin pages are imported, unless a request comes before."""
 
 
 def _first(error: Exception) -> Exception:
@@ -121,7 +121,7 @@ class Node(NodeCore):
                 on_ready()
                 await self._serve_admin()
         except* UnappliableCommandError as group:
-            self.plane.fail(str(_first(group)))  # told once, whoever met it first
+            self.plane.fail(str(_first(group)))  # reported once, whichever part met it first
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
             self._close(journal, folder)
@@ -258,7 +258,7 @@ class Node(NodeCore):
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
         # Slower they do, so the first clients of a node that just came up are served first, unless
-        # somebody asks already.
+        # a request for them came already.
         with trio.move_on_after(ADMIN_WAIT_S):
             await trio.lowlevel.wait_readable(self._admin_sock)
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.http")

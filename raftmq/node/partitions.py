@@ -1,4 +1,4 @@
-"""The data partitions of this node: run what the metadata image says, tell who leads.
+"""The data partitions of this node: run what the metadata image says, report leaders.
 
 Performs the reconciler's actions one after the other in a task of its own (opening a log may read a
 lot, so it happens in a worker thread), and states in the leader table what this node leads. Deletes
@@ -54,13 +54,13 @@ from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicP
 logger = structlog.get_logger("raftmq.partitions")
 
 OPENERS: Final = 8
-"""So many replicas open at once."""
+"""Replicas that are opened at the same time."""
 LEADERLESS_MAX: Final = 64
 CALM_WAIT_S: Final = 2.0
 CALM_POLL_S: Final = 0.01
 EAGER_CROWD: Final = 32
 EAGER_TICKS: Final = 40
-"""For so many ticks the preferred leader of a new group stands for election without waiting."""
+"""Ticks in which the preferred leader of a new group stands for election without waiting."""
 REPORT_MS: Final = 250.0
 """How often the ISR of what this node leads is looked at."""
 
@@ -183,7 +183,7 @@ class Partitions:
         )
         self.quarantined: list[str] = []
         self.on_role = on_role
-        """Told when a replica has another role, term or leader."""
+        """Called when a replica has another role, term or leader."""
         self.counts = ReplicaCounts()
         self.topic_counts: dict[str, TopicCounts] = {}
         """By topic, as long as a replica of it is here."""
@@ -222,7 +222,7 @@ class Partitions:
             self._obey_configs()
         for action in reconcile(before, after, self._plane.node_id):
             if isinstance(action, StopReplica):
-                self._close(action.group)  # nobody may write to it while it waits for its turn
+                self._close(action.group)  # nothing may write to it while it waits for its turn
             self._order(action)
 
     async def _perform_all(self, actions: Sequence[Action | Reopen]) -> None:
@@ -265,7 +265,7 @@ class Partitions:
         """Before two replicas of a topic are made at once: each may count on its folder's name."""
         folders = {self._folder(a.name, a.group.topic_id).rpartition("/")[0] for a in actions}
         for folder in sorted(folders):
-            with suppress(DiskError):  # each replica's own start meets it again, and tells
+            with suppress(DiskError):  # each replica's own start meets it again, and reports it
                 self._plane.disk.make_directories(folder)
 
     async def _perform(self, action: Action | Reopen) -> None:
@@ -545,7 +545,7 @@ class Partitions:
 
     def _stand_eagerly(self) -> None:
         """The other nodes may not have a new group yet, so its first leader asks more than once;
-        of hundreds of groups ever more rarely, since asking for them keeps everybody busy."""
+        of hundreds of groups ever more rarely, since the requests keep all nodes busy."""
         is_crowd = len(self._eager) > EAGER_CROWD
         for group in list(self._eager):
             replica = self._replicas.get(group)

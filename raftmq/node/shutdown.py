@@ -1,8 +1,8 @@
-"""How a node leaves: everything it is responsible for goes to others first, then it hangs up.
+"""How a node leaves: it hands over everything it is responsible for, then it hangs up.
 
 In this order: leaderships go to in-sync voters of live brokers, all at once; the claims of groups
 go to their next coordinators; the controller fences this broker, so that Metadata names it no more;
-the metadata group gets another leader; then the process answers clients what they asked and hangs
+the metadata group gets another leader; then the process answers the requests under way and hangs
 up. Owns only this order and its deadline: what is not handed over in time is left to an election.
 """
 
@@ -20,28 +20,28 @@ logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.002
 HANG_UP_S: Final = 0.5
-"""What answers to clients may take of the time at most, at the end of it."""
+"""The last part of the time, for answers to clients."""
 
 
-class _GiveUpError(Exception):
-    """The time is over, or nobody is left to hand anything to."""
+class _EndOfHandoverError(Exception):
+    """The time is over, or no node is left to hand anything to."""
 
 
 class Shutdown:
-    """One node's way out."""
+    """The shutdown of one node."""
 
     def __init__(self, node: NodeCore) -> None:
         self._node = node
-        self._give_up_ms = 0.0
+        self._deadline_ms = 0.0
 
     async def run(self) -> None:
         """Hand over; ends within `shutdown_timeout_ms` less `HANG_UP_S` in any case."""
         node = self._node
         timeout_ms = max(0.0, node.config.shutdown_timeout_ms - HANG_UP_S * 1e3)
-        self._give_up_ms = node.plane.clock.monotonic_ms() + timeout_ms
+        self._deadline_ms = node.plane.clock.monotonic_ms() + timeout_ms
         try:
             await self._hand_over()
-        except _GiveUpError:
+        except _EndOfHandoverError:
             if not self._is_alone():
                 logger.warning("not everything was handed over in time", left=self._left())
 
@@ -52,31 +52,31 @@ class Shutdown:
         await self._until(lambda: all(release.is_done for release in releases))
         node.control.lifecycle.drain()
         await self._until(lambda: not node.control.lifecycle.is_ready)
-        # Fenced, it gets nothing back any more; what it got before goes, too.
+        # Fenced, it gets no more leaderships; it hands over those it got meanwhile.
         await self._until(lambda: not node.partitions.transfer_all())
         await self._until(self._has_resigned)
 
     def _has_resigned(self) -> bool:
-        """Give the metadata group another leader; True when it has one, or nobody could lead."""
+        """Give the metadata group another leader; True when it has one, or none is left."""
         node = self._node
         replica = node.metadata_replica
         if replica is None or not replica.is_leader:
             return True
         live = {broker.node_id for broker in node.engine.image.live_brokers()}
-        heirs = [
+        successors = [
             voter.node_id
             for voter in replica.in_sync_replicas()
             if voter.node_id != node.node_id and voter.node_id in live
         ]
-        if heirs and not replica.is_handing_over:
-            replica.transfer_leadership(heirs[0])
-        return not heirs
+        if successors and not replica.is_handing_over:
+            replica.transfer_leadership(successors[0])
+        return not successors
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         node = self._node
         while not condition():
-            if self._is_alone() or node.plane.clock.monotonic_ms() >= self._give_up_ms:
-                raise _GiveUpError
+            if self._is_alone() or node.plane.clock.monotonic_ms() >= self._deadline_ms:
+                raise _EndOfHandoverError
             await node.tasks.sleep(POLL_S)
 
     def _is_alone(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a node tells of itself: `/health` in a word, `/status` as one JSON object.
+"""What a node reports of itself: `/health` in short, `/status` as one JSON object.
 
 `describe` reads a thousand partitions in short turns of the loop, like a scrape. /health has two
 answers for orchestrators: *live* (the process does its work; restarting it would not help) and
@@ -46,7 +46,7 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
 
 
 async def describe(node: Node) -> dict[str, Any]:
-    """Everything an operator may ask of one node."""
+    """Everything that an operator may want to know of one node."""
     control, plane = node.control, node.plane
     controller = control.engine.controller_id
     lifecycle = control.lifecycle

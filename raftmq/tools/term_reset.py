@@ -1,11 +1,11 @@
-"""Setting back a term that no election can have reached: offline work on a stopped node's data.
+"""Reset of a term that no election can have reached: offline work on a stopped node's data.
 
-A term far above the log's last epoch stops a group for good: peers believe no such jump, and above
-the last term of all nobody stands. `read_held_term` reports what one node's disk holds of it;
-`agreed_term` takes what all voters' disks say and names the term to go on from.
+A term far above the log's last epoch stops a group for good: peers believe no such jump, and no
+replica stands for election above the highest term. `read_held_term` reports what one node's disk
+holds of it; `agreed_term` takes what all voters' disks say and names the term to go on from.
 
-A vote is forgotten with its term. That is safe because of what is demanded. *Nobody can still win
-with it*: every voter is stopped, candidates and leaders are no more, and a restarted node asks
+A vote is forgotten with its term. That is safe because of what is demanded. *No candidate can still
+win with it*: every voter is stopped, candidates and leaders are no more, and a restarted node asks
 anew. *Nothing was acknowledged in a term that is forgotten*: an acknowledged entry is on a
 majority, every two majorities share a voter, and the new term is above all epochs that the voters'
 logs hold. So a majority must speak, and every voter that comes back with its data: one alone could
@@ -142,7 +142,7 @@ def agreed_term(held: HeldTerm, tokens: Sequence[str], survivors: Sequence[NodeI
         survivors: all nodes that ever come back with their data; empty: every voter does.
 
     Raises:
-        RecoveryRefusedError: somebody is missing, the tokens do not fit, or there is no need.
+        RecoveryRefusedError: a voter is missing, the tokens do not fit, or there is no need.
     """
     spoken = _spoken(held, tokens)
     voters = sorted({voter for token in spoken.values() for voter in token.voters})
@@ -177,7 +177,7 @@ def agreed_term(held: HeldTerm, tokens: Sequence[str], survivors: Sequence[NodeI
 
 def _spoken(held: HeldTerm, tokens: Sequence[str]) -> dict[NodeId, TermToken]:
     own = held.token
-    # Alone in its group a node needs nobody's word.
+    # Alone in its group a node needs no other token.
     spoken = {own.node_id: own} if own.voters == (own.node_id,) and not tokens else {}
     for text in tokens:
         token = TermToken.parse(text)

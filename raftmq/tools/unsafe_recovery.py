@@ -154,7 +154,7 @@ class Findings:
 
 @frozen(slots=True)
 class Place:
-    """A stopped node's data, opened by nobody else; it passes over `skips` of the metadata."""
+    """A stopped node's data, open nowhere else; reads of the metadata pass over `skips`."""
 
     disk: Disk
     path: str
@@ -328,7 +328,7 @@ def _judge(report: GroupReport, log: ReplicatedLog | None, survivors: Sequence[N
     voters = report.before.voters
     alive = [voter for voter in voters if voter.node_id in survivors]
     if report.is_forgotten and len(survivors) == 1:
-        alive = []  # among others its leader admits it anew; alone there is nobody who could
+        alive = []  # among others its leader admits it anew; alone there is no leader that could
     if after is None:
         report.verdict = Verdict.NOT_HELD
     elif len(alive) > len(voters) // 2:
@@ -421,7 +421,7 @@ def recover_lost_majorities(place: Place, findings: Findings) -> None:
         )
 
 
-# ---- damage that nobody can repair ----
+# ---- damage that no replica can repair ----
 
 
 @frozen(slots=True, kw_only=True)

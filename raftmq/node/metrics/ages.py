@@ -32,7 +32,7 @@ class Ages:
         try:
             self._jobs[key] = partition.replica.log.timestamp_job(offset)
         except DiskError:
-            return  # who serves clients from there tells of it
+            return  # a read for a client from there reports it
 
     def run(self) -> None:
         """Look up what is wanted. Runs in a worker thread."""

@@ -1,4 +1,4 @@
-"""Lag of consumer groups, told by the leader of each partition: in records and in seconds.
+"""Lag of consumer groups, reported by the leader of each partition: in records and in seconds.
 
 Committed offsets are in every node's metadata image, high watermarks are the leader's, so exactly
 one node has a row for each (group, topic, partition). Seconds are the age of the first record that

@@ -27,7 +27,7 @@ class View:
 
     Attributes:
         wanted: replicas that it should have: voters, or those assigned if that is more.
-        in_sync: those in sync; -1 where others lead, since only a leader can tell.
+        in_sync: those in sync; -1 where others lead, since only a leader knows.
     """
 
     partition: Partition
