@@ -102,7 +102,7 @@ class AgreedTime:
             # What a quiescent group has heard is old.
             if not replica.is_leader or replica.quiescence.is_quiescent:
                 continue
-            for peer, clock_ms in heard_clocks(replica):
+            for peer, clock_ms in heard_clocks(replica.core):
                 clocks[peer.node_id] = max(clock_ms, clocks.get(peer.node_id, clock_ms))
             groups += 1
             if groups == _GROUPS_HEARD:

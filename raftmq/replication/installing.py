@@ -10,38 +10,37 @@ judges whether it still means anything.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from raftmq.errors import RemoteProtocolError, StateError
 from raftmq.log.log_start import LogStart
 from raftmq.ports import DiskError
 from raftmq.raft.messages import InstallLogStart
 from raftmq.replication.catch_up import CatchUp
-from raftmq.replication.replica_ports import SlowRestorer, StateChecker
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
+from raftmq.replication.replica_ports import SlowRestorer
+from raftmq.types import RaftIndex, Term
 
 
 class Installing:
     """One replica's log start that is being read."""
 
-    __slots__ = ("_pending", "_port", "_replica")
+    __slots__ = ("_machine", "_on_read", "_pending", "_port")
 
-    def __init__(self, replica: Replica, port: CatchUp) -> None:
-        self._replica = replica
+    def __init__(
+        self,
+        machine: object,
+        port: CatchUp,
+        on_read: Callable[[InstallLogStart, LogStart], None],
+    ) -> None:
+        """`on_read` gets a log start once `machine` can begin with it at once."""
+        self._machine = machine if isinstance(machine, SlowRestorer) else None
         self._port = port
+        self._on_read = on_read
         self._pending: InstallLogStart | None = None
 
-    def may_step(self, install: InstallLogStart) -> bool:
-        """True when the core may have it now; else it gets it as soon as it is read."""
-        replica = self._replica
-        machine = replica.machine
-        if (
-            not isinstance(machine, SlowRestorer)
-            or install.term < replica.core.term
-            or install.log_start <= replica.commit_end
-        ):
+    def may_step(self, install: InstallLogStart, term: Term, commit_end: RaftIndex) -> bool:
+        """True when a core in `term` that knows of `commit_end` may have it now; else `on_read`
+        gets it as soon as it is read."""
+        if self._machine is None or install.term < term or install.log_start <= commit_end:
             return True
         pending = self._pending
         if pending is not None and (pending.term, pending.log_start) == (
@@ -50,7 +49,7 @@ class Installing:
         ):
             return False
         log_start = LogStart.decode(install.payload)
-        job = machine.restoring(log_start.state)
+        job = self._machine.restoring(log_start.state)
         if job is None:
             return True
         self._pending = install
@@ -63,13 +62,4 @@ class Installing:
         if self._pending is not install:
             return
         self._pending = None
-        replica = self._replica
-        if replica.failure is not None:
-            return
-        try:
-            if isinstance(replica.machine, StateChecker):
-                replica.machine.check_state(log_start)
-            replica.core.step(install)
-        except (RemoteProtocolError, StateError):
-            return  # no state that this replica could begin with: its log stays
-        replica.on_touched(replica)
+        self._on_read(install, log_start)

@@ -17,7 +17,13 @@ from typing import Final
 
 import attrs
 
-from raftmq.errors import KafkaError, NotLeaderError, StorageError
+from raftmq.errors import (
+    KafkaError,
+    NotLeaderError,
+    RemoteProtocolError,
+    StateError,
+    StorageError,
+)
 from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.log_start import LogStart
@@ -65,7 +71,13 @@ from raftmq.replication.peer_messages import (
 from raftmq.replication.quiescence import Quiescence
 from raftmq.replication.read_barriers import ReadBarriers
 from raftmq.replication.repair import Repairer
-from raftmq.replication.replica_ports import LogReader, Peers, ReplicaConfig, StateMachine
+from raftmq.replication.replica_ports import (
+    LogReader,
+    Peers,
+    ReplicaConfig,
+    StateChecker,
+    StateMachine,
+)
 from raftmq.replication.retention import Retention
 from raftmq.types import (
     LeaderEpoch,
@@ -131,7 +143,7 @@ class Replica:
         self._in_sync = InSyncTracker(config.replica_lag_time_max_ms)
         self._retention = Retention(self, clock)
         self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
-        self._installing = Installing(self, catch_up)
+        self._installing = Installing(machine, catch_up, self._log_start_read)
         self._membership = MembershipChanges()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(self, clock)
@@ -294,7 +306,7 @@ class Replica:
                     self.core.step(message)
             case InstallLogStart():
                 log_start = check_install(message, self.machine)
-                if self._installing.may_step(message):
+                if self._installing.may_step(message, self.core.term, self._commit_end):
                     self.core.step(message)
                 self._moves.told(log_start)
             case AppendReply() | HeartbeatReply():
@@ -633,6 +645,18 @@ class Replica:
             check_place(request, base_offsets, self.log, self.core.effects)
         return True
 
+    def _log_start_read(self, install: InstallLogStart, log_start: LogStart) -> None:
+        """A worker read a leader's log start: the core may have it, as it came."""
+        if self.failure is not None:
+            return
+        try:
+            if isinstance(self.machine, StateChecker):
+                self.machine.check_state(log_start)
+            self.core.step(install)
+        except (RemoteProtocolError, StateError):
+            return  # no state that this replica could begin with: its log stays
+        self.touch()
+
     # ---- upkeep ----
 
     def _maintain(self) -> None:
@@ -673,6 +697,10 @@ class Replica:
     def damage_found(self) -> None:
         """The log learned of damage: suspend, and have it repaired even in quiescence."""
         self._repairer.look()
+        self.on_touched(self)
+
+    def touch(self) -> None:
+        """Ask to be drained: something is to be done, and a quiescent group has to hear of it."""
         self.on_touched(self)
 
     def send(self, message: PeerMessage) -> None:

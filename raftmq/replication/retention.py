@@ -9,13 +9,13 @@ early either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock
+from raftmq.raft.core import RaftCore
+from raftmq.replication.quiescence import Quiescence
 from raftmq.types import Offset, ReplicaId
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
 
 
 class RetentionClock:
@@ -39,13 +39,33 @@ class RetentionClock:
         return int(self._now_ms)
 
 
-def heard_clocks(replica: Replica) -> Iterator[tuple[ReplicaId, int]]:
+def heard_clocks(core: RaftCore) -> Iterator[tuple[ReplicaId, int]]:
     """The clocks of the other voters that this leader heard lately."""
-    core, voters = replica.core, replica.voters
+    voters = core.configuration.voters
     for peer, progress in core.progress.items():
         is_heard = core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
         if peer in voters and progress.clock_ms and is_heard:
             yield peer, progress.clock_ms
+
+
+class RetentionPorts(Protocol):
+    """What retention needs of its replica."""
+
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
+    @property
+    def quiescence(self) -> Quiescence: ...
+    @property
+    def is_writable(self) -> bool: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_start_offset(self) -> Offset: ...
+    def touch(self) -> None:
+        """Unquiesce the group."""
+        ...
 
 
 class Retention:
@@ -53,7 +73,7 @@ class Retention:
 
     __slots__ = ("_clock", "_replica", "_time")
 
-    def __init__(self, replica: Replica, clock: Clock) -> None:
+    def __init__(self, replica: RetentionPorts, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
         self._time = RetentionClock()
@@ -64,7 +84,7 @@ class Retention:
         if not replica.is_writable:
             return None
         clocks = [self._clock.wall_ms()]
-        voters = replica.voters
+        voters = replica.core.configuration.voters
         clocks += [
             progress.clock_ms
             for peer, progress in replica.core.progress.items()
@@ -82,8 +102,8 @@ class Retention:
         """The wall clocks of the voters that this leader hears, its own first."""
         replica = self._replica
         if replica.quiescence.is_quiescent:
-            replica.on_touched(replica)  # clocks of a quiescent group stand still: hear them
-        return [self._clock.wall_ms(), *(clock_ms for _, clock_ms in heard_clocks(replica))]
+            replica.touch()  # clocks of a quiescent group stand still: hear them
+        return [self._clock.wall_ms(), *(clock_ms for _, clock_ms in heard_clocks(replica.core))]
 
     def target(self, below: Offset) -> Offset | None:
         """Where the log should start by age and size, never above `below`; None: where it does."""
@@ -95,6 +115,6 @@ class Retention:
         if replica.quiescence.is_quiescent and replica.log.retention_target(
             self._clock.wall_ms(), limit
         ):
-            replica.on_touched(replica)  # clocks of a quiescent group stand still: hear them
+            replica.touch()  # clocks of a quiescent group stand still: hear them
         target = replica.log.retention_target(now_ms, limit)
         return None if target is None or target <= replica.log_start_offset else target

@@ -95,6 +95,7 @@ def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
     peers = {ReplicaId(NodeId(2 + i), StorageId(7)): ms for i, ms in enumerate(clocks_ms)}
     core = SimpleNamespace(
         now=10,
+        configuration=SimpleNamespace(voters=set(peers)),
         config=SimpleNamespace(election_ticks=3),
         progress={
             peer: SimpleNamespace(clock_ms=clock_ms, last_heard_tick=heard_tick)
@@ -102,7 +103,7 @@ def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
         },
     )
     quiescence = SimpleNamespace(is_quiescent=False)
-    return SimpleNamespace(core=core, voters=set(peers), is_leader=True, quiescence=quiescence)
+    return SimpleNamespace(core=core, is_leader=True, quiescence=quiescence)
 
 
 def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
