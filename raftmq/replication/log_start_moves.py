@@ -25,19 +25,19 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import attrs
 
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, NewerFormatError
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock, DiskError, DiskFullError
+from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import InstallLogStart
-from raftmq.replication.replica_ports import GrowingState
+from raftmq.replication.peer_messages import PeerMessage
+from raftmq.replication.replica_ports import GrowingState, StateMachine
 from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
 
 _PROPOSAL: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
 _VERSION: Final = 1
@@ -73,6 +73,32 @@ def decode_proposal(payload: Buffer) -> Offset:
     return Offset(target)
 
 
+class LogStartPorts(Protocol):
+    """What the moves of a log start need of their replica."""
+
+    has_progressed: bool
+
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
+    @property
+    def machine(self) -> StateMachine: ...
+    @property
+    def commit_end(self) -> RaftIndex: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_start_offset(self) -> Offset: ...
+    def send(self, message: PeerMessage) -> None:
+        """Send to another replica of the group."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Stop for good."""
+        ...
+
+
 class LogStartMoves:
     """The proposals in one replica's log that are not carried out yet."""
 
@@ -87,7 +113,7 @@ class LogStartMoves:
         "owed",
     )
 
-    def __init__(self, replica: Replica, clock: Clock) -> None:
+    def __init__(self, replica: LogStartPorts, clock: Clock) -> None:
         self._replica = replica
         self._clock = clock
         machine = replica.machine
@@ -127,7 +153,7 @@ class LogStartMoves:
         before, self._standing = self._standing, {}
         for follower, progress in core.progress.items():
             end = progress.match_end
-            is_heard = core.now - progress.last_heard_tick <= 2 * replica.config.election_ticks
+            is_heard = core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
             if not (is_heard and 0 < start.index <= end < core.commit_end):
                 continue
             *known, looks = before.get(follower, (end, start.index, 0))
@@ -138,7 +164,7 @@ class LogStartMoves:
                 replica.send(
                     InstallLogStart(
                         core.term,
-                        replica.self_id,
+                        core.self_id,
                         follower,
                         start.index,
                         Term(start.previous_epoch),

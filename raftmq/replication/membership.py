@@ -18,16 +18,14 @@ names do.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from attrs import field, frozen
 
 from raftmq.errors import KafkaError
+from raftmq.raft.core import RaftCore
 from raftmq.raft.membership import Configuration
-from raftmq.types import NodeId, ReplicaId, StorageId
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
+from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
 CAUGHT_UP_MS: Final = 500.0
 """A learner that had everything so lately may vote: under load nobody ever has all of a moment."""
@@ -70,6 +68,18 @@ def _no_target() -> TargetMembership | None:
     return None
 
 
+class MembershipPorts(Protocol):
+    """What a change of members needs of the leading replica."""
+
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def commit_end(self) -> RaftIndex: ...
+    def has_all_of(self, follower: ReplicaId, lag_ms_max: float) -> bool:
+        """True when a follower, learners included, had everything within that time."""
+        ...
+
+
 class MembershipChanges:
     """What a replica heard of its peers' storages, and what it does about it when it leads.
 
@@ -89,7 +99,7 @@ class MembershipChanges:
         """This node runs the group under this storage now."""
         self._storages[peer.node_id] = peer.storage_id
 
-    def step(self, replica: Replica) -> None:
+    def step(self, replica: MembershipPorts) -> None:
         """Propose the next change that is due, if any; the caller leads and can commit."""
         core = replica.core
         self.heard(core.self_id)  # its own node's earlier storage may be what has to go

@@ -22,10 +22,11 @@ replica that is active again goes on by Raft's rules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field, frozen
 
+from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
 from raftmq.replication.peer_messages import (
@@ -36,6 +37,7 @@ from raftmq.replication.peer_messages import (
     Quiesce,
     Unquiesce,
 )
+from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.replication.timeout_backoff import TimeoutBackoff
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
@@ -52,12 +54,34 @@ DECAY_SILENCES = 16
 """After so many of the silences allowed without one, less is allowed again."""
 
 
+class QuiescencePorts(Protocol):
+    """What the quiescence of a group needs of its replica here."""
+
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def config(self) -> ReplicaConfig: ...
+    @property
+    def is_writable(self) -> bool: ...
+    @property
+    def is_settled(self) -> bool: ...
+    @property
+    def is_membership_pending(self) -> bool: ...
+    def send(self, message: PeerMessage) -> None:
+        """Send to another replica of the group."""
+        ...
+
+    def vouch(self, follower: ReplicaId) -> None:
+        """A follower was in sync until now, although it said nothing."""
+        ...
+
+
 class Quiescence:
     """One replica's share in its group's quiescence."""
 
     __slots__ = ("_idle_end", "_idle_ticks", "_replica", "_round", "absent", "is_quiescent")
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: QuiescencePorts) -> None:
         self._replica = replica
         self._idle_end = RaftIndex(0)
         self._idle_ticks = 0

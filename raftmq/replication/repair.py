@@ -21,34 +21,76 @@ Invariants: nothing is installed unchecked; at most one request for damage is un
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from raftmq.errors import CorruptBatchError, StorageError
 from raftmq.log.holes import cut_filler, is_filler
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.log.repair import Fill, RepairJob
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.stored import StoredJob
 from raftmq.ports import DiskError, DiskFullError
+from raftmq.raft.core import RaftCore
 from raftmq.raft.ready import Role
 from raftmq.records import parse_header
 from raftmq.replication.append_checks import read_log_start
 from raftmq.replication.catch_up import CatchUp
-from raftmq.replication.peer_messages import RepairReply, RepairRequest, TailReply, TailRequest
+from raftmq.replication.peer_messages import (
+    PeerMessage,
+    RepairReply,
+    RepairRequest,
+    TailReply,
+    TailRequest,
+)
 from raftmq.types import Offset, RaftIndex, ReplicaId, Term
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
-
 
 ANSWERS_MAX: Final = 4
 """Ranges read for peers at once, per replica: each has a megabyte of memory until it left."""
 
 
+class RepairPorts(Protocol):
+    """What a repair needs of its replica."""
+
+    @property
+    def core(self) -> RaftCore: ...
+    @property
+    def log(self) -> ReplicatedLog: ...
+    @property
+    def machine(self) -> object: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def self_id(self) -> ReplicaId: ...
+    @property
+    def voters(self) -> tuple[ReplicaId, ...]: ...
+    @property
+    def commit_end(self) -> RaftIndex: ...
+    def send(self, message: PeerMessage) -> None:
+        """Send to another replica of the group."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Stop for good."""
+        ...
+
+    def touch(self) -> None:
+        """Unquiesce the group."""
+        ...
+
+    def damage_found(self) -> None:
+        """The log learned of damage."""
+        ...
+
+    def set_cut_floor(self, floor: RaftIndex) -> None:
+        """Remember durably to which logs no vote goes; 0 lifts it."""
+        ...
+
+
 class Repairer:
     """The part of a replica that mends its log."""
 
-    def __init__(self, replica: Replica, bytes_max: int, port: CatchUp) -> None:
+    def __init__(self, replica: RepairPorts, bytes_max: int, port: CatchUp) -> None:
         self._replica = replica
         self._bytes_max = bytes_max
         self._port = port
@@ -239,7 +281,7 @@ class Repairer:
         self.look()
         if replica.log.damaged:
             self._ask()
-        replica.on_touched(replica)
+        replica.touch()
 
     def _adopt(self, log_start: LogStart) -> None:
         """A peer dropped the damaged range by a committed order: do so too, with its tuple.
