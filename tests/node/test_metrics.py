@@ -237,6 +237,15 @@ async def scraped(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Page:
     return Page(body.decode())
 
 
+async def test_a_log_that_lacks_the_batch_of_its_start_begins_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log start may lie within a batch, and a replica begun anew there waits for that batch."""
+    monkeypatch.setattr(Some, "log_start_offset", 11)
+    page = await scraped(FakeNode(1, 4), monkeypatch)
+    assert page.value("raftmq_partition_log_start_offset", topic="t0000") == 10
+
+
 async def test_what_is_too_much_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     page = await scraped(FakeNode(10, 4), monkeypatch)
     name = "raftmq_partition_messages"

@@ -46,7 +46,12 @@ def gauge(name: str, help_text: str, read: Read) -> None:
 
 
 gauge("high_watermark", "Everything below is committed", lambda v: v.replica.high_watermark)
-gauge("log_start_offset", "First kept offset", lambda v: v.replica.log_start_offset)
+gauge(
+    "log_start_offset",
+    "First kept offset",
+    # A log that was begun anew at a start within a batch lacks that batch until it comes.
+    lambda v: min(v.replica.log_start_offset, v.replica.log_end_offset),
+)
 gauge(
     "log_end_offset",
     "Next offset to assign, as this replica has it",
