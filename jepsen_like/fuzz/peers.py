@@ -21,6 +21,7 @@ from attrs import frozen
 from crc32c import crc32c
 
 from jepsen_like.fuzz.spoil import Frame, Spot, spoiled
+from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata import broker_messages as broker
 from raftmq.metadata import commands, group_commands
 from raftmq.raft import messages as raft
@@ -279,7 +280,7 @@ def odd_command(node_id: int, random: Random) -> bytes:
     envelope = {
         "v": random.choice((1, 1, 1, 2, 1 << 40)),
         "node": random.choice((node_id, 77)),
-        "incarnation": random.choice((1, 1 << 62)),
+        "incarnation": random.choice((1, CLOCK_MS_MAX, 1 << 62)),
         "sequence": random.choice(EDGES),
         "command": command,
     }

@@ -111,7 +111,8 @@ Request: TypeAlias = (
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to any request. With NOT_CONTROLLER nothing was done."""
+    """Answer to any request. With NOT_CONTROLLER nothing was done, but that a part of forwarded
+    commands may have been taken: they come again under their numbers, and count once."""
 
     code: ErrorCode
     controller_id: _MaybeNode = NOBODY

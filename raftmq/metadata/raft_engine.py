@@ -24,6 +24,7 @@ from raftmq.errors import (
     RequestTimedOutError,
     StorageError,
 )
+from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata.apply import STALE_SEQUENCE, apply
 from raftmq.metadata.broker_messages import (
     NOBODY,
@@ -96,6 +97,16 @@ def settle(promise: Promise[Any], result: Result) -> None:
         promise.fail(KafkaError(result.message, code=result.code))
     else:
         promise.resolve(result)
+
+
+def incarnation_max(image: MetadataImage, node_id: NodeId) -> int:
+    """The highest incarnation that is believed of a node's commands.
+
+    A process takes what its clock says, or the one after the last that was applied. A command that
+    claims the end of the range would leave no higher one: the node could submit nothing any more.
+    """
+    last, _ = image.submitters.get(node_id, (0, 0))
+    return max(CLOCK_MS_MAX, last + 1)
 
 
 @define(eq=False)
@@ -420,6 +431,10 @@ class RaftMetadataEngine:
         reply = Reply(ErrorCode.NONE, self._self_id)
         for number, command in enumerate(request.commands):
             if reason := self._take(command):
+                if not self.is_leader:
+                    # It may be in the log already, and this image behind: all of it comes again.
+                    reply = self._not_controller()
+                    break
                 # Those before it are taken; its sender gives it up and sends the rest again.
                 index = RaftIndex(number)
                 reply = Reply(ErrorCode.INVALID_REQUEST, self._self_id, index, message=reason)
@@ -438,6 +453,8 @@ class RaftMetadataEngine:
         image = self.image if self._trial is None else self._trial
         try:
             envelope = decode_envelope(command)
+            if envelope.incarnation > incarnation_max(image, envelope.node_id):
+                return f"no process of node {envelope.node_id} is so late: {envelope.incarnation}"
             trial, result = apply(image, envelope, Offset(image.version + 1))
             if trial.features is not image.features:
                 check_supported(trial, self._machine.supported)

@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
-from raftmq.foreign import POSITION_MAX, TERM_JUMP_MAX, TERM_MAX
+from raftmq.foreign import CLOCK_MS_MAX, POSITION_MAX, TERM_JUMP_MAX, TERM_MAX
 from raftmq.log.log_start import LogStart
 from raftmq.metadata import raft_engine
 from raftmq.metadata.broker_messages import ForwardCommands
@@ -189,12 +189,14 @@ def test_formation_keeps_no_ballot_beyond_reach() -> None:
 # ---- commands ----
 
 
-def _command(sequence: int, command: object, node_id: int = 2) -> bytes:
+def _command(
+    sequence: int, command: object, node_id: int = 2, incarnation: int = 9_000_000_000_000
+) -> bytes:
     return encode_envelope(
         Envelope(
             version=1,
             node_id=NodeId(node_id),
-            incarnation=9_000_000_000_000,
+            incarnation=incarnation,
             sequence=sequence,
             command=command,  # type: ignore[arg-type]
         )
@@ -263,6 +265,56 @@ def test_the_image_that_a_command_is_tried_on_has_those_before_it() -> None:
     assert leader._trial.version == leader.image.version + 2
     cluster.turn()
     assert leader.image == leader._trial
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_no_command_takes_the_last_incarnation_that_a_node_could_have(victim: int) -> None:
+    """Once it was applied, the node itself could submit nothing for ever."""
+    cluster = MetadataCluster.formed()
+    leader, engine = cluster.nodes[1].engine, cluster.nodes[victim].engine
+
+    def claim(incarnation: int) -> ErrorCode:
+        """What the controller says; the node's next command but one is applied."""
+        claimed = _command(9, NoOperation(), victim, incarnation)
+        code = leader.receive_commands(ForwardCommands((claimed,))).code
+        cluster.turn()
+        engine.propose(NoOperation())  # may find that its incarnation is over
+        cluster.turn()
+        promise = engine.propose(NoOperation())
+        cluster.turn()
+        assert promise.is_done
+        assert promise.error is None
+        return code
+
+    assert claim(POSITION_MAX) is ErrorCode.INVALID_REQUEST
+    assert claim(POSITION_MAX - 1) is ErrorCode.INVALID_REQUEST
+    assert claim(CLOCK_MS_MAX + 1) is ErrorCode.INVALID_REQUEST
+    assert claim(CLOCK_MS_MAX) is ErrorCode.NONE
+    assert engine.incarnation == CLOCK_MS_MAX + 1
+    assert claim(CLOCK_MS_MAX + 2) is ErrorCode.NONE
+    assert engine.incarnation == CLOCK_MS_MAX + 3
+    assert claim(CLOCK_MS_MAX + 5) is ErrorCode.INVALID_REQUEST
+
+
+def test_a_controller_that_is_behind_refuses_no_command_for_good() -> None:
+    """What shows that a command is fit may be in the log, and not applied there yet."""
+    cluster = MetadataCluster.formed()
+    leader, engine = cluster.nodes[1].engine, cluster.nodes[2].engine
+    leader.receive_commands(ForwardCommands((_command(9, NoOperation(), 2, CLOCK_MS_MAX),)))
+    cluster.turn()
+    engine.propose(NoOperation())
+    cluster.turn()
+    assert engine.incarnation > CLOCK_MS_MAX
+    behind = cluster.start(3)
+    behind.replica.follow(cluster.nodes[1].replica)
+    cluster.elect(3)
+    promise = engine.propose(NoOperation())
+    cluster.deliver()
+    assert behind.engine.image.version < engine.image.version
+    assert promise.error is None
+    cluster.run(200)
+    assert promise.is_done
+    assert promise.error is None
 
 
 def test_a_command_that_is_nested_without_end_is_no_command() -> None:
