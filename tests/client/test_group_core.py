@@ -410,6 +410,24 @@ def test_a_lost_coordinator_is_looked_for_after_a_pause_and_membership_kept() ->
     assert member.core.member_id == "m"
 
 
+def test_a_coordinator_that_is_found_and_refuses_is_told_of_and_asked_ever_more_rarely() -> None:
+    """That it is found again each time is no success."""
+    member = Member()
+    pauses = []
+    for _ in range(6):
+        member.find()
+        call = member.due()
+        assert call.api == ApiKey.JOIN_GROUP
+        member.say(call, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id="")
+        assert member.core.calls(member.now) == []
+        pauses.append(member.core.deadline() - member.now)
+        member.now = member.core.deadline()
+    assert pauses == [50, 100, 200, 400, 800, 1_000]
+    assert "COORDINATOR_NOT_AVAILABLE" in member.core.waits_for
+    member.settle()
+    assert not member.core.waits_for
+
+
 def test_a_commit_carries_the_generation_and_outlives_its_coordinator() -> None:
     member = Member().settle()
     pending = member.core.commit({T0: CommittedOffset(9)}, member.now)

@@ -288,7 +288,6 @@ class GroupCore:
                 else:
                     self._failed(failure, now)
                 return
-            self._failures = 0
             self._metadata.brokers.setdefault(node, Broker(node, host, port))
             self._coordinator = node
 
