@@ -42,14 +42,21 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     made.close()
 
 
+NOTHING_HELD = 1 << 62
+"""A follower whose log was begun anew at its leader's start has no room for a segment."""
+
+
 def is_full(node: Node) -> bool:
     return bool(node.get("/status")["disk"]["is_full"])
 
 
 def starts(node: Node, topic: str) -> list[int]:
-    """Where the oldest segment of each partition begins."""
+    """Where the oldest segment of each partition begins; NOTHING_HELD where none is left."""
     folders = [node.partition_folder(topic, index) for index in range(PARTITIONS)]
-    return [min(int(path.stem) for path in folder.glob("*.log")) for folder in folders]
+    return [
+        min((int(path.stem) for path in folder.glob("*.log")), default=NOTHING_HELD)
+        for folder in folders
+    ]
 
 
 def used(node: Node, topic: str) -> int:
