@@ -15,6 +15,7 @@ import trio
 
 from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.families import TURN_S
+from raftmq.node.metrics.partitions import first_kept_offset
 
 if TYPE_CHECKING:
     from raftmq.node.node import Node
@@ -202,7 +203,7 @@ def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, 
         "learners": [learner.node_id for learner in replica.learners],
         "is_voter": replica.self_id in replica.voters,
         "isr": sorted(r.node_id for r in replica.in_sync_replicas()),
-        "log_start_offset": min(replica.log_start_offset, replica.log_end_offset),
+        "log_start_offset": first_kept_offset(replica),
         "high_watermark": replica.high_watermark,
         "log_end_offset": replica.log_end_offset,
         "size_bytes": replica.log.size_bytes,

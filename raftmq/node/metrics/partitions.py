@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
     from raftmq.partition.partition import Partition
     from raftmq.replication.replica import Replica
+    from raftmq.types import Offset
 
 LABELS: Final = ("topic", "partition")
 
@@ -45,12 +46,17 @@ def gauge(name: str, help_text: str, read: Read) -> None:
     _TABLE.append((Metric(f"raftmq_partition_{name}", "gauge", help_text, LABELS), read))
 
 
+def first_kept_offset(replica: Replica) -> Offset:
+    """Where a replica's log begins, as it is told: never behind its end. One that was begun anew at
+    a start within a batch lacks that batch until it comes."""
+    return min(replica.log_start_offset, replica.log_end_offset)
+
+
 gauge("high_watermark", "Everything below is committed", lambda v: v.replica.high_watermark)
 gauge(
     "log_start_offset",
     "First kept offset",
-    # A log that was begun anew at a start within a batch lacks that batch until it comes.
-    lambda v: min(v.replica.log_start_offset, v.replica.log_end_offset),
+    lambda v: first_kept_offset(v.replica),
 )
 gauge(
     "log_end_offset",
