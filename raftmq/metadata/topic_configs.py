@@ -15,8 +15,9 @@ from attrs import frozen
 from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.config_keys import BROKER_KEYS, TOPIC_KEYS
-from raftmq.metadata.config_types import (
+from raftmq.metadata.config_keys import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
     ConfigKey,
     ConfigSource,
     ConfigType,

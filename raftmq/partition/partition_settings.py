@@ -9,7 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.codec import Codec
-from raftmq.metadata.config_types import split_list
+from raftmq.metadata.config_keys import split_list
 from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
 
 _CODECS: Final = {
