@@ -15,17 +15,19 @@ from typing import TypeAlias
 
 from jepsen_like.invariants import Invariants
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import Envelope, Rejection, Result
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
     DeleteGroup,
     DeleteOffsets,
+    Envelope,
     ExpireOffsets,
     Generation,
     GroupDone,
+    Rejection,
     ReplaceMember,
+    Result,
 )
 from raftmq.metadata.group_image import GroupsImage
 from raftmq.metadata.metadata_image import MetadataImage

@@ -19,8 +19,14 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.metadata import apply as metadata_apply
 from raftmq.metadata import group_image, metadata_machine
-from raftmq.metadata.commands import AllocateProducerIds, DeleteTopics, ProducerIds
-from raftmq.metadata.group_commands import Claimed, ClaimGroup, CommitMany
+from raftmq.metadata.commands import (
+    AllocateProducerIds,
+    Claimed,
+    ClaimGroup,
+    CommitMany,
+    DeleteTopics,
+    ProducerIds,
+)
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.partition.parked import AppendResult

@@ -23,7 +23,7 @@ from crc32c import crc32c
 from jepsen_like.fuzz.spoil import Frame, Spot, spoiled
 from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata import broker_messages as broker
-from raftmq.metadata import commands, group_commands
+from raftmq.metadata import commands
 from raftmq.raft import messages as raft
 from raftmq.replication.peer_codec import encode, encode_beats, encode_node_beat, encode_several
 from raftmq.replication.peer_messages import (
@@ -270,7 +270,7 @@ def odd_command(node_id: int, random: Random) -> bytes:
     """An encoded envelope whose command has the right shape and odd values."""
     kinds = [
         kind
-        for kind in (*commands.CONTROL_COMMANDS, *group_commands.GROUP_COMMANDS)
+        for kind in (*commands.CONTROL_COMMANDS, *commands.GROUP_COMMANDS)
         if kind not in HARMFUL_COMMANDS
     ]
     command = odd_struct(random.choice(kinds), random)

@@ -19,7 +19,7 @@ import msgspec
 from attrs import define, field
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,

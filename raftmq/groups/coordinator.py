@@ -38,7 +38,7 @@ from raftmq.groups.owned_groups import (
     OwnedGroups,
     candidate,
 )
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     CommitOffsets,
     CommittedOffset,
     DeleteGroup,

@@ -30,7 +30,7 @@ from raftmq.groups.membership import (
     common_protocols,
 )
 from raftmq.groups.offsets import is_same_subscription
-from raftmq.metadata.group_commands import Generation, GroupMember, ReplaceMember
+from raftmq.metadata.commands import Generation, GroupMember, ReplaceMember
 from raftmq.metadata.group_image import GroupState
 from raftmq.promise import Promise
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.group_commands import GroupCommand
+from raftmq.metadata.commands import GroupCommand
 from raftmq.promise import Promise
 
 

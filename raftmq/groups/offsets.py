@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from raftmq.metadata.group_commands import UNDATED, ExpiredOffset
+from raftmq.metadata.commands import UNDATED, ExpiredOffset
 from raftmq.metadata.group_image import GroupState
 
 CONSUMER_PROTOCOL: Final = "consumer"

@@ -24,7 +24,7 @@ from raftmq.groups.commit_queue import CommitQueue
 from raftmq.groups.group import Group
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import Phase
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     UNDATED,
     ClaimGroup,
     Generation,

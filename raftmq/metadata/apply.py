@@ -18,6 +18,7 @@ from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
+    GROUP_COMMANDS,
     AllocateProducerIds,
     AlterConfigs,
     ConfirmRemoved,
@@ -45,7 +46,6 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
 )
 from raftmq.metadata.features import changed, outside, ranges_of, update_error
-from raftmq.metadata.group_commands import GROUP_COMMANDS
 from raftmq.metadata.group_image import apply_group, remove_topics
 from raftmq.metadata.metadata_image import (
     BrokerImage,

@@ -19,8 +19,7 @@ from attrs import frozen
 from immutables import Map
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import Rejection
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     UNDATED,
     Claimed,
     ClaimGroup,
@@ -35,6 +34,7 @@ from raftmq.metadata.group_commands import (
     GroupCommand,
     GroupDone,
     GroupMember,
+    Rejection,
     ReleaseGroup,
     ReplaceMember,
 )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.leader_table import Key, LeaderRow
 from raftmq.logs import structlog
-from raftmq.metadata.commands import Envelope, Result
-from raftmq.metadata.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
+from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.skips import Skip
 from raftmq.node.partitions import RoleWatch

@@ -16,8 +16,13 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
-from raftmq.metadata.commands import Rejection
-from raftmq.metadata.group_commands import CommitMany, CommitOffsets, CommittedOffset, Generation
+from raftmq.metadata.commands import (
+    CommitMany,
+    CommitOffsets,
+    CommittedOffset,
+    Generation,
+    Rejection,
+)
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Fencing, Image, Nodes, Proposal

@@ -6,7 +6,7 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import JoinRequest, JoinResult, Phase, SyncResult
-from raftmq.metadata.group_commands import Generation, ReplaceMember
+from raftmq.metadata.commands import Generation, ReplaceMember
 from raftmq.promise import Promise
 
 CONFIG = GroupConfig(initial_rebalance_delay_ms=0, size_max=4)

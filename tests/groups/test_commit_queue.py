@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.commit_queue import CommitQueue
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,

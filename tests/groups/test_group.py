@@ -9,7 +9,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import TRANSITIONS, Phase
-from raftmq.metadata.group_commands import Generation
+from raftmq.metadata.commands import Generation
 from tests.groups.driver import Driver, completing, dead, empty, preparing, stable
 
 NONE = ErrorCode.NONE

@@ -9,7 +9,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import JoinRequest, Phase
-from raftmq.metadata.group_commands import GroupMember, ReplaceMember
+from raftmq.metadata.commands import GroupMember, ReplaceMember
 from raftmq.metadata.group_image import GroupState
 from tests.groups.driver import CONFIG, RANGE, Driver
 

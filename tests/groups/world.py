@@ -14,8 +14,7 @@ from attrs import define, field
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
-from raftmq.metadata.commands import Rejection
-from raftmq.metadata.group_commands import GroupCommand
+from raftmq.metadata.commands import GroupCommand, Rejection
 from raftmq.metadata.group_image import GroupsImage, apply_group
 from raftmq.partition.deadlines import Deadlines
 from raftmq.promise import Promise

@@ -13,6 +13,10 @@ from raftmq.metadata.apply import PRODUCER_ID_END, STALE_SEQUENCE
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     AlterConfigs,
+    Claimed,
+    ClaimGroup,
+    CommitOffsets,
+    CommittedOffset,
     ConfigChange,
     ConfirmRemoved,
     CreatePartitions,
@@ -20,6 +24,7 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     Envelope,
     FenceBroker,
+    GroupDone,
     NoOperation,
     PartitionAddition,
     ProducerIds,
@@ -33,13 +38,6 @@ from raftmq.metadata.commands import (
     VotersReport,
     decode_envelope,
     encode_envelope,
-)
-from raftmq.metadata.group_commands import (
-    Claimed,
-    ClaimGroup,
-    CommitOffsets,
-    CommittedOffset,
-    GroupDone,
 )
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.metadata_snapshot import decode_image, encode_image

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from raftmq.metadata.commands import (
     CONTROL_COMMANDS,
+    GROUP_COMMANDS,
     LATER_FIELDS,
     Envelope,
     NewerCommandError,
@@ -20,7 +21,6 @@ from raftmq.metadata.commands import (
     newest_version,
     version_of,
 )
-from raftmq.metadata.group_commands import GROUP_COMMANDS
 from raftmq.types import NodeId
 from tests.metadata.metadata_commands import ENVELOPES
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import Envelope, Rejection, decode_envelope, encode_envelope
-from raftmq.metadata.group_commands import (
+from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     UNDATED,
     Claimed,
@@ -18,14 +17,18 @@ from raftmq.metadata.group_commands import (
     CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
+    Envelope,
     ExpiredOffset,
     ExpireOffsets,
     Generation,
     GroupCommand,
     GroupDone,
     GroupMember,
+    Rejection,
     ReleaseGroup,
     ReplaceMember,
+    decode_envelope,
+    encode_envelope,
 )
 from raftmq.metadata.group_image import (
     GroupsImage,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from raftmq.errors import AheadError
-from raftmq.metadata.commands import CreateTopics, DeleteTopics
-from raftmq.metadata.group_commands import ClaimGroup
+from raftmq.metadata.commands import ClaimGroup, CreateTopics, DeleteTopics
 from raftmq.metadata.metadata_image import EMPTY_IMAGE
 from raftmq.metadata.metadata_snapshot import (
     NewerSnapshotError,

@@ -11,10 +11,10 @@ from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import (
     CONTROL_COMMANDS,
     FIRST_VERSIONS,
+    GROUP_COMMANDS,
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.group_commands import GROUP_COMMANDS
 from raftmq.metadata.metadata_image import EMPTY_IMAGE
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.types import Offset

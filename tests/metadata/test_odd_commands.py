@@ -8,8 +8,12 @@ import msgspec
 import pytest
 
 from jepsen_like.fuzz.peers import Plausible, odd_struct
-from raftmq.metadata.commands import CONTROL_COMMANDS, AllocateProducerIds, ProducerIds
-from raftmq.metadata.group_commands import GROUP_COMMANDS
+from raftmq.metadata.commands import (
+    CONTROL_COMMANDS,
+    GROUP_COMMANDS,
+    AllocateProducerIds,
+    ProducerIds,
+)
 from raftmq.promise import Promise
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import node

@@ -10,7 +10,7 @@ import pytest
 from immutables import Map
 
 from raftmq.config import NodeConfig
-from raftmq.metadata.group_commands import CommittedOffset
+from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.group_image import GroupsImage, GroupState
 from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.ages import Ages

@@ -19,8 +19,7 @@ from structlog.testing import capture_logs
 from raftmq.controller.leader_table import LeaderTable
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import configure_logs
-from raftmq.metadata.commands import Envelope
-from raftmq.metadata.group_commands import Claimed, ClaimGroup, GroupDone, ReleaseGroup
+from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.node.events import (
     FOLLOWERS_MS,

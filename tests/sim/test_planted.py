@@ -16,8 +16,7 @@ from jepsen_like.cluster.run import Verdict
 from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolation
 from jepsen_like.planted import BUGS, hunt, hunt_with
 from raftmq.metadata.apply import STALE_SEQUENCE
-from raftmq.metadata.commands import Envelope, NoOperation
-from raftmq.metadata.group_commands import GroupDone, GroupMember
+from raftmq.metadata.commands import Envelope, GroupDone, GroupMember, NoOperation
 from raftmq.metadata.group_image import GroupsImage, GroupState
 from raftmq.types import NodeId, Offset
 

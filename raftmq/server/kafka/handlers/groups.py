@@ -18,7 +18,7 @@ from raftmq.groups.descriptions import (
     OffsetsDeleted,
 )
 from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
-from raftmq.metadata.group_commands import CommittedOffset
+from raftmq.metadata.commands import CommittedOffset
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
