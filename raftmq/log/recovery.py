@@ -479,11 +479,17 @@ class _Recovery:
 
 
 def _open_indexes(segment: Segment) -> SegmentSummary | None:
+    """What both indexes say of their segment; None where they cannot be used.
+
+    A crash between the writes of the two leaves one older than the other. Pairs of one would then
+    stand for batches that the other does not know, so the segment is scanned as without indexes.
+    """
     try:
-        segment.time_index.open()
-        return segment.offset_index.open()
+        times = segment.time_index.open()
+        offsets = segment.offset_index.open()
     except DamagedIndexError:
         return None
+    return offsets if offsets == times else None
 
 
 def _holds_batches(found: _Found) -> bool:

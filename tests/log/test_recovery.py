@@ -357,6 +357,27 @@ def test_damaged_indexes_are_rebuilt(suffix: str, harm: str) -> None:
         assert log.max_timestamp(Offset(end)) == (1000 + 5 * end - 9, end - 1, 1)
 
 
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+def test_one_index_older_than_the_other_is_not_believed(suffix: str) -> None:
+    """A crash can leave one file as it was at an earlier write; its checksums are right."""
+    disk = sim_disk()
+    log = filled(disk, 4, SMALL)
+    active = log._segments.all[-1]
+    active.write_indexes(is_closed=False)
+    older = disk.content(segment(0, suffix))
+    newest = log.log_end_offset
+    append(log, 1, timestamp=90_000)
+    for _ in range(4):
+        append(log, 1, timestamp=5_000)
+    active.write_indexes(is_closed=False)
+    append(log, 1, timestamp=90_000)
+    flush(log)
+    disk.overwrite(segment(0, suffix), older)
+    log = open_log(disk, claimed=log.flushed_end)
+    assert log.max_timestamp(log.log_end_offset) == (90_000, newest, 1)
+    assert log.offset_for_timestamp(80_000, log.log_end_offset) == (90_000, newest, 1)
+
+
 def test_a_wrong_index_with_right_checksums_shows_nothing_wrong() -> None:
     """Say a device brought back an older index: pairs point into the middle of batches."""
     disk = sim_disk()
