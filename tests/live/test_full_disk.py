@@ -141,6 +141,7 @@ def test_what_gives_space_back_does_so_on_a_full_disk(tmp_path: Path, disk: Disk
         disk.free()
         disk.fill()
         assert node.terminate(40) == 0, node.log_tail()
+        disk.fill()  # with what the node gave back as it ended
         node.start()
         node.wait_ready()
         assert is_full(node), "nobody has to write first"
