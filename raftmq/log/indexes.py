@@ -19,16 +19,14 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from attrs import define, frozen
 from crc32c import crc32c
 
 from raftmq.errors import RaftmqError
-from raftmq.log.file_cache import FileCache
 from raftmq.log.model import NewerFormatError
+from raftmq.log.shared import FileCache, IndexCache
 from raftmq.ports import File
 
 # magic 4s, version uint16, kind uint16, base_offset int64, entry count uint32, crc of the entries
@@ -61,47 +59,6 @@ class SegmentSummary:
     end_offset: int
     max_timestamp: int
     max_timestamp_offset: int
-
-
-class IndexCache:
-    """Loaded index entries of all logs, the least recently used dropped first."""
-
-    def __init__(
-        self, bytes_max: int = 64 << 20, lock: AbstractContextManager[Any] | None = None
-    ) -> None:
-        """`lock` guards it where logs are opened in threads."""
-        self._lock = lock or nullcontext()
-        self.bytes_max = bytes_max
-        self.used_bytes = 0
-        self._tables: OrderedDict[str, Table] = OrderedDict()
-
-    def get(self, path: str) -> Table | None:
-        """The loaded entries of that index."""
-        with self._lock:
-            table = self._tables.get(path)
-            if table is not None:
-                self._tables.move_to_end(path)
-            return table
-
-    def put(self, path: str, table: Table) -> None:
-        """Remember loaded entries."""
-        with self._lock:
-            self._forget(path)
-            self._tables[path] = table
-            self.used_bytes += table.size_bytes
-            while self.used_bytes > self.bytes_max and len(self._tables) > 1:
-                _, dropped = self._tables.popitem(last=False)
-                self.used_bytes -= dropped.size_bytes
-
-    def forget(self, path: str) -> None:
-        """Drop the entries of an index that changed or went."""
-        with self._lock:
-            self._forget(path)
-
-    def _forget(self, path: str) -> None:
-        table = self._tables.pop(path, None)
-        if table is not None:
-            self.used_bytes -= table.size_bytes
 
 
 @define(slots=True, eq=False)

@@ -1,17 +1,138 @@
-"""What all logs of a process share, so that its limits hold over all of them together."""
+"""What all logs of a process share, so that its limits hold over all of them together: open files,
+loaded indexes, the newest batches, and the loop's time for moves of log starts.
+
+The least recently used file is forgotten when there are too many. Forgetting drops a reference and
+never closes by force: whoever still sends from the file keeps its descriptor until done. Active
+segments, bare entries and the journal are held by their owners, not here.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import Factory, frozen
 
-from raftmq.log.file_cache import FileCache
-from raftmq.log.indexes import IndexCache
 from raftmq.log.recent import RecentBudget
-from raftmq.ports import Disk
+from raftmq.ports import Disk, File, TooManyFilesError
+
+if TYPE_CHECKING:
+    from raftmq.log.indexes import Table
+
+
+class FileCache:
+    """Least recently used files by path."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        files_max: int = 1024,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`lock` guards it where logs are opened in threads."""
+        assert files_max >= 1
+        self._lock = lock or nullcontext()
+        self.disk = disk
+        self.files_max = files_max
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, path: str) -> File:
+        """The open file of that path.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+            DiskError: it cannot be opened.
+        """
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        file = self.open(path)
+        self.put(path, file)
+        return file
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file that its owner keeps; where descriptors are short, others are let go first.
+
+        Raises:
+            FileNotFoundError: absent and not `create`.
+            TooManyFilesError: no descriptor is left even so.
+            DiskError: it cannot be opened.
+        """
+        try:
+            return self.disk.open(path, create=create)
+        except TooManyFilesError:
+            if not self._let_go():
+                raise
+        return self.disk.open(path, create=create)
+
+    def _let_go(self) -> int:
+        """Forget the longest unused half; how many that were."""
+        with self._lock:
+            count = -(-len(self._files) // 2)
+            for _ in range(count):
+                self._files.popitem(last=False)
+        return count
+
+    def put(self, path: str, file: File) -> None:
+        """Remember a file that is open already."""
+        with self._lock:
+            self._files[path] = file
+            self._files.move_to_end(path)
+            while len(self._files) > self.files_max:
+                self._files.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """Drop the file: it was removed, replaced or renamed."""
+        with self._lock:
+            self._files.pop(path, None)
+
+
+class IndexCache:
+    """Loaded index entries of all logs, the least recently used dropped first."""
+
+    def __init__(
+        self, bytes_max: int = 64 << 20, lock: AbstractContextManager[Any] | None = None
+    ) -> None:
+        """`lock` guards it where logs are opened in threads."""
+        self._lock = lock or nullcontext()
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+        self._tables: OrderedDict[str, Table] = OrderedDict()
+
+    def get(self, path: str) -> Table | None:
+        """The loaded entries of that index."""
+        with self._lock:
+            table = self._tables.get(path)
+            if table is not None:
+                self._tables.move_to_end(path)
+            return table
+
+    def put(self, path: str, table: Table) -> None:
+        """Remember loaded entries."""
+        with self._lock:
+            self._forget(path)
+            self._tables[path] = table
+            self.used_bytes += table.size_bytes
+            while self.used_bytes > self.bytes_max and len(self._tables) > 1:
+                _, dropped = self._tables.popitem(last=False)
+                self.used_bytes -= dropped.size_bytes
+
+    def forget(self, path: str) -> None:
+        """Drop the entries of an index that changed or went."""
+        with self._lock:
+            self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        table = self._tables.pop(path, None)
+        if table is not None:
+            self.used_bytes -= table.size_bytes
 
 
 class LogWatch:

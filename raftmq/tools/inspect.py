@@ -16,10 +16,10 @@ from attrs import frozen
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.bare_entries import read_slots
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after, is_zero
-from raftmq.log.file_cache import FileCache
-from raftmq.log.indexes import DamagedIndexError, IndexCache, OffsetIndex, SegmentSummary, TimeIndex
+from raftmq.log.indexes import DamagedIndexError, OffsetIndex, SegmentSummary, TimeIndex
 from raftmq.log.log_start import LocalStart
 from raftmq.log.model import BareEntry
+from raftmq.log.shared import FileCache, IndexCache
 from raftmq.ports import Disk, File
 from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 

@@ -14,7 +14,7 @@ import pytest
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
 from jepsen_like.inode import SECTOR
-from raftmq.log.file_cache import FileCache
+from raftmq.log.shared import FileCache
 from raftmq.ports import DiskError, DiskFullError, TooManyFilesError
 from raftmq.runtime.disk import RealDisk
 from tests.log.conftest import Place

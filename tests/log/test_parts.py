@@ -17,8 +17,7 @@ from raftmq.log.batch_reader import (
     find_next_batch,
     walk_headers,
 )
-from raftmq.log.file_cache import FileCache
-from raftmq.log.indexes import DamagedIndexError, IndexCache, OffsetIndex, SegmentSummary, TimeIndex
+from raftmq.log.indexes import DamagedIndexError, OffsetIndex, SegmentSummary, TimeIndex
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, LogConfig, LogEntry, NewerFormatError
 from raftmq.log.recent import (
@@ -31,6 +30,7 @@ from raftmq.log.recent import (
 )
 from raftmq.log.segment import Damage, Ranges, VerifiedRanges
 from raftmq.log.segments import retention_target
+from raftmq.log.shared import FileCache, IndexCache
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 from tests.log.helpers import append, batch, elect, flush, open_log, sim_disk
 
