@@ -21,7 +21,7 @@ PRODUCT = sorted(
 GIVES_NAMES = {
     "raftmq/durable_file.py:replacing": "the one way",
     "raftmq/runtime/disk.py:rename": "the operation itself",
-    "raftmq/log/flush.py:run": "the journal's new file; syncs it before and the folder after",
+    "raftmq/log/model.py:run": "the journal's new file; syncs it before and the folder after",
     "raftmq/log/replicated_log.py:repaired": "built and synced by a worker; syncs the folder",
     "raftmq/replication/recovery.py:attempt": "moves a folder aside; syncs the one above",
     "raftmq/node/partitions.py:_quarantine": "moves a folder aside; syncs both",

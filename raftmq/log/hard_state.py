@@ -33,8 +33,7 @@ from uuid import UUID
 from attrs import define, field, frozen
 from crc32c import crc32c
 
-from raftmq.log.flush import FlushJob
-from raftmq.log.model import NewerFormatError
+from raftmq.log.model import FlushJob, NewerFormatError
 from raftmq.ports import Disk, DiskError, DiskFullError, File
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 

@@ -1,7 +1,7 @@
-"""Values of the log that its callers hold: entries, spans, settings, what recovery found.
+"""Values of the log that its callers hold: entries, spans, settings, flush jobs, what recovery found.
 
-Plain values without behaviour. Offsets are Kafka offsets, indexes are positions of the Raft log
-(offset + bare entries before it); `replicated_log.py` alone converts one into the other.
+Offsets are Kafka offsets, indexes are positions of the Raft log (offset + bare entries before it);
+`replicated_log.py` alone converts one into the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from attrs import Factory, define, frozen
 
 from raftmq.errors import AheadError, RaftmqError, StorageError
-from raftmq.ports import File
+from raftmq.ports import Disk, File
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 BATCH_KIND: Final = 0
@@ -140,3 +140,39 @@ class RecoveryReport:
     dropped_bare_entries: int = 0
     finished: str = ""
     scanned_bytes: int = 0
+
+
+@define(slots=True, eq=False)
+class FlushJob:
+    """Syncs captured files, then renames one (the journal's), then syncs folders.
+
+    Attributes:
+        synced_offset: batches below it were written to the captured files.
+        bare_count: so many bare entries (counted since the log was opened) were written.
+        sequence: of the journal's jobs, the last record that was written.
+        is_void: the log was truncated below or reset: the job claims nothing.
+    """
+
+    disk: Disk
+    files: tuple[File, ...]
+    folders: tuple[str, ...] = ()
+    synced_offset: int = 0
+    bare_count: int = 0
+    sequence: int = 0
+    rename: tuple[str, str] | None = None
+    is_void: bool = False
+    is_done: bool = False
+
+    def run(self) -> None:
+        """Make the captured writes durable. Runs in any thread.
+
+        Raises:
+            DiskError: never retried; the replica (or the node, for the journal) must stop.
+        """
+        for file in self.files:
+            file.fdatasync()
+        if self.rename is not None:
+            self.disk.rename(*self.rename)
+        for folder in self.folders:
+            self.disk.sync_directory(folder)
+        self.is_done = True

@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftmq.errors import CorruptBatchError
-from raftmq.log.flush import FlushJob
 from raftmq.log.holes import fillers
 from raftmq.log.log_start import LocalStart, LogStart, Pending, no_way_back
 from raftmq.log.model import (
     BATCH_KIND,
     BareEntry,
     DamagedError,
+    FlushJob,
     LogConfig,
     LogEntry,
     RecoveryReport,

@@ -12,8 +12,8 @@ from typing import Final
 
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
 from raftmq.node.environment import Environment

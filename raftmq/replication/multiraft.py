@@ -24,8 +24,8 @@ from itertools import islice
 from typing import Final, Protocol
 
 from raftmq.errors import ContainedError, NodeMustStopError, RemoteProtocolError
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.model import FlushJob
 from raftmq.ports import DiskError
 from raftmq.raft.messages import (
     AppendRequest,

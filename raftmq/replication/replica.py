@@ -24,10 +24,9 @@ from raftmq.errors import (
     StateError,
     StorageError,
 )
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import LogEntry
+from raftmq.log.model import FlushJob, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Buggify, Clock, DiskError, DiskFullError, Random, never
 from raftmq.promise import Promise

@@ -23,9 +23,8 @@ from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.controller import ControllerConfig
 from raftmq.controller.reconciler import Action, StopReplica, at_start, reconcile
 from raftmq.errors import AheadError, ErrorCode, KafkaError
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
-from raftmq.log.model import LogConfig
+from raftmq.log.model import FlushJob, LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic

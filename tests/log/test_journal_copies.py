@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk, SimFile
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import (
     ONCE,
     RECORD_SIZE,
@@ -26,6 +25,7 @@ from raftmq.log.hard_state import (
     HardStateJournal,
     decode_header,
 )
+from raftmq.log.model import FlushJob
 from raftmq.ports import DiskFullError
 from raftmq.types import RaftGroupId
 from tests.log.helpers import flush_journal, sim_disk

@@ -9,8 +9,8 @@ import pytest
 
 from raftmq.errors import RaftmqError
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.flush import FlushJob
 from raftmq.log.log_start import LocalStart, LogStartFile
+from raftmq.log.model import FlushJob
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segments import Segments
 from raftmq.types import RaftIndex

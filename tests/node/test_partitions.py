@@ -20,8 +20,8 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.controller.reconciler import Action, StartReplica
 from raftmq.errors import ErrorCode
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.metadata.metadata_image import (
     EMPTY_IMAGE,

@@ -9,9 +9,8 @@ import pytest
 
 from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import TWICE, HardStateJournal
-from raftmq.log.model import LogConfig
+from raftmq.log.model import FlushJob, LogConfig
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import Partition

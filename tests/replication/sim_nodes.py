@@ -18,10 +18,9 @@ from jepsen_like.cluster.world import Counts
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.virtual_time import EPOCH_MS, VirtualTime
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import LogConfig, LogEntry
+from raftmq.log.model import FlushJob, LogConfig, LogEntry
 from raftmq.log.shared import Shared
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration

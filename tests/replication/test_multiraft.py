@@ -11,9 +11,8 @@ import pytest
 
 from jepsen_like.disk import SimDisk
 from raftmq.errors import RemoteProtocolError
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
-from raftmq.log.model import LogConfig
+from raftmq.log.model import FlushJob, LogConfig
 from raftmq.metadata.skips import Skip, UnappliableCommandError
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration

@@ -9,9 +9,8 @@ from random import Random
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.log.flush import FlushJob
 from raftmq.log.hard_state import HardStateJournal
-from raftmq.log.model import LogConfig
+from raftmq.log.model import FlushJob, LogConfig
 from raftmq.partition.deadlines import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.partition_settings import CheckDepth, PartitionSettings
