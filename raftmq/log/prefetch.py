@@ -1,5 +1,8 @@
 """What a look-up would have to wait for the disk for, read by a worker first.
 
+`sendfile` or a read of bytes that have left memory would block the loop. `is_warm` tells, `warm`
+brings them back, for whatever sends files.
+
 Before a consumer that is behind is answered, the loop looks into an index, walks headers and hands
 out a span; any of these may have left memory. This finds what of it is not there and makes a job
 that reads it, in any thread, so that the loop finds it there afterwards. One round may show only
@@ -23,9 +26,26 @@ from typing import Final
 from attrs import define, field
 
 from raftmq.log.indexes import DamagedIndexError
-from raftmq.log.page_cache import is_warm, warm
 from raftmq.log.segment import Segment
 from raftmq.ports import DiskError, File
+
+READ_AHEAD_BYTES: Final = 256 << 10
+
+
+def is_warm(file: File, position: int, size: int) -> bool:
+    """True when these bytes are in memory; a cold sendfile would block the loop."""
+    return size == 0 or file.is_cached(position, size)
+
+
+def warm(file: File, position: int, size: int) -> None:
+    """Bring bytes into memory; for a worker thread."""
+    end = position + size
+    while position < end:
+        data = file.pread(min(READ_AHEAD_BYTES, end - position), position)
+        if not data:
+            return  # the send that follows reports the short file
+        position += len(data)
+
 
 BEYOND_BYTES: Final = 16 << 10
 """A walk over headers reads a little more than it was asked for."""

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import trio
 from attrs import define, field
 
-from raftmq.log.page_cache import is_warm, warm
+from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, Span
 from raftmq.types import Buffer, NodeId
 

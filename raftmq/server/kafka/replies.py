@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import trio
 
 from raftmq.errors import RaftmqError
-from raftmq.log.page_cache import is_warm, warm
+from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.runtime.nap import Sleeper
 from raftmq.server.kafka.cork import Cork

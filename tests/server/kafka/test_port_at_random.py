@@ -15,7 +15,7 @@ import trio.testing
 from attrs import define, field
 
 from raftmq.log.model import FileSpan
-from raftmq.log.page_cache import warm
+from raftmq.log.prefetch import warm
 from raftmq.ports import File
 from raftmq.runtime.disk import RealDisk
 from raftmq.server.kafka.connection import TURN_FRAMES_MAX, Connection
