@@ -13,9 +13,8 @@ from raftmq.log.model import FileSpan, LogEntry
 from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.reader import LogReader
 from raftmq.log.segments import Segments
-from raftmq.log.stored import StoredJob
 from raftmq.log.timestamps import TimestampJob, timestamp_job
-from raftmq.log.verification import Checker, VerifyJob
+from raftmq.log.verification import Checker, StoredJob, VerifyJob
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 

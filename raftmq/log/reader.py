@@ -24,7 +24,7 @@ from raftmq.log.prefetch import IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
-from raftmq.log.stored import StoredJob
+from raftmq.log.verification import StoredJob
 from raftmq.records import HEADER_SIZE, TIMESTAMP_MAX, BatchHeader, parse_header, read_records
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 

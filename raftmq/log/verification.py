@@ -1,24 +1,33 @@
-"""Which bytes of a log count as verified, and the check of those that do not.
+"""Checks of stored bytes: for serving, for the scrub, and for catch-up.
 
 Bytes count as verified once this process appended or checked them, for one to two periods
-(`VerifiedRanges` of a segment keeps two generations of ranges and drops the elder): what has left
-memory since may come back from the device damaged. `Checker` makes jobs for serving and for the
-scrub. A `VerifyJob` holds its own file and the epochs it needs and reads in any thread; the loop
-takes the result back, and ignores it when the file was cut or replaced since.
+(`VerifiedRanges` of a segment keeps two generations of ranges and drops the older one): what has
+left memory since may come back from the device damaged. `Checker` makes the jobs. A `VerifyJob`
+holds its own file and the epochs it needs and reads in any thread; the loop takes the result back,
+and ignores it when the file was cut or replaced since.
+
+A `StoredJob` gathers whole batches for a replica that is far behind, megabytes that are in nobody's
+memory: it finds where batches begin, checks every one, and sums all bytes for the frame in which
+they will travel. Reading them brings them into the page cache, so that the `sendfile` that follows
+does not wait for the disk. A chunk is whole, sound, contiguous batches between two bare entries and
+of one file; what is damaged is reported, never sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from attrs import Factory, define
+from crc32c import crc32c
 
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after
 from raftmq.log.holes import Holes
+from raftmq.log.model import FileSpan
 from raftmq.log.segment import Damage, Segment
 from raftmq.log.segments import Segments
 from raftmq.ports import Clock, File
-from raftmq.records import BatchHeader
+from raftmq.records import HEADER_SIZE, BatchHeader
 from raftmq.types import Offset
 
 
@@ -195,3 +204,59 @@ class VerifyJob:
         position_end, end = found or (self.size, self.end_offset)
         self.damages.append(Damage(bad.offset, end, bad.position, position_end))
         self.position, self.offset = position_end, end
+
+
+STORED_BATCHES_MAX: Final = 256
+"""In one chunk: each is an entry to its follower, which appends all of them in one turn."""
+
+
+@define(slots=True, eq=False)
+class StoredJob(VerifyJob):
+    """Gathers batches from `offset` on, at most `bytes_max` or one.
+
+    Attributes:
+        batches: (base offset, next offset, leader epoch, size) of each.
+        checksum: CRC-32C over all their bytes.
+    """
+
+    batches: list[tuple[int, int, int, int]] = Factory(list)
+    checksum: int = 0
+
+    @property
+    def span(self) -> FileSpan:
+        """Where the batches lie."""
+        assert self.file is not None, "a missing file has no batches"
+        size = sum(size for *_, size in self.batches)
+        return FileSpan(self.file, self.position - size, size)
+
+    def run(self) -> None:
+        """Read, check and sum.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        start = self.position
+        if self.file is None or start >= self.size:
+            return
+        chunk = max(self.bytes_max, HEADER_SIZE)
+        stored = checked_batches(self.file, start, self.size, self.offset, self.epochs, chunk=chunk)
+        try:
+            for position, header, data in stored:
+                if header.base_offset >= self.end_offset or (
+                    self.batches
+                    and (
+                        position - start + header.size > self.bytes_max
+                        or len(self.batches) >= STORED_BATCHES_MAX
+                    )
+                ):
+                    break
+                self.batches.append(
+                    (header.base_offset, header.next_offset, header.leader_epoch, header.size)
+                )
+                self.checksum = crc32c(data, self.checksum)
+                self._add_verified(position, header)
+                self.position, self.offset = position + header.size, header.next_offset
+        except BadBatch as bad:
+            if not self.batches:
+                self._add_damage(bad)
+        self.read_bytes = self.position - start

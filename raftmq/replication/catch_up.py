@@ -20,7 +20,7 @@ from attrs import define, field
 
 from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.log.stored import StoredJob
+from raftmq.log.verification import StoredJob
 from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.raft.messages import Entry, EntryKind, StoredChunk
 from raftmq.types import NodeId, RaftIndex, Term

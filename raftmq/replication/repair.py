@@ -29,7 +29,7 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.log.repair import Fill, RepairJob
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.log.stored import StoredJob
+from raftmq.log.verification import StoredJob
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.core import RaftCore
 from raftmq.raft.ready import Role

@@ -9,7 +9,7 @@ from jepsen_like.disk import SimDisk
 from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
-from raftmq.log.stored import STORED_BATCHES_MAX, StoredJob
+from raftmq.log.verification import STORED_BATCHES_MAX, StoredJob
 from raftmq.types import RaftIndex
 from tests.log.helpers import SMALL, append, elect, flush, open_log, sim_disk
 
