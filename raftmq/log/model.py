@@ -1,4 +1,4 @@
-"""Values of the log that its callers hold: entries, spans, settings, flush jobs, what recovery found.
+"""Values of the log that its callers hold: entries, spans, settings, flush jobs, recovery reports.
 
 Offsets are Kafka offsets, indexes are positions of the Raft log (offset + bare entries before it);
 `replicated_log.py` alone converts one into the other.
