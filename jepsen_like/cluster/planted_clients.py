@@ -29,11 +29,10 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_producers import PartitionProducers
-from raftmq.partition.partition_results import DeleteResult
+from raftmq.partition.ports import AppendResult, DeleteResult
 from raftmq.partition.producer_state import ACCEPT, ProducerStateTable
+from raftmq.partition.producers import PartitionProducers
 from raftmq.promise import Promise
 from raftmq.replication.log_start_moves import LogStartMoves
 from raftmq.replication.retention import Retention

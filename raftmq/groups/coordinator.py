@@ -47,7 +47,7 @@ from raftmq.metadata.commands import (
     GroupCommand,
 )
 from raftmq.metadata.group_image import OffsetMap
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition

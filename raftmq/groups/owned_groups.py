@@ -33,7 +33,7 @@ from raftmq.metadata.commands import (
     ReplaceMember,
 )
 from raftmq.metadata.group_image import GroupsImage, holder
-from raftmq.partition.deadlines import Deadline, Deadlines
+from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId

@@ -36,9 +36,9 @@ from raftmq.node.environment import Environment
 from raftmq.node.events import Events
 from raftmq.node.maintenance import run_maintenance
 from raftmq.node.partitions import Partitions, RoleWatch, tell_of_term
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

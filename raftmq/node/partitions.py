@@ -37,11 +37,10 @@ from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.target_members import partition_target
 from raftmq.metadata.topic_configs import broker_value, effective_topic_configs
 from raftmq.node.data_plane import DataPlane
-from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.partition import Partition
-from raftmq.partition.partition_registry import PartitionRegistry
-from raftmq.partition.partition_settings import PartitionSettings
-from raftmq.partition.producer_checkpoints import ProducerCheckpoints
+from raftmq.partition.parked import Deadlines
+from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.producer_state import ProducerCheckpoints
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

@@ -22,8 +22,7 @@ from weakref import WeakMethod
 from attrs import define, field
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.partition.parked import AppendResult
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.ports import AppendResult
 from raftmq.partition.produce_checks import (
     Allowance,
     OpenedBatch,
@@ -31,6 +30,7 @@ from raftmq.partition.produce_checks import (
     is_long_work,
     open_batch,
 )
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.record_walk import UndecidedError

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from raftmq.codec import OutputTooLargeError, decompress, output_limit
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError, RecordsRefusedError
-from raftmq.partition.partition_settings import CheckDepth, PartitionSettings
+from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.record_walk import UndecidedError, Walked, iter_brief, walk_lengths, walk_records
 from raftmq.records import (
     CREATE_TIME,

@@ -10,17 +10,27 @@ producers (`encoding`, `decoding`) is a generator, so that it can be done in sho
 Invariants: a known producer's batches continue its sequence without a gap, or start at 0 under a
 higher epoch; one that is not known may start anywhere, as in Kafka (KIP-360): it may have written
 to a topic of the same name, or have been forgotten. (Whether a batch before it is still on its way
-is asked in `partition_producers.py`.) The last five batches of each producer are known as
+is asked in `producers.py`.) The last five batches of each producer are known as
 duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
 greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
 the last ones to write never expire, since one client or leader whose clock is days ahead makes all
 others look idle.
+
+`ProducerCheckpoints` keeps encoded tables at chosen offsets, so that nobody has to replay a whole
+log: a cache beside the log (`producers.snapshot`), never a source of truth. Whatever is missing or
+damaged is replayed from the log. Only states at *committed* offsets are kept; that prefix of a
+group never changes, so a checkpoint is right on this replica for ever, also after a crash that took
+the end of the log, and it needs no fsync. Bounded in bytes: when full, every other one goes. One
+of many producers is written in pieces (`write_on`); until it is there as a whole it is a bad one.
+Layout: "RQPC", version uint16; then per checkpoint: size uint32, offset int64, CRC-32C uint32 over
+offset and data, data. A bad checkpoint ends the file.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar
@@ -29,6 +39,7 @@ from attrs import define, evolve, field, frozen
 from crc32c import crc32c
 
 from raftmq.errors import AheadError, ErrorCode, KafkaError, RaftmqError
+from raftmq.ports import Disk, DiskError
 from raftmq.records import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -412,3 +423,142 @@ def _refusal(code: ErrorCode, header: BatchHeader, why: str) -> KafkaError:
 
 assert NO_SEQUENCE == -1, "a producer without batches goes on at sequence 0"
 assert NO_PRODUCER_EPOCH < 0, "no epoch is below every epoch"
+
+
+FILE_NAME: Final = "producers.snapshot"
+BYTES_MAX: Final = 1 << 20
+PIECE_BYTES: Final = 256 * 1024
+"""So much is written at once: less than a millisecond."""
+_FILE_HEADER: Final = struct.Struct(">4sH")
+_FILE_MAGIC: Final = b"RQPC"
+_FILE_VERSION: Final = 1
+_CHECKPOINT: Final = struct.Struct(">IqI")
+_CHECKPOINT_OFFSET: Final = struct.Struct(">q")
+
+
+class ProducerCheckpoints:
+    """Encoded producer states by offset; on disk where a folder is given."""
+
+    def __init__(self, disk: Disk | None = None, folder: str = "") -> None:
+        self._disk = disk
+        self._path = f"{folder}/{FILE_NAME}"
+        self._offsets: list[Offset] = []
+        self._states: list[bytes] = []
+        self._bytes = 0
+        self._position = 0  # where the next piece is written; 0: the file is to be written anew
+        self._unwritten: deque[memoryview] = deque()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def load(self) -> None:
+        """Read what an earlier process kept; what cannot be read is as if it were absent."""
+        if self._disk is None or not self._disk.exists(self._path):
+            return
+        try:
+            file = self._disk.open(self._path)
+            try:
+                data = file.pread(file.size(), 0)
+            finally:
+                file.close()
+        except (DiskError, FileNotFoundError):
+            return  # a cache: the log has it all
+        if len(data) < _FILE_HEADER.size or _FILE_HEADER.unpack_from(data) != (
+            _FILE_MAGIC,
+            _FILE_VERSION,
+        ):
+            return
+        position = _FILE_HEADER.size
+        while position + _CHECKPOINT.size <= len(data):
+            size, offset, crc = _CHECKPOINT.unpack_from(data, position)
+            start = position + _CHECKPOINT.size
+            state = data[start : start + size]
+            if len(state) != size or crc != _checkpoint_sum(offset, state):
+                break
+            if self._offsets and offset <= self._offsets[-1]:
+                break
+            self._keep(Offset(offset), state)
+            position = start + size
+        self._position = position
+
+    def best(self, at_most: Offset, at_least: Offset) -> tuple[Offset, bytes] | None:
+        """The latest state at an offset within these bounds, both included."""
+        i = bisect_right(self._offsets, at_most) - 1
+        if i < 0 or self._offsets[i] < at_least:
+            return None
+        return self._offsets[i], self._states[i]
+
+    def add(self, offset: Offset, state: bytes) -> None:
+        """Keep the state at a committed offset."""
+        if self._offsets and offset <= self._offsets[-1]:
+            return
+        self._keep(offset, state)
+        if self._bytes > BYTES_MAX:
+            # Far from the end a coarser grid will do; the newest one always stays.
+            self._offsets = self._offsets[::-1][::2][::-1]
+            self._states = self._states[::-1][::2][::-1]
+            self._bytes = sum(map(len, self._states))
+            self._begin_anew()
+        self._plan_writes()
+        self.write_on()
+
+    def drop_below(self, offset: Offset) -> None:
+        """Forget what lies below the log start."""
+        count = bisect_right(self._offsets, offset - 1)
+        if count:
+            del self._offsets[:count]
+            del self._states[:count]
+            self._bytes = sum(map(len, self._states))
+            self._begin_anew()  # with the next one
+
+    def _keep(self, offset: Offset, state: bytes) -> None:
+        self._offsets.append(offset)
+        self._states.append(state)
+        self._bytes += len(state)
+
+    def write_on(self) -> None:
+        """Write another piece of what is not in the file yet."""
+        if not self._unwritten:
+            return
+        assert self._disk is not None, "nothing is planned without one"
+        pieces: list[memoryview] = []
+        left = PIECE_BYTES
+        while self._unwritten and left:
+            whole = self._unwritten.popleft()
+            pieces.append(whole[:left])
+            if len(whole) > left:
+                self._unwritten.appendleft(whole[left:])
+            left -= len(pieces[-1])
+        try:
+            file = self._disk.open(self._path, create=True)
+            try:
+                if not self._position:
+                    file.truncate(0)
+                file.pwritev(pieces, self._position)
+            finally:
+                file.close()
+        except DiskError:
+            # A full or failing disk: the log's own writes will say so; this cache can do without.
+            self._begin_anew()
+            return
+        self._position += PIECE_BYTES - left
+
+    def _plan_writes(self) -> None:
+        if self._disk is None:
+            return
+        is_new = not self._position
+        if is_new:
+            self._unwritten.append(memoryview(_FILE_HEADER.pack(_FILE_MAGIC, _FILE_VERSION)))
+        first = 0 if is_new else len(self._offsets) - 1
+        for offset, state in zip(self._offsets[first:], self._states[first:], strict=True):
+            head = _CHECKPOINT.pack(len(state), offset, _checkpoint_sum(offset, state))
+            self._unwritten += [memoryview(head), memoryview(state)]
+
+    def _begin_anew(self) -> None:
+        self._position = 0
+        self._unwritten.clear()
+
+
+def _checkpoint_sum(offset: int, state: bytes) -> int:
+    checksum: int = crc32c(state, crc32c(_CHECKPOINT_OFFSET.pack(offset)))
+    return checksum

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.runtime.nap import Nap

@@ -19,7 +19,7 @@ from raftmq.metadata.commands import (
     GroupCommand,
     GroupDone,
 )
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from tests.groups.world import FakeClock
 

@@ -16,7 +16,7 @@ from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
 from raftmq.metadata.commands import GroupCommand, Rejection
 from raftmq.metadata.group_image import GroupsImage, apply_group
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import NodeId
 

@@ -31,8 +31,8 @@ from raftmq.metadata.metadata_image import (
 )
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
-from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.parked import AppendResult
+from raftmq.partition.parked import Deadlines
+from raftmq.partition.ports import AppendResult
 from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch
 from raftmq.replication.catch_up import CatchUpRate, InlineCatchUp

@@ -14,9 +14,9 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import OpeningWorkers
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import File, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.ready import Role, SoftState

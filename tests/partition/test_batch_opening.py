@@ -10,9 +10,9 @@ import pytest
 from raftmq.codec import PRODUCED_OUTPUT_MAX, Codec
 from raftmq.errors import RETRIABLE, ErrorCode
 from raftmq.partition.batch_opening import INLINE, WINDOW_MS, InlineBudget
-from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_settings import CheckDepth, PartitionSettings
+from raftmq.partition.ports import AppendResult
+from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.records import (

@@ -6,8 +6,8 @@ from functools import partial
 
 from attrs import define, field
 
-from raftmq.partition import deadlines
-from raftmq.partition.deadlines import Deadline, Deadlines
+from raftmq.partition import parked
+from raftmq.partition.parked import Deadline, Deadlines
 
 
 @define
@@ -100,10 +100,10 @@ def test_one_may_come_and_go_while_others_end() -> None:
 def test_the_dead_are_swept_and_the_living_kept() -> None:
     table = Table()
     table.wait("kept", 500)
-    for _ in range(3 * deadlines._SWEEP_MIN):
+    for _ in range(3 * parked._SWEEP_MIN):
         table.wait("dead", 600).cancel()
     assert len(table.deadlines) == 1
-    assert len(table.deadlines._heap) <= deadlines._SWEEP_MIN + 1
+    assert len(table.deadlines._heap) <= parked._SWEEP_MIN + 1
     table.deadlines.expire(2000)
     assert table.ended == ["kept"]
 

@@ -7,10 +7,10 @@ from attrs import evolve
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode, StorageError
-from raftmq.partition.parked import DELETE_WAIT_MS_MIN, AppendResult
+from raftmq.partition.parked import DELETE_WAIT_MS_MIN
 from raftmq.partition.partition import ACKS_ALL
-from raftmq.partition.partition_results import DeleteResult, EpochEnd
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.ports import AppendResult, DeleteResult, EpochEnd
+from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import LOG_APPEND_TIME, NewRecord, build_batch, check_batch, parse_header
 from raftmq.types import LeaderEpoch, Offset

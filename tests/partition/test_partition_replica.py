@@ -11,10 +11,10 @@ from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import TWICE, HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
-from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.parked import AppendResult
+from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.ports import AppendResult
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

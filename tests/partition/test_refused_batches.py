@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode, NotLeaderError, StorageError
 from raftmq.partition.partition import ACKS_ALL
-from raftmq.partition.partition_producers import FIRST_LEADER_MS, MISSING_BATCH_MS
-from raftmq.partition.partition_settings import PartitionSettings
 from raftmq.partition.producer_state import BATCHES_REMEMBERED
-from raftmq.partition.refused_batches import NEW_LEADER_ANSWERS, PRODUCERS_MAX, RefusedBatches
+from raftmq.partition.producers import (
+    FIRST_LEADER_MS,
+    MISSING_BATCH_MS,
+    NEW_LEADER_ANSWERS,
+    REFUSED_PRODUCERS_MAX,
+    RefusedBatches,
+)
+from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import LeaderEpoch, RaftIndex
@@ -153,9 +158,9 @@ def test_what_is_no_batch_is_remembered_for_nobody() -> None:
 
 def test_few_producers_are_remembered() -> None:
     refused = RefusedBatches()
-    for producer_id in range(PRODUCERS_MAX + 10):
+    for producer_id in range(REFUSED_PRODUCERS_MAX + 10):
         refused.note(producer_id, 0, 0, NOT_LEADER)
-    assert len(refused) == PRODUCERS_MAX
+    assert len(refused) == REFUSED_PRODUCERS_MAX
     behind = [parse_header(batch(1, producer_id=p)) for p in (9, 10)]
     assert [refused.reason_behind(header, 0) for header in behind] == [None, NOT_LEADER]
 
@@ -325,7 +330,7 @@ def test_a_log_that_starts_above_0_had_other_leaders() -> None:
 def test_where_more_was_refused_than_is_remembered_nobody_starts_above_0() -> None:
     bench = made()
     no_leader(bench, False)
-    for producer_id in range(PRODUCERS_MAX + 1):
+    for producer_id in range(REFUSED_PRODUCERS_MAX + 1):
         assert send(bench, batch(0, producer_id=producer_id)) is NOT_LEADER
     no_leader(bench, True)
     assert send(bench, batch(1, producer_id=0)) is NOT_LEADER, "nobody knows of its first batch"

@@ -6,7 +6,7 @@ import pytest
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
-from raftmq.partition.parked import AppendResult
+from raftmq.partition.ports import AppendResult
 from raftmq.records import NewRecord, build_batch, check_batch, set_max_timestamp
 from tests.partition.fake_replica import Bench
 

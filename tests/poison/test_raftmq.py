@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.partition.parked import AppendResult
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.ports import AppendResult
+from raftmq.partition.settings import PartitionSettings
 from raftmq.records import check_batch, read_records
 from tests.partition.fake_replica import Bench
 from tests.poison.kinds import DIFFERENT, KINDS, TOPICS

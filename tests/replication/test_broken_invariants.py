@@ -11,7 +11,7 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.commands import NoOperation
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_producers import PartitionProducers
+from raftmq.partition.producers import PartitionProducers
 from raftmq.ports import DiskError
 from raftmq.raft.core import RaftCore
 from raftmq.replication.replica import Replica

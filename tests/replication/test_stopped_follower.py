@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.settings import PartitionSettings
 from raftmq.records import NewRecord, build_batch
 from raftmq.replication.replica_ports import ReplicaConfig
 from tests.replication.three_nodes import ThreeNodes

@@ -11,9 +11,9 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_settings import CheckDepth, PartitionSettings
+from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

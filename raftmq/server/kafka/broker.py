@@ -23,9 +23,8 @@ from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewT
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
-from raftmq.partition.deadlines import Deadlines
-from raftmq.partition.partition import Partition
-from raftmq.partition.partition_registry import PartitionRegistry
+from raftmq.partition.parked import Deadlines
+from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint

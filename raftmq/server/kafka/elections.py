@@ -20,7 +20,7 @@ from typing import Final
 
 from raftmq.controller.leader_table import Key, LeaderRow, LeaderTable
 from raftmq.metadata.metadata_image import TopicImage
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId

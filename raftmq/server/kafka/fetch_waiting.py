@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Concatenate, Final, ParamSpec
 
-from raftmq.partition.deadlines import Deadline
+from raftmq.partition.parked import Deadline
 from raftmq.partition.partition import Partition
 from raftmq.ports import Runnable
 from raftmq.promise import Promise

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from attrs import define, field
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
 from raftmq.groups.membership import JoinRequest
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from raftmq.partition.deadlines import Deadlines
+from raftmq.partition.parked import Deadlines
 from raftmq.runtime.tasks import run_deadlines
 from raftmq.runtime.workers import Workers
 from raftmq.server.kafka.connection import Connection

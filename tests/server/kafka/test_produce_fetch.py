@@ -15,8 +15,8 @@ from raftmq.errors import ErrorCode, NotLeaderError, RemoteProtocolError
 from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import InlineBudget
 from raftmq.partition.partition import Partition
-from raftmq.partition.partition_results import DeleteResult
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.ports import DeleteResult
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey

@@ -24,9 +24,8 @@ from raftmq.metadata.metadata_image import (
     PartitionImage,
     TopicImage,
 )
-from raftmq.partition.partition import Partition
-from raftmq.partition.partition_registry import PartitionRegistry
-from raftmq.partition.partition_settings import PartitionSettings
+from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import never
 from raftmq.promise import Promise
 from raftmq.protocol import (

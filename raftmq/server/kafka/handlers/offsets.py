@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.partition.parked import AppendResult
 from raftmq.partition.partition import (
     EARLIEST,
     EARLIEST_LOCAL,
@@ -17,7 +16,7 @@ from raftmq.partition.partition import (
     MAX_TIMESTAMP,
     Partition,
 )
-from raftmq.partition.partition_results import DeleteResult, OffsetResult
+from raftmq.partition.ports import AppendResult, DeleteResult, OffsetResult
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol import Struct

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from raftmq.errors import ErrorCode
-from raftmq.partition.parked import AppendResult
+from raftmq.partition.ports import AppendResult
 from raftmq.promise import Promise
 from raftmq.protocol.produce import (
     ProducePartition,

@@ -1,6 +1,8 @@
-"""What a partition needs of the copy behind it: its replica, and that one's log.
+"""What a partition needs of the replica behind it, and what it answers.
 
-Protocols only: `replication/replica.py` and `log/replicated_log.py` are real, tests have fakes.
+`LogPort` and `ReplicaPort` are Protocols: `replication/replica.py` and `log/replicated_log.py` are
+real, tests have fakes. The results are in the broker's own words; handlers turn them into Kafka's
+structs.
 """
 
 from __future__ import annotations
@@ -8,14 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from attrs import frozen
+
+from raftmq.errors import ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.log.log_start import LogStart
 from raftmq.log.timestamps import TimestampJob
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.partition_results import FileSpan
-from raftmq.ports import Runnable
+from raftmq.ports import Runnable, Span
 from raftmq.promise import Promise
 from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, Offset, RaftIndex, ReplicaId
+
+NO_OFFSET = Offset(-1)
+NO_EPOCH = LeaderEpoch(-1)
+NO_TIMESTAMP = -1
 
 
 class LogPort(Protocol):
@@ -97,3 +105,76 @@ class ReplicaPort(Protocol):
     def damage_found(self) -> None: ...
     def fail(self, reason: str) -> None: ...
     def read_barrier(self) -> Promise[RaftIndex]: ...
+
+
+class FileSpan(Span, Protocol):
+    """Whole batches of a segment (`log.FileSpan`)."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+
+
+@frozen(slots=True)
+class AppendResult:
+    """What a producer is told about one batch."""
+
+    code: ErrorCode
+    base_offset: Offset = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    log_start_offset: Offset = NO_OFFSET
+    message: str | None = None
+    record_errors: tuple[tuple[int, str], ...] = ()
+    """(index in the batch, why) of the records for which it was refused, where that is known."""
+
+    @classmethod
+    def refused(cls, error: KafkaError) -> AppendResult:
+        """What is told of an error."""
+        records = error.records if isinstance(error, RecordsRefusedError) else ()
+        return cls(error.code, message=error.message, record_errors=records)
+
+
+@frozen(slots=True)
+class ReadResult:
+    """One partition's part of a Fetch."""
+
+    code: ErrorCode
+    high_watermark: Offset = NO_OFFSET
+    log_start_offset: Offset = NO_OFFSET
+    spans: tuple[FileSpan, ...] = ()
+    size: int = 0
+    record_count: int = 0
+    """Offsets from the wanted one on that `spans` cover."""
+    diverging: tuple[LeaderEpoch, Offset] | None = None
+    job: Runnable | None = None
+    """Bytes must be read or checked first, in a worker; then `Partition.prepared`, and again."""
+
+
+@frozen(slots=True)
+class OffsetResult:
+    """One partition's part of a ListOffsets."""
+
+    code: ErrorCode
+    offset: Offset = NO_OFFSET
+    timestamp: int = NO_TIMESTAMP
+    leader_epoch: LeaderEpoch = NO_EPOCH
+    job: Runnable | None = None
+    """As `ReadResult.job`."""
+
+
+@frozen(slots=True)
+class EpochEnd:
+    """One partition's part of an OffsetForLeaderEpoch."""
+
+    code: ErrorCode
+    leader_epoch: LeaderEpoch = NO_EPOCH
+    end_offset: Offset = NO_OFFSET
+
+
+@frozen(slots=True)
+class DeleteResult:
+    """One partition's part of a DeleteRecords."""
+
+    code: ErrorCode
+    low_watermark: Offset = NO_OFFSET

@@ -16,24 +16,22 @@ from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
-from raftmq.partition.partition_producers import (
+from raftmq.partition.producer_state import (
+    BYTES_MAX,
+    FILE_NAME,
+    PIECE_BYTES,
+    PRODUCERS_KEPT,
+    TURN_LOOKED_AT,
+    Accept,
+    ProducerCheckpoints,
+    ProducerStateTable,
+)
+from raftmq.partition.producers import (
     CHECKPOINT_BATCHES,
     COPY_BATCHES,
     TURNS,
     BehindRefusedError,
     PartitionProducers,
-)
-from raftmq.partition.producer_checkpoints import (
-    BYTES_MAX,
-    FILE_NAME,
-    PIECE_BYTES,
-    ProducerCheckpoints,
-)
-from raftmq.partition.producer_state import (
-    PRODUCERS_KEPT,
-    TURN_LOOKED_AT,
-    Accept,
-    ProducerStateTable,
 )
 from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
 from raftmq.types import LeaderEpoch, Offset
