@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.leader_table import Key, LeaderRow
-from raftmq.logs import structlog
+from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.skips import Skip
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL
-from raftmq.server.kafka.log_rate import RateLimitedLog, flush_all
 from raftmq.types import METADATA_TOPIC, NodeId, Offset, RaftIndex, ReplicaId, TopicPartition
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import Any, Final
 import structlog
 
 from raftmq.counts import Histogram
+from raftmq.logs import RateLimitedLog
 from raftmq.runtime.core_wait import CoreTimes
-from raftmq.server.kafka.log_rate import RateLimitedLog
 
 STALL_SHARE: Final = 0.25
 """A tick later than this share of the election timeout counts as a stall of the loop."""

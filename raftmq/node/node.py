@@ -20,7 +20,7 @@ import trio
 
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
-from raftmq.logs import structlog
+from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.metadata_engine import DrivenEngine
 from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.node.composition import NodeCore
@@ -39,7 +39,6 @@ from raftmq.runtime.turns import Turns
 from raftmq.runtime.workers import NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.warm_up import warm_up
 
 logger = structlog.get_logger("raftmq.node")

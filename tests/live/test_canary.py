@@ -21,7 +21,7 @@ import pytest
 from attrs import define, field
 
 from jepsen_like.fuzz.canary import Canary
-from raftmq.server.kafka.log_rate import PERIOD_S
+from raftmq.logs import PERIOD_S
 from raftmq.types import TopicId
 from raftmq_client import Producer
 from tests.live.harness import Cluster, Node, wait_until

@@ -16,9 +16,10 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from raftmq import logs as raftmq_logs
 from raftmq.controller.leader_table import LeaderTable
 from raftmq.counts import ReplicaCounts
-from raftmq.logs import configure_logs
+from raftmq.logs import PERIOD_S, RateLimitedLog, configure_logs
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup
 from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.node.events import (
@@ -34,8 +35,6 @@ from raftmq.node.events import (
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState
 from raftmq.runtime import disk
-from raftmq.server.kafka import log_rate
-from raftmq.server.kafka.log_rate import PERIOD_S, RateLimitedLog
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId, TopicPartition
 from tests.server.kafka.world import broker_image
 
@@ -47,7 +46,7 @@ NODES = tuple(ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
 @pytest.fixture(autouse=True)
 def nothing_left_out_before() -> None:
     """Loggers are the process's: what other tests left out would be told here."""
-    for log in log_rate._all:
+    for log in raftmq_logs._all:
         log._periods.clear()
 
 

@@ -29,11 +29,10 @@ from starlette.routing import Route
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
-from raftmq.logs import structlog
+from raftmq.logs import RateLimitedLog, structlog
 from raftmq.server.admin.leaders import LeadersPage, leaders_routes
 from raftmq.server.admin.nodes import NodesPage, nodes_routes
 from raftmq.server.admin.pages import Page, answer, read_body, too_large
-from raftmq.server.kafka.log_rate import RateLimitedLog
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]

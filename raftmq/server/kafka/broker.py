@@ -19,6 +19,7 @@ from raftmq.config import NodeConfig
 from raftmq.controller.leader_table import LeaderRow, LeaderTable
 from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -33,7 +34,6 @@ from raftmq.server.kafka.cork import Drains
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import Pace
-from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metadata_cache import MetadataCache
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.parked import gather

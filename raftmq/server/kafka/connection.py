@@ -28,6 +28,7 @@ import structlog
 import trio
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.logs import RateLimitedLog
 from raftmq.ports import DiskError
 from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.runtime.turns import (
@@ -39,7 +40,6 @@ from raftmq.runtime.turns import (
 from raftmq.server.kafka.cork import Cork
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
-from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import ReplyQueue, Slot, SpanTruncatedError

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias, cast
 import structlog
 
 from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.logs import RateLimitedLog
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ANNOUNCED,
@@ -39,7 +40,6 @@ from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.handlers import fetch, produce
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
-from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.kafka.parked import HANG_UP, Abandonable, HangUp
 from raftmq.server.kafka.replies import Pieces, Slot

@@ -17,11 +17,11 @@ from typing import Final
 import structlog
 import trio
 
+from raftmq.logs import RateLimitedLog
 from raftmq.runtime.turns import Turns
 from raftmq.server.kafka.connection import Begin, Connection, Shared
 from raftmq.server.kafka.cork import Cork, Drains
 from raftmq.server.kafka.limits import Limits, Pace, canonical_host
-from raftmq.server.kafka.log_rate import RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.request_memory import RequestMemory
 

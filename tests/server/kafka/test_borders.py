@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from raftmq.server.kafka import log_rate
+from raftmq import logs as raftmq_logs
 from raftmq.server.kafka.connection import Connection, Shared
 from raftmq.server.kafka.fetch_reading import Reading
 from raftmq.server.kafka.fetch_waiting import ParkedFetch
@@ -53,7 +53,7 @@ def plant_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[
 @pytest.fixture
 def logs() -> Iterator[list[Any]]:
     """What is logged, from a moment on at which nothing was left out."""
-    for log in log_rate._all:
+    for log in raftmq_logs._all:
         log._periods.clear()
     with capture_logs() as lines:
         yield lines

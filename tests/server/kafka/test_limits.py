@@ -24,6 +24,7 @@ from raftmq.config import ConfigError, NodeConfig
 from raftmq.controller.placement import Load
 from raftmq.controller.topic_validation import Settings, plan_topic
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.logs import LINES_MAX, RateLimitedLog
 from raftmq.metadata.broker_messages import NewTopic, Outcome
 from raftmq.node.process import (
     DESCRIPTORS_AT_START,
@@ -41,7 +42,6 @@ from raftmq.server.kafka.listener import (
     LOCAL_SEND_BYTES,
     open_listen_socket,
 )
-from raftmq.server.kafka.log_rate import LINES_MAX, RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 from tests.server.kafka.ports import client_port

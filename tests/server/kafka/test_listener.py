@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from raftmq.logs import LINES_MAX, RateLimitedLog
 from raftmq.partition.parked import Deadlines
 from raftmq.runtime.tasks import run_deadlines
 from raftmq.runtime.workers import Workers
@@ -19,7 +20,6 @@ from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.cork import Cork
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
-from raftmq.server.kafka.log_rate import LINES_MAX, RateLimitedLog
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Slot
 from tests.partition.fake_replica import FakeClock
