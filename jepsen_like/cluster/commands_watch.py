@@ -29,8 +29,7 @@ from raftmq.metadata.commands import (
     ReplaceMember,
     Result,
 )
-from raftmq.metadata.group_image import GroupsImage
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import GroupsImage, MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.raft.ready import SoftState
 from raftmq.types import Offset, RaftIndex

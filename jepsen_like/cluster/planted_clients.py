@@ -18,7 +18,7 @@ from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.metadata import apply as metadata_apply
-from raftmq.metadata import group_image, metadata_machine
+from raftmq.metadata import apply_groups, metadata_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     Claimed,
@@ -71,7 +71,7 @@ def _kept(_engine: object, timeout_ms: float | None = None) -> Promise[None]:
     return Promise.resolved(None)
 
 
-_claim = group_image._claim
+_claim = apply_groups._claim
 
 
 def _claim_anew(image: Any, command: Any, live_epoch: Any) -> Any:
@@ -79,7 +79,7 @@ def _claim_anew(image: Any, command: Any, live_epoch: Any) -> Any:
     after, result = _claim(image, command, live_epoch)
     group = after.get(command.group)
     if isinstance(result, Claimed) and group is not None:
-        after = after._with(attrs.evolve(group, generation=0, members=()))
+        after = after.with_group(attrs.evolve(group, generation=0, members=()))
     return after, result
 
 
@@ -87,7 +87,7 @@ def _claim_without_offsets(image: Any, command: Any, live_epoch: Any) -> Any:
     after, result = _claim(image, command, live_epoch)
     group = after.get(command.group)
     if isinstance(result, Claimed) and group is not None:
-        after = after._with(attrs.evolve(group, offsets=Map()))
+        after = after.with_group(attrs.evolve(group, offsets=Map()))
     return after, result
 
 
@@ -150,7 +150,7 @@ def _apply_twice(image: Any, envelope: Any, offset: Any) -> Any:
     return after, result
 
 
-_apply_group = group_image.apply_group
+_apply_group = apply_groups.apply_group
 
 
 def _as_present(image: Any, command: Any) -> Any:
@@ -279,7 +279,7 @@ CLIENT_BUGS: Final[dict[str, Bug]] = {
         ("RetentionByAgreedTime",),
     ),
     "zombie-commits": Bug(
-        patching((group_image, "check_commit", nothing), (Group, "check_commit", _no_error)),
+        patching((apply_groups, "check_commit", nothing), (Group, "check_commit", _no_error)),
         stress.coordinators,
         9,
         (20,),
@@ -293,14 +293,14 @@ CLIENT_BUGS: Final[dict[str, Bug]] = {
         ("linear-committed", "lost-commit"),
     ),
     "claim-forgets-generation": Bug(
-        patching((group_image, "_claim", _claim_anew)),
+        patching((apply_groups, "_claim", _claim_anew)),
         stress.coordinators,
         9,
         (20,),
         ("double-assignment", "generation-back", "zombie-commit"),
     ),
     "claim-forgets-offsets": Bug(
-        patching((group_image, "_claim", _claim_without_offsets)),
+        patching((apply_groups, "_claim", _claim_without_offsets)),
         stress.coordinators,
         9,
         (20,),

@@ -20,7 +20,7 @@ from raftmq.cli.main import EXIT_USAGE
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
-    from raftmq.metadata.metadata_image import MetadataImage
+    from raftmq.metadata.image import MetadataImage
     from raftmq.raft.membership import Configuration
     from raftmq.runtime.data_folder import DataFolder
     from raftmq.tools.command_skip import StuckCommand

@@ -18,7 +18,7 @@ from typing import Final
 from attrs import define, frozen
 
 from raftmq.controller.leader_table import LeaderRow, LeaderTable
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.types import NodeId, TopicId
 
 QUIET_MS: Final = 3_000.0

@@ -15,12 +15,7 @@ from typing import TypeAlias
 from attrs import frozen
 from immutables import Map
 
-from raftmq.metadata.metadata_image import (
-    EMPTY_IMAGE,
-    MetadataImage,
-    PartitionImage,
-    TopicImage,
-)
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionImage, TopicImage
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
 
 

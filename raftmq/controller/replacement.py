@@ -24,13 +24,10 @@ from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
 from raftmq.metadata.commands import EndReplacement, ReassignPartition, ReplaceNode
-from raftmq.metadata.metadata_engine import MetadataEngine
-from raftmq.metadata.metadata_image import (
+from raftmq.metadata.image import (
     MetadataImage,
     PartitionImage,
     ReplacementImage,
-)
-from raftmq.metadata.target_members import (
     all_partitions,
     holds,
     holds_any,
@@ -38,6 +35,7 @@ from raftmq.metadata.target_members import (
     present_nodes,
     successor_of,
 )
+from raftmq.metadata.metadata_engine import MetadataEngine
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration

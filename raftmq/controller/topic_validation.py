@@ -17,7 +17,7 @@ from raftmq.controller.placement import Candidate, Load, Replicas, place
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ConfigResource, NewPartitions, NewTopic
 from raftmq.metadata.commands import ConfigChange, PartitionAddition, TopicCreation
-from raftmq.metadata.metadata_image import MetadataImage, TopicImage
+from raftmq.metadata.image import MetadataImage, TopicImage
 from raftmq.metadata.topic_configs import (
     BROKER_KEYS,
     TOPIC_KEYS,

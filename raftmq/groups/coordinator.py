@@ -46,7 +46,7 @@ from raftmq.metadata.commands import (
     ExpireOffsets,
     GroupCommand,
 )
-from raftmq.metadata.group_image import OffsetMap
+from raftmq.metadata.image import OffsetMap
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise

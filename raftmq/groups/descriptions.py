@@ -7,7 +7,7 @@ from attrs import frozen
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import Phase
-from raftmq.metadata.group_image import GroupState, OffsetMap
+from raftmq.metadata.image import GroupState, OffsetMap
 
 
 @frozen(slots=True)

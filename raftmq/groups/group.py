@@ -31,7 +31,7 @@ from raftmq.groups.membership import (
 )
 from raftmq.groups.offsets import is_same_subscription
 from raftmq.metadata.commands import Generation, GroupMember, ReplaceMember
-from raftmq.metadata.group_image import GroupState
+from raftmq.metadata.image import GroupState
 from raftmq.promise import Promise
 
 

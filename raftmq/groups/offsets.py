@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftmq.metadata.commands import UNDATED, ExpiredOffset
-from raftmq.metadata.group_image import GroupState
+from raftmq.metadata.image import GroupState
 
 CONSUMER_PROTOCOL: Final = "consumer"
 

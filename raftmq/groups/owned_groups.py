@@ -32,7 +32,7 @@ from raftmq.metadata.commands import (
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.metadata.group_image import GroupsImage, holder
+from raftmq.metadata.image import GroupsImage, holder
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise

@@ -17,6 +17,7 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode
+from raftmq.metadata.apply_groups import apply_group, remove_topics
 from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     AllocateProducerIds,
@@ -46,8 +47,7 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
 )
 from raftmq.metadata.features import changed, outside, ranges_of, update_error
-from raftmq.metadata.group_image import apply_group, remove_topics
-from raftmq.metadata.metadata_image import (
+from raftmq.metadata.image import (
     BrokerImage,
     ConfigKey,
     MetadataImage,

@@ -30,7 +30,7 @@ from raftmq.metadata.broker_messages import (
     UpdateFeaturesCall,
 )
 from raftmq.metadata.commands import FeatureUpdate, UpdateFeatures
-from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 
 Range = tuple[int, int]
 Ranges = Mapping[str, Range]

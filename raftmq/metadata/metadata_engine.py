@@ -16,7 +16,7 @@ from attrs import frozen
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import BarrierRequest, ForwardCommands, Reply
 from raftmq.metadata.commands import AnyCommand
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.ports import Buggify, never
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

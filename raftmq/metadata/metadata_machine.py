@@ -23,7 +23,7 @@ from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import Envelope, Result, decode_envelope
 from raftmq.metadata.features import SUPPORTED, Ranges, check_supported, outside
-from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
 from raftmq.metadata.skips import Skip, UnappliableCommandError
 from raftmq.ports import Runnable

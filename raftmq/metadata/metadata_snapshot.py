@@ -23,25 +23,19 @@ from crc32c import crc32c
 from immutables import Map
 
 from raftmq.errors import AheadError, StateError
-from raftmq.metadata.commands import Endpoint
-from raftmq.metadata.group_image import (
-    GroupRecord,
-    GroupsImage,
-    GroupsRecord,
-    GroupState,
-    from_record,
-    to_record,
-)
-from raftmq.metadata.metadata_image import (
+from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
+from raftmq.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,
+    GroupsImage,
+    GroupState,
     MetadataImage,
     PartitionImage,
     RemovalImage,
     ReplacementImage,
     TopicImage,
 )
-from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
+from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 SNAPSHOT_MAGIC: Final = b"RQMS"
 
@@ -52,6 +46,20 @@ class SnapshotError(StateError):
 
 class NewerSnapshotError(SnapshotError, AheadError):
     """One that a newer version of this code can read."""
+
+
+class _GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    coordinator: int = -1
+    coordinator_broker_epoch: int = -1
+    coordinator_epoch: int = 0
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[GroupMember, ...] = ()
+    changed_at_ms: int = 0
+    offsets: tuple[CommittedOffset, ...] = ()
 
 
 _BrokerRow = tuple[int, str, int, int, str | None, tuple[Endpoint, ...], tuple[str, ...], bool]
@@ -86,7 +94,7 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     submitters: list[tuple[int, int, int]]
     last_epoch: int
     topics: list[_TopicRow]
-    groups: list[GroupRecord]
+    groups: list[_GroupRecord]
     replacements: list[tuple[int, int, bool]] = []
     recoveries: int = 0
 
@@ -198,8 +206,7 @@ class SnapshotEncoder:
     def _group(self, group: GroupState) -> msgspec.Raw:
         known = self._groups.get(group.name)
         if known is None or known[0] is not group:
-            [record] = to_record(GroupsImage(groups=Map({group.name: group}))).groups
-            known = group, msgspec.Raw(msgspec.msgpack.encode(record))
+            known = group, msgspec.Raw(msgspec.msgpack.encode(_to_group_record(group)))
             self._groups[group.name] = known
         return known[1]
 
@@ -273,8 +280,9 @@ def _image(snapshot: _Snapshot) -> MetadataImage:
         recoveries=snapshot.recoveries,
         next_producer_id=snapshot.next_producer_id,
         submitters=Map((NodeId(n), (inc, seq)) for n, inc, seq in snapshot.submitters),
-        groups=from_record(
-            GroupsRecord(last_epoch=snapshot.last_epoch, groups=tuple(snapshot.groups))
+        groups=GroupsImage(
+            groups=Map({record.name: _from_group_record(record) for record in snapshot.groups}),
+            last_epoch=snapshot.last_epoch,
         ),
     )
 
@@ -346,4 +354,36 @@ def _read_broker(row: _BrokerRow) -> BrokerImage:
         endpoints,
         features,
         is_fenced,
+    )
+
+
+def _to_group_record(group: GroupState) -> _GroupRecord:
+    return _GroupRecord(
+        name=group.name,
+        coordinator=group.coordinator,
+        coordinator_broker_epoch=group.coordinator_broker_epoch,
+        coordinator_epoch=group.coordinator_epoch,
+        generation=group.generation,
+        protocol_type=group.protocol_type,
+        protocol=group.protocol,
+        leader=group.leader,
+        members=group.members,
+        changed_at_ms=group.changed_at_ms,
+        offsets=tuple(group.offsets[at] for at in sorted(group.offsets)),
+    )
+
+
+def _from_group_record(record: _GroupRecord) -> GroupState:
+    return GroupState(
+        name=record.name,
+        coordinator=NodeId(record.coordinator),
+        coordinator_broker_epoch=record.coordinator_broker_epoch,
+        coordinator_epoch=record.coordinator_epoch,
+        generation=record.generation,
+        protocol_type=record.protocol_type,
+        protocol=record.protocol,
+        leader=record.leader,
+        members=record.members,
+        changed_at_ms=record.changed_at_ms,
+        offsets=Map({TopicPartition(o.topic, o.partition): o for o in record.offsets}),
     )

@@ -46,6 +46,7 @@ from raftmq.metadata.commands import (
     version_of,
 )
 from raftmq.metadata.features import check_supported, write_error
+from raftmq.metadata.image import MetadataImage, metadata_target
 from raftmq.metadata.metadata_engine import (
     CommandNotAppliedError,
     EngineConfig,
@@ -53,9 +54,7 @@ from raftmq.metadata.metadata_engine import (
     ImageCallback,
     MetadataReplica,
 )
-from raftmq.metadata.metadata_image import MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.target_members import metadata_target
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import LEARNERS_MAX, Configuration

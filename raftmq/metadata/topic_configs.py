@@ -25,7 +25,7 @@ from raftmq.metadata.config_keys import (
     split_list,
     string,
 )
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.types import NodeId
 from raftmq.visible import visible
 

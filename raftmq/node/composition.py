@@ -25,8 +25,8 @@ from raftmq.logs import structlog
 from raftmq.metadata.commands import Endpoint
 from raftmq.metadata.features import FORMATS, LEVEL_OF_WITNESSED_JOURNALS, named
 from raftmq.metadata.formation import Formation
+from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.metadata_engine import DrivenEngine
-from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.skips import UnappliableCommandError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
-    from raftmq.metadata.metadata_image import MetadataImage, TopicImage
+    from raftmq.metadata.image import MetadataImage, TopicImage
     from raftmq.node.composition import NodeCore
     from raftmq.node.node import Node
     from raftmq.partition.partition import Partition

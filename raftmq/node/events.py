@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from raftmq.controller.leader_table import Key, LeaderRow
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.skips import Skip
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.ready import Role, SoftState

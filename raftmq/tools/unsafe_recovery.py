@@ -31,7 +31,7 @@ from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.skips import Skip, UnappliableCommandError
 from raftmq.ports import Clock, Disk

@@ -16,7 +16,7 @@ from raftmq.controller.leader_balance import (
     LeaderBalance,
 )
 from raftmq.controller.leader_table import LeaderRow, LeaderTable
-from raftmq.metadata.metadata_image import (
+from raftmq.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,
     MetadataImage,

@@ -31,7 +31,7 @@ from raftmq.metadata.commands import (
     ReportVoters,
     VotersReport,
 )
-from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.types import RaftGroupId, TopicPartition
 from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, topic_id
 

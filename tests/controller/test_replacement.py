@@ -23,9 +23,8 @@ from raftmq.metadata.commands import (
     ReportVoters,
     VotersReport,
 )
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage, metadata_target, partition_target
 from raftmq.metadata.metadata_snapshot import decode_image, encode_image
-from raftmq.metadata.target_members import metadata_target, partition_target
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId

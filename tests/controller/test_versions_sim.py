@@ -9,7 +9,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import FeatureRequest, Outcome, UpdateFeaturesCall
 from raftmq.metadata.features import SUPPORTED, ranges_of
-from raftmq.metadata.metadata_image import RAFTMQ_LEVEL
+from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from tests.controller.control_world import OLDER, ControlWorld, WorldNode
 

@@ -13,7 +13,7 @@ from raftmq.groups.membership import JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import ALARM_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset
-from raftmq.metadata.group_image import GroupState
+from raftmq.metadata.image import GroupState
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 

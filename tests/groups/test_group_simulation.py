@@ -11,7 +11,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import SyncResult
-from raftmq.metadata import group_image
+from raftmq.metadata import apply_groups
 from tests.groups.consumers import World
 
 SEEDS = [int(os.environ["RAFTMQ_SEED"])] if "RAFTMQ_SEED" in os.environ else list(range(20))
@@ -62,7 +62,7 @@ def caught(seeds: int) -> bool:
 def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "commits unchecked":
         # Either check alone would do here: the coordinator's own, and the one at apply.
-        monkeypatch.setattr(group_image, "check_commit", lambda *_: None)
+        monkeypatch.setattr(apply_groups, "check_commit", lambda *_: None)
         monkeypatch.setattr(Group, "check_commit", lambda *_: ErrorCode.NONE)
     elif bug == "told before applied":
         original = Group._park_sync
@@ -75,7 +75,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(Group, "_park_sync", eager)
     else:
-        real = group_image.apply_group
+        real = apply_groups.apply_group
 
         def lax(image: Any, command: Any, live_epoch: Any) -> Any:
             group = image.get(command.group)

@@ -10,7 +10,7 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import JoinRequest, Phase
 from raftmq.metadata.commands import GroupMember, ReplaceMember
-from raftmq.metadata.group_image import GroupState
+from raftmq.metadata.image import GroupState
 from tests.groups.driver import CONFIG, RANGE, Driver
 
 NONE, UNKNOWN = ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID

@@ -14,8 +14,9 @@ from attrs import define, field
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.group_config import GroupConfig
+from raftmq.metadata.apply_groups import apply_group
 from raftmq.metadata.commands import GroupCommand, Rejection
-from raftmq.metadata.group_image import GroupsImage, apply_group
+from raftmq.metadata.image import GroupsImage
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import NodeId

@@ -41,7 +41,7 @@ from raftmq.metadata.commands import (
     VotersReport,
     version_of,
 )
-from raftmq.metadata.metadata_image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.types import NodeId, Offset, TopicId
 
 

@@ -39,7 +39,7 @@ from raftmq.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.metadata_snapshot import decode_image, encode_image
 from raftmq.types import TopicPartition
 from tests.metadata.metadata_commands import (

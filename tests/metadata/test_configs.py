@@ -11,7 +11,7 @@ from raftmq.config import KAFKA_FILE_KEYS, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import AlterConfigs, ConfigChange, CreateTopics
 from raftmq.metadata.config_keys import BROKER_KEYS, TOPIC_KEYS, ConfigSource, ConfigType
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.topic_configs import (
     APPEND,
     DELETE,

@@ -32,7 +32,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.features import FORMATS, SUPPORTED, named, plan_features, ranges_of
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.types import LeaderEpoch

@@ -15,7 +15,7 @@ from raftmq.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.metadata_image import EMPTY_IMAGE
+from raftmq.metadata.image import EMPTY_IMAGE
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.types import Offset
 

@@ -11,7 +11,7 @@ from immutables import Map
 
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
-from raftmq.metadata.group_image import GroupsImage, GroupState
+from raftmq.metadata.image import GroupsImage, GroupState
 from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape

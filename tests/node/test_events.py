@@ -21,7 +21,7 @@ from raftmq.controller.leader_table import LeaderTable
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import PERIOD_S, RateLimitedLog, configure_logs
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.node.events import (
     FOLLOWERS_MS,
     FULL_QUIET_MS,

@@ -23,12 +23,7 @@ from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
-from raftmq.metadata.metadata_image import (
-    EMPTY_IMAGE,
-    PartitionImage,
-    RemovalImage,
-    TopicImage,
-)
+from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, RemovalImage, TopicImage
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
 from raftmq.partition.parked import Deadlines

@@ -9,7 +9,7 @@ import pytest
 
 from raftmq.log.log_start import LogStart
 from raftmq.metadata import metadata_machine
-from raftmq.metadata.metadata_image import EMPTY_IMAGE
+from raftmq.metadata.image import EMPTY_IMAGE
 from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.metadata_snapshot import encode_image
 from raftmq.ports import DiskError, Runnable

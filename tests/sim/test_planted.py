@@ -17,7 +17,7 @@ from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolati
 from jepsen_like.planted import BUGS, hunt, hunt_with
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.commands import Envelope, GroupDone, GroupMember, NoOperation
-from raftmq.metadata.group_image import GroupsImage, GroupState
+from raftmq.metadata.image import GroupsImage, GroupState
 from raftmq.types import NodeId, Offset
 
 

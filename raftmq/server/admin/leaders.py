@@ -24,7 +24,7 @@ from starlette.routing import Route
 from raftmq.controller.control_plane import ControlPlane
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import ReassignPartition
-from raftmq.metadata.metadata_image import PartitionImage, TopicImage
+from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.promise import Promise
 from raftmq.server.admin.pages import answer, wish_page
 from raftmq.types import NodeId

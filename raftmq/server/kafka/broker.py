@@ -22,7 +22,7 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.metadata.features import SUPPORTED, Ranges, named
-from raftmq.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from raftmq.controller.leader_table import Key, LeaderRow, LeaderTable
-from raftmq.metadata.metadata_image import TopicImage
+from raftmq.metadata.image import TopicImage
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise

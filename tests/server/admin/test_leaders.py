@@ -13,7 +13,7 @@ from immutables import Map
 from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import Done, ReassignPartition
-from raftmq.metadata.metadata_image import EMPTY_IMAGE, PartitionImage, TopicImage
+from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage
 from raftmq.promise import Promise
 from raftmq.server.admin.leaders import LeadersPage, TransferWish
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId

@@ -18,12 +18,7 @@ from raftmq.controller.quorum_state import QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AdminRequest, Outcome
 from raftmq.metadata.commands import Endpoint, ProducerIds
-from raftmq.metadata.metadata_image import (
-    BrokerImage,
-    MetadataImage,
-    PartitionImage,
-    TopicImage,
-)
+from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import never

@@ -15,7 +15,7 @@ from raftmq.metadata.broker_messages import (
     ConfigResource,
     Outcome,
 )
-from raftmq.metadata.metadata_image import MetadataImage
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.topic_configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.promise import Promise
 from raftmq.protocol import Struct

@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.metadata_image import PartitionImage, TopicImage
+from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ApiKey,

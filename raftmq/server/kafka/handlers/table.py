@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.features import Ranges
-from raftmq.metadata.metadata_image import RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.protocol import ANNOUNCED, ApiKey, Struct, encode_response
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.handlers import (

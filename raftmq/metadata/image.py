@@ -1,8 +1,10 @@
 """The state of the metadata group at one offset, as an immutable value.
 
-Owns the shape of brokers, topics, partitions and configs. Never changes: `apply.py` makes the next
+Owns the shape of brokers, topics, partitions, configs and consumer groups, and what follows from
+them alone: who coordinates a group, and which nodes the metadata group and each partition should
+have as members (a replaced node yields to its successor). Never changes: `apply.py` makes the next
 image, which shares all that did not change (`immutables.Map`), so that readers may keep one as long
-as they like; `metadata_snapshot.py` encodes it.
+as they like; `snapshot.py` encodes it.
 
 Invariants: `version` is the offset of the last applied command, -1 before the first;
 `structure_version` that of the last one that changed brokers, topics or configs; `topic_names` is
@@ -11,13 +13,15 @@ the inverse of `topics`; whatever is not in a snapshot is not state.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from immutables import Map
 
-from raftmq.metadata.commands import Endpoint
-from raftmq.metadata.group_image import GroupsImage
+from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
+from raftmq.raft.membership import Configuration
+from raftmq.replication.membership import TargetMembership
 from raftmq.types import (
     NodeId,
     RaftGroupId,
@@ -120,6 +124,75 @@ ConfigKey = tuple[str, str]
 """(resource type, name): ("broker", "") is the default of all brokers, ("broker", "3") is one."""
 
 
+OffsetMap: TypeAlias = Map[TopicPartition, CommittedOffset]
+LiveEpoch: TypeAlias = Callable[[NodeId], int | None]
+"""The broker epoch of a broker that is registered and not fenced, else None."""
+
+NO_COORDINATOR = NodeId(-1)
+
+
+@frozen(slots=True)
+class GroupState:
+    """One group: who coordinates it, its last complete generation, its offsets."""
+
+    name: str
+    coordinator: NodeId = NO_COORDINATOR
+    coordinator_broker_epoch: int = -1
+    coordinator_epoch: int = 0
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[GroupMember, ...] = ()
+    changed_at_ms: int = 0
+    """When the generation was completed; for an empty group, since when it has been empty.
+    UNDATED where the coordinator could not tell."""
+    offsets: OffsetMap = Map()
+
+    def member(self, member_id: str) -> GroupMember | None:
+        """The member of that id."""
+        for member in self.members:
+            if member.member_id == member_id:
+                return member
+        return None
+
+    def static_member(self, instance_id: str) -> GroupMember | None:
+        """The member of that group.instance.id."""
+        for member in self.members:
+            if member.instance_id == instance_id:
+                return member
+        return None
+
+
+@frozen(slots=True)
+class GroupsImage:
+    """All groups, and the last coordinator epoch that was given."""
+
+    groups: Map[str, GroupState] = Map()
+    last_epoch: int = 0
+
+    def get(self, name: str) -> GroupState | None:
+        """The group of that name."""
+        return self.groups.get(name)
+
+    def names(self) -> list[str]:
+        """All groups, sorted: a Map's own order differs from process to process."""
+        return sorted(self.groups)
+
+    def with_group(self, group: GroupState) -> GroupsImage:
+        """The same with another state of one group."""
+        return evolve(self, groups=self.groups.set(group.name, group))
+
+
+def holder(group: GroupState | None, live_epoch: LiveEpoch) -> NodeId | None:
+    """Who coordinates the group: the claim's holder while its commands would be accepted."""
+    if group is None or group.coordinator == NO_COORDINATOR:
+        return None
+    if live_epoch(group.coordinator) != group.coordinator_broker_epoch:
+        return None
+    return group.coordinator
+
+
 @frozen(slots=True)
 class MetadataImage:
     """Everything that the metadata group has agreed on, at `version`."""
@@ -197,3 +270,91 @@ class MetadataImage:
 
 
 EMPTY_IMAGE: Final = MetadataImage()
+
+
+# ---- members ----
+
+
+def present_nodes(image: MetadataImage) -> dict[NodeId, StorageId]:
+    """Live nodes, each with its storage."""
+    return {broker.node_id: broker.storage_id for broker in image.live_brokers()}
+
+
+def metadata_target(
+    configuration: Configuration, image: MetadataImage, first_voters: Sequence[NodeId]
+) -> TargetMembership | None:
+    """Who should vote in the metadata group; None when it is as it should be.
+
+    A replaced voter's place is its successor's. Where fewer vote than the cluster began with (a
+    lost majority was given up), live nodes fill up: successors, then first voters, then others.
+    """
+    leaving = image.leaving()
+    voting = [voter.node_id for voter in configuration.voters]
+    present = present_nodes(image)
+    voters: list[NodeId] = []
+    for node_id in voting:
+        successor = successor_of(leaving, node_id)
+        if successor not in voters:
+            voters.append(successor)
+    observers = [learner.node_id for learner in configuration.learners]
+    candidates = [successor_of(leaving, node_id) for node_id in (*leaving, *first_voters, *present)]
+    for node_id in candidates:
+        if len(voters) >= len(first_voters):
+            break
+        if node_id in present and node_id in observers and node_id not in voters:
+            voters.append(node_id)
+    parting = [
+        member.node_id
+        for member in configuration.members
+        if member.node_id in leaving and member.node_id not in voters
+    ]
+    # While it lives it has to learn what it is to give away and to delete. It may live though it is
+    # fenced, and lead partitions that it would lead on, named to no client, if it never heard.
+    demoted = tuple(n for n in parting if n in present or holds_any(image, n))
+    gone = tuple(n for n in parting if n not in demoted)
+    target = TargetMembership(tuple(voters), present, gone, demoted)
+    return None if target.is_reached(configuration) else target
+
+
+def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
+    """Who takes a node's place in the end: successors may be replaced as well."""
+    for _ in range(len(leaving)):
+        if node_id not in leaving:
+            break
+        node_id = leaving[node_id]
+    return node_id
+
+
+def partition_target(
+    image: MetadataImage, topic_id: TopicId, partition: int
+) -> TargetMembership | None:
+    """Who should hold a partition, as metadata has it; None when there is no such partition."""
+    topic = image.topic_by_id(topic_id)
+    if topic is None or partition >= len(topic.partitions):
+        return None
+    replicas = topic.partitions[partition].replicas
+    # Only whom metadata holds live is added: the others would be waited for.
+    brokers = image.brokers
+    present = {
+        node_id: brokers[node_id].storage_id
+        for node_id in replicas
+        if node_id in brokers and not brokers[node_id].is_fenced
+    }
+    return TargetMembership(replicas, present)
+
+
+def all_partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    """Every partition, with its topic."""
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            yield topic, partition
+
+
+def holds_any(image: MetadataImage, node_id: NodeId) -> bool:
+    """True while a node has, or is to have, a replica of any partition."""
+    return any(holds(partition, node_id) for _, partition in all_partitions(image))
+
+
+def holds(partition: PartitionImage, node_id: NodeId) -> bool:
+    """True while a node has, or is to have, a replica of that partition."""
+    return node_id in partition.replicas or node_id in partition.voters

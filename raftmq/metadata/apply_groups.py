@@ -1,7 +1,7 @@
-"""Consumer groups as the metadata state machine knows them, and what each group command does.
+"""What each command of a consumer group does to the groups of the image: a pure function.
 
-Owns the immutable `GroupsImage` and the pure `apply_group`. Never raises on any command: a
-rejection is a value that names a Kafka error. Never looks at a clock: times are in the commands.
+Never raises on any command: a rejection is a value that names a Kafka error. Never looks at a
+clock: times are in the commands.
 
 Invariants: coordinator epochs come from one counter that only rises, so none is ever given twice,
 not even to a group that was deleted in between; a generation never goes back; offsets change only
@@ -10,13 +10,11 @@ under the current coordinator epoch and, for members, the current generation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import attrs
 import msgspec
-from attrs import frozen
-from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
@@ -26,89 +24,27 @@ from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
-    CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
     Generation,
     GroupCommand,
     GroupDone,
-    GroupMember,
     Rejection,
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.types import Buffer, NodeId, TopicPartition
-
-OffsetMap: TypeAlias = Map[TopicPartition, CommittedOffset]
-LiveEpoch: TypeAlias = Callable[[NodeId], int | None]
-"""The broker epoch of a broker that is registered and not fenced, else None."""
-
-NO_COORDINATOR = NodeId(-1)
-
-
-@frozen(slots=True)
-class GroupState:
-    """One group: who coordinates it, its last complete generation, its offsets."""
-
-    name: str
-    coordinator: NodeId = NO_COORDINATOR
-    coordinator_broker_epoch: int = -1
-    coordinator_epoch: int = 0
-    generation: int = 0
-    protocol_type: str = ""
-    protocol: str | None = None
-    leader: str | None = None
-    members: tuple[GroupMember, ...] = ()
-    changed_at_ms: int = 0
-    """When the generation was completed; for an empty group, since when it has been empty.
-    UNDATED where the coordinator could not tell."""
-    offsets: OffsetMap = Map()
-
-    def member(self, member_id: str) -> GroupMember | None:
-        """The member of that id."""
-        for member in self.members:
-            if member.member_id == member_id:
-                return member
-        return None
-
-    def static_member(self, instance_id: str) -> GroupMember | None:
-        """The member of that group.instance.id."""
-        for member in self.members:
-            if member.instance_id == instance_id:
-                return member
-        return None
-
-
-@frozen(slots=True)
-class GroupsImage:
-    """All groups, and the last coordinator epoch that was given."""
-
-    groups: Map[str, GroupState] = Map()
-    last_epoch: int = 0
-
-    def get(self, name: str) -> GroupState | None:
-        """The group of that name."""
-        return self.groups.get(name)
-
-    def names(self) -> list[str]:
-        """All groups, sorted: a Map's own order differs from process to process."""
-        return sorted(self.groups)
-
-    def _with(self, group: GroupState) -> GroupsImage:
-        return attrs.evolve(self, groups=self.groups.set(group.name, group))
-
+from raftmq.metadata.image import (
+    NO_COORDINATOR,
+    GroupsImage,
+    GroupState,
+    LiveEpoch,
+    OffsetMap,
+    holder,
+)
+from raftmq.types import TopicPartition
 
 Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | CommitsDone | Rejection]
-
-
-def holder(group: GroupState | None, live_epoch: LiveEpoch) -> NodeId | None:
-    """Who coordinates the group: the claim's holder while its commands would be accepted."""
-    if group is None or group.coordinator == NO_COORDINATOR:
-        return None
-    if live_epoch(group.coordinator) != group.coordinator_broker_epoch:
-        return None
-    return group.coordinator
 
 
 def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch) -> Applied:
@@ -147,7 +83,7 @@ def remove_topics(image: GroupsImage, names: Iterable[str]) -> GroupsImage:
     for group in image.groups.values():
         offsets = _without(group.offsets, [at for at in group.offsets if at.topic in gone])
         if offsets is not group.offsets:
-            image = image._with(attrs.evolve(group, offsets=offsets))
+            image = image.with_group(attrs.evolve(group, offsets=offsets))
     return image
 
 
@@ -165,7 +101,7 @@ def _claim(image: GroupsImage, command: ClaimGroup, live_epoch: LiveEpoch) -> Ap
         coordinator_broker_epoch=command.broker_epoch,
         coordinator_epoch=epoch,
     )
-    return attrs.evolve(image._with(claimed), last_epoch=epoch), Claimed(epoch)
+    return attrs.evolve(image.with_group(claimed), last_epoch=epoch), Claimed(epoch)
 
 
 def _release(
@@ -180,7 +116,7 @@ def _release(
         coordinator_broker_epoch=-1 if successor_epoch is None else successor_epoch,
         coordinator_epoch=epoch,
     )
-    return attrs.evolve(image._with(released), last_epoch=epoch), GroupDone()
+    return attrs.evolve(image.with_group(released), last_epoch=epoch), GroupDone()
 
 
 def _complete_generation(image: GroupsImage, group: GroupState, command: Generation) -> Applied:
@@ -197,7 +133,7 @@ def _complete_generation(image: GroupsImage, group: GroupState, command: Generat
         members=command.members,
         changed_at_ms=command.timestamp_ms,
     )
-    return image._with(completed), GroupDone()
+    return image.with_group(completed), GroupDone()
 
 
 def _replace_member(image: GroupsImage, group: GroupState, command: ReplaceMember) -> Applied:
@@ -219,14 +155,14 @@ def _replace_member(image: GroupsImage, group: GroupState, command: ReplaceMembe
         members=tuple(new if member is old else member for member in group.members),
         leader=new.member_id if group.leader == old.member_id else group.leader,
     )
-    return image._with(replaced), GroupDone()
+    return image.with_group(replaced), GroupDone()
 
 
 def _commit(image: GroupsImage, group: GroupState, command: CommitOffsets) -> Applied:
     rejection = check_commit(group, command.generation, command.member_id, command.instance_id)
     if rejection is not None:
         return image, rejection
-    return image._with(_with_offsets(group, command)), GroupDone()
+    return image.with_group(_with_offsets(group, command)), GroupDone()
 
 
 def _commit_many(image: GroupsImage, command: CommitMany) -> Applied:
@@ -274,7 +210,7 @@ def check_commit(
 
 def _delete_offsets(image: GroupsImage, group: GroupState, command: DeleteOffsets) -> Applied:
     offsets = _without(group.offsets, [TopicPartition(*at) for at in command.partitions])
-    return image._with(attrs.evolve(group, offsets=offsets)), GroupDone()
+    return image.with_group(attrs.evolve(group, offsets=offsets)), GroupDone()
 
 
 def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffsets) -> Applied:
@@ -288,7 +224,9 @@ def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffset
     offsets = _without(group.offsets, expired)
     if not offsets and not group.members:
         return attrs.evolve(image, groups=image.groups.delete(group.name)), GroupDone()
-    return image._with(_dated(attrs.evolve(group, offsets=offsets), command.now_ms)), GroupDone()
+    return image.with_group(
+        _dated(attrs.evolve(group, offsets=offsets), command.now_ms)
+    ), GroupDone()
 
 
 def _dated(group: GroupState, now_ms: int) -> GroupState:
@@ -307,91 +245,3 @@ def _without(offsets: OffsetMap, gone: Iterable[TopicPartition]) -> OffsetMap:
             mutation = mutation or offsets.mutate()
             mutation.pop(at, None)
     return offsets if mutation is None else mutation.finish()
-
-
-# ---- snapshots ----
-
-
-class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A group in a snapshot of the metadata state."""
-
-    name: str
-    coordinator: int = -1
-    coordinator_broker_epoch: int = -1
-    coordinator_epoch: int = 0
-    generation: int = 0
-    protocol_type: str = ""
-    protocol: str | None = None
-    leader: str | None = None
-    members: tuple[GroupMember, ...] = ()
-    changed_at_ms: int = 0
-    offsets: tuple[CommittedOffset, ...] = ()
-
-
-class GroupsRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All groups in a snapshot, in the order of their names."""
-
-    last_epoch: int = 0
-    groups: tuple[GroupRecord, ...] = ()
-
-
-def to_record(image: GroupsImage) -> GroupsRecord:
-    """The image as plain values; equal images give equal records."""
-    return GroupsRecord(
-        last_epoch=image.last_epoch,
-        groups=tuple(_to_group_record(image.groups[name]) for name in image.names()),
-    )
-
-
-def from_record(record: GroupsRecord) -> GroupsImage:
-    """The image that `to_record` was given."""
-    return GroupsImage(
-        groups=Map({group.name: _from_group_record(group) for group in record.groups}),
-        last_epoch=record.last_epoch,
-    )
-
-
-def _to_group_record(group: GroupState) -> GroupRecord:
-    return GroupRecord(
-        name=group.name,
-        coordinator=group.coordinator,
-        coordinator_broker_epoch=group.coordinator_broker_epoch,
-        coordinator_epoch=group.coordinator_epoch,
-        generation=group.generation,
-        protocol_type=group.protocol_type,
-        protocol=group.protocol,
-        leader=group.leader,
-        members=group.members,
-        changed_at_ms=group.changed_at_ms,
-        offsets=tuple(group.offsets[at] for at in sorted(group.offsets)),
-    )
-
-
-def _from_group_record(record: GroupRecord) -> GroupState:
-    return GroupState(
-        name=record.name,
-        coordinator=NodeId(record.coordinator),
-        coordinator_broker_epoch=record.coordinator_broker_epoch,
-        coordinator_epoch=record.coordinator_epoch,
-        generation=record.generation,
-        protocol_type=record.protocol_type,
-        protocol=record.protocol,
-        leader=record.leader,
-        members=record.members,
-        changed_at_ms=record.changed_at_ms,
-        offsets=Map({TopicPartition(o.topic, o.partition): o for o in record.offsets}),
-    )
-
-
-def encode_groups(image: GroupsImage) -> bytes:
-    """The image as bytes of a snapshot; equal images give equal bytes."""
-    return msgspec.msgpack.encode(to_record(image))
-
-
-def decode_groups(data: Buffer) -> GroupsImage:
-    """Read what `encode_groups` wrote.
-
-    Raises:
-        msgspec.MsgspecError: other bytes; the snapshot's checksum rules that out.
-    """
-    return from_record(msgspec.msgpack.decode(data, type=GroupsRecord))
