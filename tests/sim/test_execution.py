@@ -46,7 +46,6 @@ LEFT_OUT = {
     "server/admin/nodes.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
-    "server/kafka/cork.py": "sockets: answers of one receive leave together",
     "server/kafka/handlers/features.py": "hands requests of UpdateFeatures to the controller",
     "server/kafka/listener.py": "sockets",
     "server/kafka/readiness.py": "sockets",

@@ -30,7 +30,6 @@ from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.runtime.workers import WorkerPool
-from raftmq.server.kafka.cork import Drains
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import Pace
@@ -38,6 +37,7 @@ from raftmq.server.kafka.metadata_cache import MetadataCache
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.parked import gather
 from raftmq.server.kafka.producer_ids import ProducerIdBlocks
+from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.slices import Slices
 from raftmq.types import NodeId, TopicId, TopicPartition
 

@@ -37,12 +37,11 @@ from raftmq.runtime.turns import (
     SMALL_RECEIVE_COST,
     Turns,
 )
-from raftmq.server.kafka.cork import Cork
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
-from raftmq.server.kafka.replies import ReplyQueue, Slot, SpanTruncatedError
+from raftmq.server.kafka.replies import ReplyBatch, ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.kafka.request_memory import PartialFrame, RequestMemory
 
 SCRATCH_BYTES: Final = 32 << 10
@@ -76,8 +75,8 @@ class Shared:
     """What all connections of a port have in common."""
 
     __slots__ = (
+        "batch",
         "begin",
-        "cork",
         "limits",
         "listener_name",
         "memory",
@@ -94,18 +93,18 @@ class Shared:
         begin: Begin,
         limits: Limits,
         metrics: ServerMetrics,
-        cork: Cork,
+        batch: ReplyBatch,
         memory: RequestMemory,
         turns: Turns,
     ) -> None:
         self.begin = begin
-        self.cork = cork
+        self.batch = batch
         self.limits = limits
         self.listener_name = CLIENT_LISTENER
         self.metrics = metrics
         self.memory = memory
         self.turns = turns
-        self.readiness = Readiness(self.turns, self.cork.together)
+        self.readiness = Readiness(self.turns, self.batch.together)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.piece = memoryview(b"")  # made for the first large frame; as `scratch`
         self.nursery: trio.Nursery | None = None
@@ -207,7 +206,7 @@ class Connection:
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
-            sock, shared.limits, shared.memory, shared.metrics, self, shared.cork
+            sock, shared.limits, shared.memory, shared.metrics, self, shared.batch
         )
 
     @property
@@ -544,7 +543,7 @@ class Connection:
         if len(view) >= 2 * FRAME_HEAD.size:
             first_end = 4 + FRAME_HEAD.unpack_from(view)[0]
             if first_end + FRAME_HEAD.size <= len(view):
-                with self._shared.cork.together():
+                with self._shared.batch.together():
                     return self._begin_each(view)
         return self._begin_each(view)
 

@@ -20,9 +20,9 @@ import trio
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.turns import Turns
 from raftmq.server.kafka.connection import Begin, Connection, Shared
-from raftmq.server.kafka.cork import Cork, Drains
 from raftmq.server.kafka.limits import Limits, Pace, canonical_host
 from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.replies import Drains, ReplyBatch
 from raftmq.server.kafka.request_memory import RequestMemory
 
 BACKLOG: Final = 1024
@@ -79,7 +79,7 @@ class ClientPort:
         """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, Cork(drains), memory, turns)
+        self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, turns)
         self.connections: dict[int, Connection] = {}
         self._hosts: dict[str, int] = {}  # open connections by the address they came from
         self._next_id = 0

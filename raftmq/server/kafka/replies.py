@@ -6,6 +6,12 @@ takes it (a hop to another task costs more than the send). What remains (socket 
 memory, a turn of sendfile used up) is left to a writer task, which is made when it is needed first,
 sleeps between stalls and ends when its client has been quiet for a while.
 
+A drain of the replicas may settle many answers of one connection, and one receive may hold many
+requests. Sent one by one each answer costs a system call and a packet, drained one by one each
+append costs a message to every peer. So while the replicas drain, or while the requests of one
+receive are begun, answers gather (`ReplyBatch`), and leave when that is done, still in the same
+turn of the loop.
+
 Invariants: slots leave from the front only; bytes of two answers never mix; a failing socket never
 raises into the caller that settled an answer (it may be the Raft engine), it ends the connection.
 """
@@ -15,7 +21,8 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
@@ -25,7 +32,6 @@ from raftmq.errors import RaftmqError
 from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.runtime.nap import Sleeper
-from raftmq.server.kafka.cork import Cork
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -42,6 +48,69 @@ WARM_S: Final = 1.0
 
 Piece: TypeAlias = Buffer | Span
 Pieces: TypeAlias = Sequence[Piece]
+
+
+class Drains(Protocol):
+    """What the server knows of the engine of all replicas (`replication/multiraft.py`)."""
+
+    after_drain: list[Callable[[], None]]
+
+    @property
+    def is_draining(self) -> bool:
+        """True while effects of replicas are performed; `after_drain` follows."""
+        ...
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Do several things to replicas and drain each of them once, at the end."""
+        ...
+
+
+class BatchedReplies(Protocol):
+    """Something with answers to send."""
+
+    def flush(self) -> None:
+        """Send what is ready."""
+        ...
+
+
+class ReplyBatch:
+    """Holds answers back for the rest of the present piece of work."""
+
+    __slots__ = ("_depth", "_drains", "_waiting")
+
+    def __init__(self, drains: Drains) -> None:
+        self._depth = 0
+        self._drains = drains
+        self._waiting: dict[int, BatchedReplies] = {}
+        drains.after_drain.append(self.flush)
+
+    @property
+    def is_open(self) -> bool:
+        """True when answers are to be held back for now: `flush` is certain to follow."""
+        return self._depth > 0 or self._drains.is_draining
+
+    def hold(self, replies: BatchedReplies) -> None:
+        """Let `replies` send when the work is done."""
+        self._waiting[id(replies)] = replies
+
+    def flush(self) -> None:
+        """Send everything held."""
+        while self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for replies in waiting.values():
+                replies.flush()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Begin several requests as one piece of work."""
+        self._depth += 1
+        try:
+            with self._drains.batch():
+                yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.flush()
 
 
 class SpanTruncatedError(RaftmqError):
@@ -113,8 +182,8 @@ class ReplyQueue:
     """Ordered answers of one connection."""
 
     __slots__ = (
+        "_batch",
         "_bytes",
-        "_cork",
         "_is_barred",
         "_is_closed",
         "_is_pumping",
@@ -142,14 +211,14 @@ class ReplyQueue:
         memory: RequestMemory,
         metrics: ServerMetrics,
         line: Line,
-        cork: Cork,
+        batch: ReplyBatch,
     ) -> None:
         self._sock = sock
         self._limits = limits
         self._memory = memory
         self._metrics = metrics
         self._line = line
-        self._cork = cork
+        self._batch = batch
         self._slots: list[Slot] = []  # few: the pipeline has a depth
         # The answer under way, its front piece partly sent; made when there is one of many pieces,
         # or one that the socket does not take at once (an empty deque is 600 bytes).
@@ -225,8 +294,8 @@ class ReplyQueue:
         self._bytes += size - slot.charge
         slot.charge = size
         if self._slots[0] is slot and self._stall is None and not self._is_pumping:
-            if self._cork.is_in:
-                self._cork.hold(self)
+            if self._batch.is_open:
+                self._batch.hold(self)
             else:
                 self.flush()
 

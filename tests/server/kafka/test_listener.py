@@ -17,11 +17,10 @@ from raftmq.partition.parked import Deadlines
 from raftmq.runtime.tasks import run_deadlines
 from raftmq.runtime.workers import Workers
 from raftmq.server.kafka.connection import Connection
-from raftmq.server.kafka.cork import Cork
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.replies import Slot
+from raftmq.server.kafka.replies import ReplyBatch, Slot
 from tests.partition.fake_replica import FakeClock
 from tests.server.kafka.ports import NoReplicas, client_port
 from tests.server.kafka.waiting import wait_for
@@ -221,14 +220,14 @@ def test_answers_gather_while_replicas_drain() -> None:
         def flush(self) -> None:
             self.flushes += 1
 
-    cork, queue = Cork(NoReplicas()), Queue()
-    assert not cork.is_in
-    with cork.together():
-        assert cork.is_in
-        cork.hold(queue)
-        cork.hold(queue)
-        with cork.together():
-            cork.hold(queue)
+    batch, queue = ReplyBatch(NoReplicas()), Queue()
+    assert not batch.is_open
+    with batch.together():
+        assert batch.is_open
+        batch.hold(queue)
+        batch.hold(queue)
+        with batch.together():
+            batch.hold(queue)
         assert queue.flushes == 0
     assert queue.flushes == 1
 
