@@ -1,9 +1,10 @@
-"""Everything that reads a log: entries for followers, spans for consumers, headers, timestamps.
+"""The reading side of a log: entries for followers, spans for consumers, headers, timestamps.
 
-Hot reads come from the recent batches without a disk read or a copy. Cold ones find a boundary in
-the sparse index, walk headers and check what they read. A span is given out only of bytes that were
-appended by this process or checked lately; what is not yet verified is checked here, in bounded
-pieces. Reading never changes the log, except that damage it meets is remembered.
+The base of `ReplicatedLog`, which writes. Hot reads come from the recent batches without a disk
+read or a copy. Cold ones find a boundary in the sparse index, walk headers and check what they
+read. A span is given out only of bytes that were appended by this process or checked lately; what
+is not yet verified is checked here, in bounded pieces. Reading never changes the log, except that
+damage it meets is remembered.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from attrs import Factory, define
+from attrs import define
 
 from raftmq.log.bare_entries import BareEntries
+from raftmq.log.batch_reader import BadBatch, walk_headers
 from raftmq.log.holes import carries_records
 from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.log_start import LogStart
@@ -24,8 +26,16 @@ from raftmq.log.prefetch import IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
-from raftmq.log.verification import StoredJob
-from raftmq.records import HEADER_SIZE, TIMESTAMP_MAX, BatchHeader, parse_header, read_records
+from raftmq.log.verification import Checker, StoredJob, VerifyJob
+from raftmq.ports import Clock, File
+from raftmq.records import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    TIMESTAMP_MAX,
+    BatchHeader,
+    parse_header,
+    read_records,
+)
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 _CURSORS_MAX: Final = 32
@@ -46,27 +56,71 @@ class StagedBatch:
 
 
 @define(slots=True, eq=False)
-class LogReader:
-    """Reads one log; `ReplicatedLog` keeps its parts up to date."""
+class TimestampJob:
+    """Finds when the record at `offset` was written; None after `run` where that cannot be read.
 
-    config: LogConfig
-    bare: BareEntries
-    segments: Segments
-    recent: RecentBatches
-    staged: deque[StagedBatch]
-    log_start: LogStart
-    _cursors: OrderedDict[int, tuple[Segment, int]] = Factory(OrderedDict)
+    It is made on the loop and holds its own file. No body is read, so within a batch its newest
+    timestamp stands for all records but the first.
+    """
+
+    offset: int
+    file: File | None
+    position: int
+    size: int
+    first_offset: int
+    timestamp: int | None = None
+
+    def run(self) -> None:
+        """Read headers. Runs in any thread.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        if self.timestamp is not None or self.file is None:
+            return
+        try:
+            for _, header in walk_headers(self.file, self.position, self.size, self.first_offset):
+                if header.next_offset > self.offset:
+                    self.timestamp = _timestamp_at(header, self.offset)
+                    return
+        except BadBatch:
+            return  # damaged: whoever reads it for a client or scrubs it will say so
+
+
+class ReadableLog:
+    """What can be asked of a log. `ReplicatedLog` makes its parts and keeps them up to date."""
+
+    def __init__(
+        self,
+        config: LogConfig,
+        log_start: LogStart,
+        clock: Clock,
+        bare: BareEntries,
+        segments: Segments,
+        recent: RecentBatches,
+    ) -> None:
+        self.config = config
+        self.log_start = log_start
+        self.log_end_offset = Offset(segments.end_offset)
+        self.end_index = RaftIndex(0)
+        self._bare = bare
+        self._segments = segments
+        self._recent = recent
+        self._staged: deque[StagedBatch] = deque()
+        self._checker = Checker(segments, bare.epochs, clock, config.verified_ms)
+        # Where readers probably go on: offsets, and the segment and position at which they are.
+        self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
 
     @property
-    def end_offset(self) -> int:
-        """The log end offset."""
-        return self.staged[-1].header.next_offset if self.staged else self.segments.end_offset
+    def damaged(self) -> list[tuple[Offset, Offset]]:
+        """Offset ranges that should be here and cannot be read."""
+        return self._segments.damaged(self.log_start.base_offset)
 
-    def forget_positions(self) -> None:
+    def _forget_positions(self) -> None:
         """Files were cut or replaced."""
         self._cursors.clear()
 
-    def steps(self) -> int:
+    def _steps(self) -> int:
         """Bare entries before the log start."""
         return self.log_start.index - self.log_start.base_offset
 
@@ -78,12 +132,13 @@ class LogReader:
         Raises:
             DamagedError: the first of them is damaged.
         """
-        bare = self.bare
+        assert self.log_start.index <= start <= self.end_index
+        bare = self._bare
         at = bare.count_below(start)
-        offset = start - self.steps() - at
+        offset = start - self._steps() - at
         out: list[LogEntry] = []
         left = bytes_max
-        end_offset = self.end_offset
+        end_offset = self.log_end_offset
         try:
             while left > 0:
                 if at < len(bare.entries) and bare.offsets[at] == offset:
@@ -97,7 +152,7 @@ class LogReader:
                 limit = bare.offsets[at] if at < len(bare.entries) else end_offset
                 if offset >= limit:
                     break
-                used, offset = self._batches(offset, limit, left, at + self.steps(), out)
+                used, offset = self._batches(offset, limit, left, at + self._steps(), out)
                 if not used:
                     break
                 left -= used
@@ -110,10 +165,10 @@ class LogReader:
         self, offset: int, limit: int, left: int, steps: int, out: list[LogEntry]
     ) -> tuple[int, int]:
         """Add batches in `[offset, limit)`; returns bytes used and the next offset."""
-        slot = self.recent.find(offset)
+        slot = self._recent.find(offset)
         if slot is not None:
             return self._recent_batches(slot, offset, limit, left, out)
-        if offset >= self.segments.end_offset:
+        if offset >= self._segments.end_offset:
             return self._staged_batches(offset, limit, left, steps, out)
         used = 0
         segment, position = self._position_of(offset)
@@ -125,7 +180,7 @@ class LogReader:
             used += header.size
             offset = header.next_offset
             position = batch.position + header.size
-            if used >= left or self.recent.find(offset) is not None:
+            if used >= left or self._recent.find(offset) is not None:
                 break
         if offset < segment.end_offset:
             self._remember(offset, segment, position)
@@ -135,7 +190,7 @@ class LogReader:
         self, slot: int, offset: int, limit: int, left: int, out: list[LogEntry]
     ) -> tuple[int, int]:
         used = 0
-        while offset < limit and (batch := self.recent.at(slot)) is not None:
+        while offset < limit and (batch := self._recent.at(slot)) is not None:
             if out and batch.size > left - used:
                 break
             out.append(batch.entry)
@@ -149,7 +204,7 @@ class LogReader:
     ) -> tuple[int, int]:
         """Staged batches that the recent ones had no room for any more."""
         used = 0
-        for staged in self.staged:
+        for staged in self._staged:
             header = staged.header
             if header.base_offset < offset:
                 continue
@@ -169,7 +224,7 @@ class LogReader:
         cursor = self._cursors.get(offset)
         if cursor is not None and cursor[1] < cursor[0].size:
             return cursor  # at a segment's end the next batch may have gone to another one
-        segment = self.segments.holding(offset)
+        segment = self._segments.holding(offset)
         position, header = segment.batch_at(offset)
         assert header.base_offset == offset, "not an entry boundary"
         return segment, position
@@ -184,51 +239,53 @@ class LogReader:
 
     def _place_of(self, start: RaftIndex) -> tuple[int, int]:
         """How many bare entries come before an index, and the offset there."""
-        at = self.bare.count_below(start)
-        return at, start - self.steps() - at
+        at = self._bare.count_below(start)
+        return at, start - self._steps() - at
 
     def is_at_hand(self, start: RaftIndex) -> bool:
         """True when `entries` from `start` on are in memory: recent batches reach up to the end."""
         _, offset = self._place_of(start)
-        return offset >= self.segments.end_offset or self.recent.find(offset) is not None
+        return offset >= self._segments.end_offset or self._recent.find(offset) is not None
 
     def bare_run(self, start: RaftIndex) -> tuple[LogEntry, ...]:
         """The bare entries that stand together at `start`."""
         at, offset = self._place_of(start)
         end = at
-        while end < len(self.bare.entries) and self.bare.offsets[end] == offset:
+        while end < len(self._bare.entries) and self._bare.offsets[end] == offset:
             end += 1
-        return tuple(_bare_log_entry(entry) for entry in self.bare.entries[at:end])
+        return tuple(_bare_log_entry(entry) for entry in self._bare.entries[at:end])
 
     def stored_job(self, start: RaftIndex, bytes_max: int) -> StoredJob | None:
-        """Find the stored batches at `start`, which is no bare entry's; None when there is none.
+        """Find the stored batches at `start`, where no bare entry is; None when none is stored.
+
+        Run it in a worker thread, then hand it to `checked` as any check.
 
         Raises:
             DamagedError: the first of them is known to be damaged.
         """
         at, offset = self._place_of(start)
-        if offset >= self.segments.end_offset:
+        if offset >= self._segments.end_offset:
             return None
         return self._stored_job(*self._position_of(offset), offset, at, bytes_max)
 
-    def stored_job_at(self, offset: int, bytes_max: int) -> StoredJob | None:
+    def stored_job_at(self, offset: Offset, bytes_max: int) -> StoredJob | None:
         """As `stored_job`, from the batch on that contains `offset`, behind all bare entries there.
 
         Raises:
             DamagedError: what is there is damaged.
         """
-        if offset >= self.segments.end_offset:
+        if offset >= self._segments.end_offset:
             return None
-        segment = self.segments.holding(offset)
+        segment = self._segments.holding(offset)
         position, header = segment.batch_at(offset)
-        offset = header.base_offset
-        return self._stored_job(segment, position, offset, self.bare.count_up_to(offset), bytes_max)
+        base = header.base_offset
+        return self._stored_job(segment, position, base, self._bare.count_up_to(base), bytes_max)
 
     def _stored_job(
         self, segment: Segment, position: int, offset: int, at: int, bytes_max: int
     ) -> StoredJob:
-        bare = self.bare
-        limit = bare.offsets[at] if at < len(bare.entries) else self.segments.end_offset
+        bare = self._bare
+        limit = bare.offsets[at] if at < len(bare.entries) else self._segments.end_offset
         damage = next((d for d in segment.damages if d.position >= position), None)
         if damage is not None and damage.position == position:
             raise DamagedError(Offset(damage.start), Offset(damage.end))
@@ -244,18 +301,17 @@ class LogReader:
             version=segment.version,
         )
 
-    def stored_found(self, job: StoredJob) -> None:
-        """A job ran: the next one probably goes on where it came to."""
-        if job.version == job.segment.version and job.offset < job.segment.end_offset:
-            self._remember(job.offset, job.segment, job.position)
-
     # --- spans ------------------------------------------------------------------------------
 
-    def read_ahead(self, offset: int, bytes_max: int) -> WarmJob | IndexJob | None:
-        """What `locate` would wait for the disk for; None when it is in memory."""
-        if offset >= self.segments.end_offset or self.recent.find(offset) is not None:
+    def read_ahead(self, offset: Offset, bytes_max: int) -> WarmJob | IndexJob | None:
+        """What `locate` would wait for the disk for; None when it is in memory.
+
+        Run it in a worker thread, `take` what it found if it is about an index, and ask again: an
+        index that was cold knows more now.
+        """
+        if offset >= self._segments.end_offset or self._recent.find(offset) is not None:
             return None
-        segments = self.segments
+        segments = self._segments
         at = segments.at(offset)
         cursor = self._cursors.get(offset)
         is_known = cursor is not None and cursor[0] is segments.all[at]
@@ -273,19 +329,21 @@ class LogReader:
     ) -> list[FileSpan]:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
 
-        What is not verified is checked here, or ends the spans where that may not be. Batches
-        without records are left out (`holes.py`).
+        What is not verified is checked here, or ends the spans where that may not be. A batch that
+        carries no records is in no span: the next that does goes along in its place (`holes.py`).
 
         Raises:
             DamagedError: the first of them is damaged.
         """
+        assert self.log_start.offset <= offset
+        self._checker.rotate_if_due()
         at = int(offset)
-        limit = min(int(end), self.segments.end_offset)
+        limit = min(int(end), self._segments.end_offset)
         left = bytes_max
         spans: list[FileSpan] = []
         has_met_hole = False
         while (left > 0 or (at_least_one and not spans)) and len(spans) < _SPANS_MAX:
-            at = self.past_holes(at)
+            at = self._past_holes(at)
             if at >= limit:
                 break
             try:
@@ -318,7 +376,7 @@ class LogReader:
     def _span(
         self, offset: int, left: int, end: int, *, must: bool, may_check: bool
     ) -> tuple[FileSpan | None, int]:
-        slot = self.recent.find(offset)
+        slot = self._recent.find(offset)
         if slot is not None:
             found = self._recent_span(slot, left, end, must=must)
             if found is not None:
@@ -345,17 +403,17 @@ class LogReader:
         self, slot: int, left: int, end: int, *, must: bool
     ) -> tuple[FileSpan | None, int] | None:
         """A span of batches appended lately; None when their bytes need another check."""
-        first = self.recent.at(slot)
+        first = self._recent.at(slot)
         assert first is not None
         if first.next_offset > end or (first.size > left and not must):
             return None, first.base_offset
         start = first.position
-        segment = self.segments.holding(first.base_offset)
+        segment = self._segments.holding(first.base_offset)
         limit = min(start + max(left, first.size), segment.verified.end_from(start))
         if start < 0 or limit < start + first.size:
             return None
         limit = segment.holes.position_from(start, limit)
-        last = self.recent.last_within(slot, end, limit, segment.base_offset)
+        last = self._recent.last_within(slot, end, limit, segment.base_offset)
         size = last.position + last.size - start
         after = last.next_offset
         return FileSpan(segment.file, start, size, after, first.base_offset), after
@@ -368,7 +426,7 @@ class LogReader:
             header = parse_header(segment.file.pread(HEADER_SIZE, position))
             if header.base_offset == offset and segment.verified.end_from(position) > position:
                 return segment, position, header
-        segment = self.segments.holding(offset)
+        segment = self._segments.holding(offset)
         position, header = segment.batch_at(offset)
         return segment, position, header
 
@@ -388,10 +446,14 @@ class LogReader:
                 raise
         return segment.holes.past(base)
 
-    def past_holes(self, offset: int) -> int:
+    def past_holes(self, offset: Offset) -> Offset:
+        """The first offset at or above `offset` where there may be a record, as far as is known."""
+        return Offset(self._past_holes(offset))
+
+    def _past_holes(self, offset: int) -> int:
         """The first offset at or above `offset` that is not known to lie in a hole."""
-        segments = self.segments.all
-        at = self.segments.at(offset)
+        segments = self._segments.all
+        at = self._segments.at(offset)
         while 0 <= at < len(segments) and segments[at].holes:
             after = segments[at].holes.past(offset)
             if after == offset or after < segments[at].end_offset:
@@ -400,13 +462,17 @@ class LogReader:
             at += 1
         return offset
 
-    def records_end(self, end: int) -> int:
-        """Where the records below `end` end: before the hole that reaches up to it, if one does."""
-        segments = self.segments.all
+    def records_end(self, end: Offset) -> Offset:
+        """Where the records below `end` end: before the hole that reaches up to it, if one does.
+        Readers are told so, since one that waits for what lies in a hole would wait for ever."""
+        return Offset(self._records_end(end))
+
+    def _records_end(self, end: int) -> int:
+        segments = self._segments.all
         if segments and end > segments[-1].base_offset and not segments[-1].holes:
             return end  # nearly always
         start = min(end, int(self.log_start.offset))
-        at = self.segments.at(end - 1)
+        at = self._segments.at(end - 1)
         while at >= 0 and end > start:
             before = segments[at].holes.before(end)
             if before == end or before > segments[at].base_offset:
@@ -445,25 +511,26 @@ class LogReader:
             DamagedError: when it comes to a damaged one.
         """
         at = max(int(start), self.log_start.base_offset)
-        while at < min(end, self.segments.end_offset):
-            for _, header in self.segments.holding(at).headers_from(at, confirmed=True):
+        while at < min(end, self._segments.end_offset):
+            for _, header in self._segments.holding(at).headers_from(at, confirmed=True):
                 if header.base_offset >= end:
                     return
                 at = header.next_offset
                 yield header
-        for staged in list(self.staged):
+        for staged in list(self._staged):
             if staged.header.next_offset > at and staged.header.base_offset < end:
                 yield staged.header
 
-    def check_stored(self, offset: int) -> None:
-        """Check the batch that contains `offset`, unless it was checked before.
+    def check_stored(self, offset: Offset) -> None:
+        """Check the batch that contains `offset`, unless it was: `headers` reads no bodies.
 
         Raises:
             DamagedError: it is damaged.
         """
-        if offset >= self.segments.end_offset:
+        if offset >= self._segments.end_offset:
             return  # not written yet
-        segment = self.segments.holding(offset)
+        self._checker.rotate_if_due()
+        segment = self._segments.holding(offset)
         position, header = segment.batch_at(offset)
         if segment.verified.end_from(position) < position + header.size:
             for _ in segment.batches_from(position, header.base_offset, chunk=header.size):
@@ -472,13 +539,13 @@ class LogReader:
     def offset_for_timestamp(
         self, timestamp_ms: int, end: Offset
     ) -> tuple[int, Offset, LeaderEpoch] | None:
-        """The first record below `end` that is not older than `timestamp_ms`.
+        """The first record below `end` that is not older: (timestamp, offset, epoch).
 
         Raises:
             DamagedError: damage hides the answer.
         """
         start = int(self.log_start.offset)
-        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+        for segment in self._segments.all[max(0, self._segments.at(start)) :]:
             if segment.max_timestamp < timestamp_ms and not segment.damages:
                 continue
             at = max(start, _or_base(segment, timestamp_ms))
@@ -493,10 +560,10 @@ class LogReader:
         return None
 
     def lookup_ahead(self, timestamp_ms: int | None, end: Offset) -> WarmJob | IndexJob | None:
-        """What a look-up by time (None: of the greatest) would wait for the disk for."""
+        """As `read_ahead`, for `offset_for_timestamp` and (None) `max_timestamp`."""
         start = int(self.log_start.offset)
         best: Segment | None = None
-        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+        for segment in self._segments.all[max(0, self._segments.at(start)) :]:
             if segment.base_offset >= end:
                 break
             if timestamp_ms is None:
@@ -511,14 +578,15 @@ class LogReader:
         return lookup_job(best, timestamp_ms, max(start, at))
 
     def max_timestamp(self, end: Offset) -> tuple[int, Offset, LeaderEpoch] | None:
-        """The newest record below `end`, a batch's end; the first if several are as new (KIP-734).
+        """The newest record below `end`, a batch's end: (timestamp, offset, epoch). The first if
+        several are as new (KIP-734).
 
         Raises:
             DamagedError: damage hides the answer.
         """
         start = int(self.log_start.offset)
         best: tuple[int, int, Segment] | None = None
-        for segment in self.segments.all[max(0, self.segments.at(start)) :]:
+        for segment in self._segments.all[max(0, self._segments.at(start)) :]:
             if segment.base_offset >= end:
                 break
             if best is not None and segment.max_timestamp <= best[0]:
@@ -531,6 +599,75 @@ class LogReader:
         stamp, offset, segment = best
         position, header = segment.batch_at(offset)
         return _first_record(segment, position, header, stamp, start, end)
+
+    def bytes_from(self, offset: Offset) -> int:
+        """About how many stored bytes follow `offset`: exact to an index interval."""
+        if offset >= self._segments.end_offset:
+            return 0
+        at = max(0, self._segments.at(offset))
+        segment, *later = self._segments.all[at:]
+        _, position = segment.floor(max(offset, segment.base_offset))
+        return segment.size - position + sum(other.size for other in later)
+
+    def timestamp_job(self, offset: Offset) -> TimestampJob:
+        """A job, for any thread, that finds when the record at `offset` was written; already done
+        where the batch is in memory.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        slot = self._recent.find(offset)
+        batch = None if slot is None else self._recent.at(slot)
+        if batch is not None:
+            stamp = _timestamp_at(parse_header(batch.entry.payload), offset)
+            return TimestampJob(offset, None, 0, 0, offset, stamp)
+        if not self.log_start.base_offset <= offset < self._segments.end_offset:
+            return TimestampJob(offset, None, 0, 0, offset)
+        segment = self._segments.holding(offset)
+        first, position = segment.floor(offset)
+        file = None if segment.is_missing else segment.file
+        return TimestampJob(offset, file, position, segment.size, first)
+
+    # --- checks of stored bytes -------------------------------------------------------------
+
+    def needs_verification(
+        self, offset: Offset, bytes_max: int, wanted: int = 1
+    ) -> VerifyJob | None:
+        """A check of `bytes_max` that `locate` would otherwise make inline; None when `wanted` of
+        them are verified.
+
+        Run it in a worker thread, then hand it to `checked`.
+
+        Raises:
+            DamagedError: the batch is known to be damaged.
+        """
+        return self._checker.needed(offset, bytes_max, wanted)
+
+    def scrub_job(self, bytes_max: int) -> VerifyJob | None:
+        """Check the next stretch of the log, from the start again after the end; None if empty."""
+        return self._checker.next_stretch(self.log_start.base_offset, bytes_max)
+
+    def checked(self, job: VerifyJob) -> list[tuple[Offset, Offset]]:
+        """Take over what a job found; returns damage that was not known before."""
+        if (
+            isinstance(job, StoredJob)
+            and job.version == job.segment.version
+            and job.offset < job.segment.end_offset
+        ):
+            self._remember(job.offset, job.segment, job.position)
+        return self._checker.take(job)
+
+    def scrub(self, budget_bytes: int) -> list[tuple[Offset, Offset]]:
+        """Check about `budget_bytes` more of the log here and now; returns new damage.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        job = self.scrub_job(budget_bytes)
+        if job is None:
+            return []
+        job.run()
+        return self.checked(job)
 
 
 def _log_entry(header: BatchHeader, steps: int, data: Buffer) -> LogEntry:
@@ -626,3 +763,8 @@ def _first_record(
             # The sum of two fields of the producer's; what is told has 64 bits.
             return min(record.timestamp, TIMESTAMP_MAX), Offset(record.offset), epoch
     return None
+
+
+def _timestamp_at(header: BatchHeader, offset: int) -> int:
+    is_first = header.base_offset == offset and header.timestamp_type != LOG_APPEND_TIME
+    return header.base_timestamp if is_first else header.max_timestamp

@@ -16,7 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -32,14 +31,12 @@ from raftmq.log.model import (
     LogEntry,
     RecoveryReport,
 )
-from raftmq.log.readable_log import ReadableLog
-from raftmq.log.reader import LogReader, StagedBatch
+from raftmq.log.reader import ReadableLog, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches, kept
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import Fill, RepairJob
 from raftmq.log.segments import is_older, retention_target
 from raftmq.log.shared import Shared
-from raftmq.log.verification import Checker
 from raftmq.ports import Clock, Disk, DiskFullError
 from raftmq.records import BatchHeader, parse_header
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
@@ -99,39 +96,34 @@ class ReplicatedLog(ReadableLog):
     def __init__(
         self, folder: str, config: LogConfig, shared: Shared, clock: Clock, found: Recovered
     ) -> None:
+        super().__init__(
+            config,
+            found.local.log_start,
+            clock,
+            found.bare,
+            found.segments,
+            RecentBatches(shared.recent, config.recent_bytes_max),
+        )
         self.folder = folder
-        self.config = config
         self.recovery: RecoveryReport = found.report
-        self.log_start: LogStart = found.local.log_start
         self._shared = shared
         self.moves = shared.moves
         """What moves of the log starts of all logs together may take."""
         self._disk = shared.files.disk
         self._clock = clock
         self._start_file = found.start_file
-        self._bare = found.bare
-        self._segments = found.segments
-        self._recent = RecentBatches(shared.recent, config.recent_bytes_max)
-        self._staged: deque[StagedBatch] = deque()
         self._staged_bytes = 0
-        self._reader = LogReader(
-            config, self._bare, self._segments, self._recent, self._staged, self.log_start
-        )
         self._synced_offset = found.synced_offset
         self._flushed_bare = self._bare.dropped + found.flushed_bare
         self._job: FlushJob | None = None
-        self._checker = Checker(self._segments, self._bare.epochs, clock, config.verified_ms)
-        self.log_end_offset = Offset(self._segments.end_offset)
-        self.end_index = RaftIndex(0)
         self.flushed_end = RaftIndex(0)
         self._recount()
 
     def _recount(self) -> None:
         """Derive end and flushed end from the parts."""
-        self.log_end_offset = Offset(self._reader.end_offset)
-        self.end_index = RaftIndex(
-            self.log_end_offset + self._reader.steps() + len(self._bare.entries)
-        )
+        end = self._staged[-1].header.next_offset if self._staged else self._segments.end_offset
+        self.log_end_offset = Offset(end)
+        self.end_index = RaftIndex(self.log_end_offset + self._steps() + len(self._bare.entries))
         flushed = self.index_of(Offset(self._synced_offset))
         unflushed = self._flushed_bare - self._bare.dropped
         if unflushed < len(self._bare.entries):
@@ -175,11 +167,11 @@ class ReplicatedLog(ReadableLog):
 
     def offset_of(self, index: RaftIndex) -> Offset:
         """The offset at a Raft index: that of the batch there, or the next one's."""
-        return Offset(index - self._reader.steps() - self._bare.count_below(index))
+        return Offset(index - self._steps() - self._bare.count_below(index))
 
     def index_of(self, offset: Offset) -> RaftIndex:
         """The Raft index at an offset, behind the bare entries that stand before it."""
-        return RaftIndex(offset + self._reader.steps() + self._bare.count_up_to(offset))
+        return RaftIndex(offset + self._steps() + self._bare.count_up_to(offset))
 
     def start_at(self, offset: Offset) -> LogStart:
         """A log start from which readers see `offset`: the batch that contains it comes first.
@@ -194,7 +186,7 @@ class ReplicatedLog(ReadableLog):
                 base = next(self.headers(offset, Offset(offset + 1))).base_offset
             except DamagedError as error:
                 base = max(error.start, self.log_start.base_offset)
-        index = RaftIndex(base + self._reader.steps() + self._bare.count_before(base))
+        index = RaftIndex(base + self._steps() + self._bare.count_before(base))
         index = max(index, self.log_start.index)
         return LogStart(
             offset=offset,
@@ -387,7 +379,7 @@ class ReplicatedLog(ReadableLog):
             self._staged_bytes -= len(self._staged.pop().data)
         assert not self._staged or self._staged[-1].header.next_offset <= offset, "not a boundary"
         self._recent.truncate(offset)
-        self._reader.forget_positions()
+        self._forget_positions()
         with no_way_back(self.folder):
             if cuts_segments:
                 self._segments.truncate_to(offset)
@@ -419,7 +411,6 @@ class ReplicatedLog(ReadableLog):
         """Obey changed settings from now on; files that are open keep their index interval."""
         self.config = config
         self._segments.configure(config)
-        self._reader.config = config
 
     def roll_if_aged(self, now_ms: int) -> bool:
         """Close an idle active segment that is older than `segment_ms`, or all of whose records are
@@ -454,13 +445,13 @@ class ReplicatedLog(ReadableLog):
         assert self.log_start.offset <= log_start.offset
         assert self.offset_of(log_start.index) == log_start.base_offset, "not where it says"
         self._start_file.replace(LocalStart(log_start))
-        self._set_start(log_start)
+        self.log_start = log_start
         base_offset = log_start.base_offset
         self._bare.rebase(log_start)
         self._synced_offset = max(self._synced_offset, base_offset)
         self._flushed_bare = max(self._flushed_bare, self._bare.dropped)
         if self._segments.remove_below(base_offset):
-            self._reader.forget_positions()
+            self._forget_positions()
         self._recent.drop_below(base_offset)
         self._recount()
         try:
@@ -491,8 +482,8 @@ class ReplicatedLog(ReadableLog):
         self._staged.clear()
         self._staged_bytes = 0
         self._recent.clear()
-        self._reader.forget_positions()
-        self._set_start(log_start)
+        self._forget_positions()
+        self.log_start = log_start
         with no_way_back(self.folder):
             self._segments.clear(log_start.base_offset)
             self._bare.clear(log_start)
@@ -501,10 +492,6 @@ class ReplicatedLog(ReadableLog):
         self._synced_offset = log_start.base_offset
         self._flushed_bare = self._bare.dropped
         self._recount()
-
-    def _set_start(self, log_start: LogStart) -> None:
-        self.log_start = log_start
-        self._reader.log_start = log_start
 
     # --- mending ----------------------------------------------------------------------------
 
@@ -598,7 +585,7 @@ class ReplicatedLog(ReadableLog):
         job.new.file.path = job.new.path
         job.new.close()
         self._segments.replace(job.old, job.new)
-        self._reader.forget_positions()
+        self._forget_positions()
         self._recent.clear()
         self._shared.watch.repaired(job.new.path, job.damage.start, job.damage.end)
         return True

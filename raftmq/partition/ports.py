@@ -14,7 +14,7 @@ from attrs import frozen
 
 from raftmq.errors import ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.log.log_start import LogStart
-from raftmq.log.timestamps import TimestampJob
+from raftmq.log.reader import TimestampJob
 from raftmq.log.verification import VerifyJob
 from raftmq.ports import Runnable, Span
 from raftmq.promise import Promise

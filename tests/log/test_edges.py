@@ -56,7 +56,7 @@ def test_an_index_damaged_while_the_log_is_open(suffix: str) -> None:
         spoil(disk, log, suffix)
         if use == 0:
             # The first batch is found by a cursor, so only the end of the span needs the index.
-            log._reader._remember(0, log._segments.all[0], 0)
+            log._remember(0, log._segments.all[0], 0)
             data = span_bytes(log.locate(Offset(0), 2000, Offset(40)))
             assert sent.startswith(data)
             assert data
@@ -369,7 +369,7 @@ def test_a_pair_that_the_file_does_not_confirm_ends_no_span() -> None:
         values[at] += 7
     log._recent.clear()
     for end in range(8, 60, 2):
-        log._reader._remember(0, first, 0)
+        log._remember(0, first, 0)
         data = span_bytes(log.locate(Offset(0), 1 << 20, Offset(end)))
         assert data == sent[: end // 2 * len(sent) // 30]
 

@@ -155,13 +155,13 @@ def test_a_long_row_of_empty_batches_is_one_step(monkeypatch: pytest.MonkeyPatch
     log = open_log(disk, BIG)
     written(log, [(RECORDS, 1), *[(HOLE, 1)] * 3000, (RECORDS, 1)])
     asked: list[int] = []
-    plain = reader_module.LogReader._span
+    plain = reader_module.ReadableLog._span
 
     def counted(*args: object, **kwargs: object) -> object:
         asked.append(1)
         return plain(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reader_module.LogReader, "_span", counted)
+    monkeypatch.setattr(reader_module.ReadableLog, "_span", counted)
     (span,) = log.locate(Offset(1), 1 << 20, log.log_end_offset)
     assert span.base_offset == 3001
     assert len(asked) == 1

@@ -387,7 +387,7 @@ def test_a_wrong_index_with_right_checksums_shows_nothing_wrong() -> None:
     for at in range(len(index._pending_values)):
         index._pending_values[at] += 7
     log._recent.clear()
-    log._reader.forget_positions()
+    log._forget_positions()
     for offset in range(0, 80, 2):
         for end in range(offset + 2, 81, 6):
             data = span_bytes(log.locate(Offset(offset), 700, Offset(end)))

@@ -17,7 +17,7 @@ from jepsen_like.cluster.run import run_cluster_seed
 from jepsen_like.cluster.scraper import Process, SeenAges
 from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import InvariantViolation
-from raftmq.log.readable_log import ReadableLog
+from raftmq.log.reader import ReadableLog
 from raftmq.node.metrics.families import Family, Metric
 from raftmq.node.metrics.node_metrics import FSYNC
 

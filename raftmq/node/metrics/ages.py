@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from raftmq.log.timestamps import TimestampJob
+from raftmq.log.reader import TimestampJob
 from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
 
