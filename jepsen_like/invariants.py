@@ -27,7 +27,7 @@ from typing import Final
 from attrs import define, field
 
 from raftmq.errors import ContainedError
-from raftmq.raft.quorum import majority
+from raftmq.raft.membership import majority
 from raftmq.types import METADATA_GROUP, RaftGroupId, ReplicaId
 
 OWN_MISTAKE: Final = "OwnMistake"

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from raftmq.ports import Random
+from raftmq.raft.membership import VoteOutcome, vote_outcome
 from raftmq.raft.messages import (
     PreVoteReply,
     PreVoteRequest,
@@ -29,7 +30,6 @@ from raftmq.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.quorum import VoteOutcome, vote_outcome
 from raftmq.raft.ready import Role
 from raftmq.types import RaftIndex, ReplicaId, Term
 

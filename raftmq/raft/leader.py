@@ -18,7 +18,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
-from raftmq.raft.membership import Configuration, check_change
+from raftmq.raft.membership import Configuration, check_change, majority, quorum_end
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
@@ -30,7 +30,6 @@ from raftmq.raft.messages import (
     TimeoutNow,
 )
 from raftmq.raft.progress import Progress, ProgressState
-from raftmq.raft.quorum import majority, quorum_end
 from raftmq.types import RaftIndex, ReplicaId
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.raft.quorum import VoteOutcome, majority, quorum_end, vote_outcome
+from raftmq.raft.membership import VoteOutcome, majority, quorum_end, vote_outcome
 from raftmq.types import RaftIndex
 
 ends = st.lists(st.integers(0, 20).map(RaftIndex), min_size=1, max_size=7)

@@ -18,7 +18,7 @@ from jepsen_like.invariants import (
     chain,
     name_of_finding,
 )
-from raftmq.raft.quorum import quorum_end
+from raftmq.raft.membership import quorum_end
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
 GROUP = RaftGroupId(TopicId(UUID(int=9)), 0, 1)
