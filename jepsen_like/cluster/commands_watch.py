@@ -31,7 +31,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import GroupsImage, MetadataImage
 from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.types import Offset, RaftIndex
 
 OfCoordinator: TypeAlias = (

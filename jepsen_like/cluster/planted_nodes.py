@@ -25,7 +25,8 @@ from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
 from raftmq.partition import produce_checks
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.raft import leader, quorum
+from raftmq.raft import leader
+from raftmq.raft import membership as raft_membership
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
 from raftmq.replication import membership, recovery
@@ -164,7 +165,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
     ),
     "half-is-a-majority": Bug(
         patching(
-            (quorum, "majority", _half),
+            (raft_membership, "majority", _half),
             (leader, "majority", _half),
             (leader, "quorum_end", _end_of_half),
         ),

@@ -22,8 +22,7 @@ from raftmq.log.model import DamagedError, LogEntry
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import EntryKind
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.replication.log_start_moves import decode_proposal
 from raftmq.replication.replica import Replica
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId

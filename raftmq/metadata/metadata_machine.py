@@ -27,8 +27,7 @@ from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
 from raftmq.metadata.skips import Skip, UnappliableCommandError
 from raftmq.ports import Runnable
-from raftmq.raft.messages import EntryKind
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import EntryKind, SoftState
 from raftmq.records import Record, check_batch, read_records
 from raftmq.types import Buffer, Offset, RaftIndex
 

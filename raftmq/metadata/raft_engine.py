@@ -58,7 +58,7 @@ from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import LEARNERS_MAX, Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions
 from raftmq.types import NodeId, Offset, RaftIndex, ReplicaId

@@ -42,7 +42,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.replication.agreed_time import AgreedTime
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica

@@ -17,7 +17,7 @@ from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, R
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.skips import Skip
 from raftmq.node.partitions import RoleWatch
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL
 from raftmq.types import METADATA_TOPIC, NodeId, Offset, RaftIndex, ReplicaId, TopicPartition
 

@@ -43,7 +43,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import Role, SoftState
 from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.recovery import Opening, ReplicaOpener
 from raftmq.replication.replica import Replica

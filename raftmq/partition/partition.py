@@ -46,8 +46,7 @@ from raftmq.partition.producers import PartitionProducers
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
 from raftmq.promise import Promise
-from raftmq.raft.messages import EntryKind
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.records import LOG_APPEND_TIME, BatchHeader, parse_header
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
 from raftmq.types import (

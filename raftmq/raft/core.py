@@ -2,12 +2,11 @@
 
 Sans-IO: `tick` is time, `step` is the network, `propose` is a client, `advance` says what reached
 the disk; `ready` hands out the effects these caused and promises nothing that is not durable yet
-(see `ready.py`). The core keeps no entries: it knows positions and terms (`epochs.py`) and reads
+(see `messages.py`). The core keeps no entries: it knows positions and terms (`epochs.py`) and reads
 entries for replicas that lag through an `EntrySource`.
 
 Where to look: who may lead is `election.py`; what a leader does is `leader.py`, a follower
-`follower.py`; who belongs to the group is `membership.py`; when a majority has something is
-`quorum.py`.
+`follower.py`; who belongs to the group, and when a majority has something, is `membership.py`.
 
 Invariants: term and commit_end never fall; one vote per term; nothing below commit_end is ever
 truncated; `leadership` exists exactly while the role is LEADER.
@@ -32,21 +31,25 @@ from raftmq.raft.membership import Configuration, ConfigurationHistory
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
+    Effects,
     Entry,
     EntryKind,
+    HardState,
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
     Message,
     PreVoteReply,
     PreVoteRequest,
+    Ready,
+    Role,
+    SoftState,
     StoredChunk,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
 from raftmq.raft.progress import Progress
-from raftmq.raft.ready import Effects, HardState, Ready, Role, SoftState
 from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
 
 

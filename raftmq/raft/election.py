@@ -26,11 +26,11 @@ from raftmq.raft.membership import VoteOutcome, vote_outcome
 from raftmq.raft.messages import (
     PreVoteReply,
     PreVoteRequest,
+    Role,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import Role
 from raftmq.types import RaftIndex, ReplicaId, Term
 
 if TYPE_CHECKING:

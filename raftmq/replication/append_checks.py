@@ -18,8 +18,7 @@ from raftmq.foreign import (
 from raftmq.log.log_start import LogStart
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import AppendRequest, Entry, EntryKind, InstallLogStart
-from raftmq.raft.ready import Effects
+from raftmq.raft.messages import AppendRequest, Effects, Entry, EntryKind, InstallLogStart
 from raftmq.records import check_batch
 from raftmq.replication.log_start_moves import decode_proposal
 from raftmq.replication.replica_ports import StateChecker

@@ -22,8 +22,7 @@ from attrs import define
 
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.ports import DiskError, DiskFullError
-from raftmq.raft.messages import AppendReply, Message
-from raftmq.raft.ready import HardState
+from raftmq.raft.messages import AppendReply, HardState, Message
 from raftmq.types import RaftGroupId, RaftIndex, StorageId, Term
 
 

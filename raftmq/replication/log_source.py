@@ -13,8 +13,7 @@ from raftmq.ports import Buggify, DiskError, Random
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Entry, EntryKind, StoredChunk
-from raftmq.raft.ready import HardState
+from raftmq.raft.messages import Entry, EntryKind, HardState, StoredChunk
 from raftmq.replication.catch_up import CatchUp, StoredReader
 from raftmq.types import Buffer, RaftIndex, ReplicaId, Term
 

@@ -32,9 +32,9 @@ from raftmq.raft.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
+    Role,
     StoredChunk,
 )
-from raftmq.raft.ready import Role
 from raftmq.replication.broken_invariants import ReportBroken
 from raftmq.replication.peer_codec import (
     SEVERAL_MAX,

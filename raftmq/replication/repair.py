@@ -32,7 +32,7 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.verification import StoredJob
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.core import RaftCore
-from raftmq.raft.ready import Role
+from raftmq.raft.messages import Role
 from raftmq.records import parse_header
 from raftmq.replication.append_checks import read_log_start
 from raftmq.replication.catch_up import CatchUp

@@ -1,6 +1,6 @@
 """The synchronous engine of one Raft group: core, log and journal behind ports.
 
-The core decides, this performs, in the order that `raft/ready.py` demands: hard state, log, then
+The core decides, this performs, in the order that `raft/messages.py` demands: hard state, log, then
 messages; promises leave only after the flush of the position at which they were made. It owns the
 translation of term to leader epoch and the group's place in the journal. It never waits, starts no
 thread and reads no clock but the one it is given, so the simulation runs it as it is.
@@ -40,9 +40,11 @@ from raftmq.raft.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
+    Ready,
+    Role,
+    SoftState,
 )
 from raftmq.raft.progress import ProgressState
-from raftmq.raft.ready import Ready, Role, SoftState
 from raftmq.records import BatchHeader, stamp
 from raftmq.replication.append_checks import (
     check_append,

@@ -11,7 +11,7 @@ from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Runnable
 from raftmq.raft.core import RaftConfig
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.replication.peer_messages import PeerMessage
 from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId
 

@@ -39,7 +39,7 @@ from raftmq.metadata.skips import AHEAD, UnappliableCommandError
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import ReplicaConfig

@@ -27,8 +27,7 @@ from raftmq.metadata.metadata_machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import EntryKind
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.records import BatchHeader, stamp
 from raftmq.replication.membership import TargetMembership, next_configuration
 from raftmq.types import (

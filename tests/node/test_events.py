@@ -33,7 +33,7 @@ from raftmq.node.events import (
     _partition_of,
 )
 from raftmq.node.partitions import RoleWatch
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime import disk
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId, TopicPartition
 from tests.server.kafka.world import broker_image

@@ -19,7 +19,7 @@ from raftmq.partition.partition import Partition
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import File, Runnable
 from raftmq.promise import Promise
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import Role, SoftState
 from raftmq.records import BatchHeader, parse_header, stamp
 from raftmq.types import (
     LeaderEpoch,

@@ -17,8 +17,7 @@ from raftmq.ports import Buggify, never
 from raftmq.raft.core import RaftConfig, RaftCore
 from raftmq.raft.epochs import EpochHistory
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Entry, EntryKind, Message, StoredChunk
-from raftmq.raft.ready import HardState, Ready
+from raftmq.raft.messages import Entry, EntryKind, HardState, Message, Ready, StoredChunk
 from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, StorageId, Term
 
 

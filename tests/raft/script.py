@@ -44,17 +44,18 @@ from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
     Entry,
+    HardState,
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
     Message,
     PreVoteReply,
     PreVoteRequest,
+    Ready,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import HardState, Ready
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, Network, Node, configuration, entries_of, replica
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from random import Random
 
 from raftmq.raft.core import RaftConfig, RaftCore
-from raftmq.raft.messages import AppendReply, AppendRequest, Entry, StoredChunk, VoteReply
-from raftmq.raft.ready import HardState, Ready, Role
+from raftmq.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    Entry,
+    HardState,
+    Ready,
+    Role,
+    StoredChunk,
+    VoteReply,
+)
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, epochs_of, replica
 

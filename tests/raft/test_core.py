@@ -12,15 +12,19 @@ from raftmq.raft.leader import election_payload, may_commit
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
+    Effects,
     Entry,
     EntryKind,
+    HardState,
     Heartbeat,
     HeartbeatReply,
     PreVoteReply,
     PreVoteRequest,
+    Ready,
+    Role,
+    SoftState,
     TimeoutNow,
 )
-from raftmq.raft.ready import Effects, HardState, Ready, Role, SoftState
 from raftmq.types import RaftIndex, Term
 from tests.raft.network import Disk, Network, configuration, entry, epochs_of, group, replica
 from tests.raft.single import ONE, THREE, TWO, accept, effects, leader, make

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from raftmq.raft.core import RaftCore
-from raftmq.raft.messages import AppendReply, AppendRequest, EntryKind
-from raftmq.raft.ready import Ready
+from raftmq.raft.messages import AppendReply, AppendRequest, EntryKind, Ready
 from raftmq.types import RaftIndex
 from tests.raft.single import ONE, THREE, TWO, Source, accept, effects, leader
 

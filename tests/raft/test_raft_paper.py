@@ -17,14 +17,16 @@ from raftmq.raft.messages import (
     AppendRequest,
     Entry,
     EntryKind,
+    HardState,
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
+    Ready,
+    Role,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import HardState, Ready, Role
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, entry, epochs_of, replica
 from tests.raft.single import (

@@ -15,11 +15,12 @@ from raftmq.raft.messages import (
     HeartbeatReply,
     PreVoteReply,
     PreVoteRequest,
+    Ready,
+    Role,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import Ready, Role
 from raftmq.types import RaftIndex, Term
 from tests.raft.network import configuration, entry, replica
 from tests.raft.single import (

@@ -17,9 +17,8 @@ import pytest
 from raftmq.errors import KafkaError
 from raftmq.raft.core import RaftCore
 from raftmq.raft.membership import Configuration
-from raftmq.raft.messages import Entry, Message
+from raftmq.raft.messages import Entry, Message, Ready, Role
 from raftmq.raft.progress import Progress
-from raftmq.raft.ready import Ready, Role
 from raftmq.types import RaftIndex, ReplicaId
 from tests.raft.network import Disk, Network, Node, configuration, replica
 

@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from raftmq.raft.election import DECAY_TIMEOUTS, TIMEOUT_DOUBLINGS_MAX
-from raftmq.raft.messages import Message
-from raftmq.raft.ready import Role
+from raftmq.raft.messages import Message, Role
 from tests.raft.network import Disk, Network, configuration, entries_of
 
 ELECTION_TICKS = 6

@@ -24,7 +24,7 @@ from raftmq.log.model import FlushJob, LogConfig, LogEntry
 from raftmq.log.shared import Shared
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica

@@ -8,7 +8,7 @@ import pytest
 
 from jepsen_like.cluster.damage import flushed_batches
 from raftmq.log.model import DamagedError
-from raftmq.raft.ready import Role
+from raftmq.raft.messages import Role
 from raftmq.types import Offset, RaftIndex
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import SimNode

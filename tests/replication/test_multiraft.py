@@ -22,10 +22,10 @@ from raftmq.raft.messages import (
     HeartbeatReply,
     PreVoteReply,
     PreVoteRequest,
+    Role,
     VoteReply,
     VoteRequest,
 )
-from raftmq.raft.ready import Role
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
 from raftmq.replication.peer_codec import decode, encode, encode_beats, encode_several

@@ -15,7 +15,7 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft.membership import Configuration
-from raftmq.raft.ready import SoftState
+from raftmq.raft.messages import SoftState
 from raftmq.records import parse_header, read_records
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica, ReplicaConfig

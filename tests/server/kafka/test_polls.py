@@ -14,7 +14,7 @@ import trio.testing
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, encode_request_header
 from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
-from raftmq.raft.ready import Role, SoftState
+from raftmq.raft.messages import Role, SoftState
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.handlers.fetch import MAX_WAIT_MS_MAX
 from raftmq.server.kafka.limits import Limits
