@@ -35,10 +35,9 @@ from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import Pace
 from raftmq.server.kafka.metadata_cache import MetadataCache
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.parked import gather
 from raftmq.server.kafka.producer_ids import ProducerIdBlocks
 from raftmq.server.kafka.replies import Drains
-from raftmq.server.kafka.slices import Slices
+from raftmq.server.kafka.work import WorkScheduler, gather
 from raftmq.types import NodeId, TopicId, TopicPartition
 
 NO_LEADER: Final = CurrentLeader(-1, -1)
@@ -122,7 +121,7 @@ class Broker:
         self.metrics = ServerMetrics()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_cache = MetadataCache()
-        self.slices = Slices(deadlines)
+        self.scheduler = WorkScheduler(deadlines)
         self.elections = Elections(
             leader_table,
             deadlines,

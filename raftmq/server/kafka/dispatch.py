@@ -41,10 +41,9 @@ from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.handlers import fetch, produce
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
-from raftmq.server.kafka.parked import HANG_UP, Abandonable, HangUp
 from raftmq.server.kafka.replies import Pieces, Slot
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, value_of
+from raftmq.server.kafka.work import HANG_UP, TURN_PARTITIONS, Abandonable, HangUp, Work, value_of
 
 Answer: TypeAlias = Struct | Mapping[str, Any] | bytes
 """A response body: fields for the schema's encoder, or already encoded."""
@@ -149,7 +148,7 @@ class Dispatcher:
         request = decode_produce_request(version, body, elements_max=self._produce_elements_max)
         result: Any = produce.handle(self._broker, context, request)
         if isinstance(result, Generator):
-            result = self._broker.slices.run(result, connection.replies)
+            result = self._broker.scheduler.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
         _InHand(self, context, encode, slot).settle(result)
 
@@ -181,12 +180,12 @@ class Dispatcher:
         result: Any
         if len(body) > SLOW_BYTES or api_key not in PROMPT:
             work = self._answer_slowly(context, body, handler, metrics)
-            result = self._broker.slices.run(work, connection.replies)
+            result = self._broker.scheduler.run(work, connection.replies)
         else:
             request = decode_request(api_key, version, body, elements_max=self._elements_max)
             result = handler(self._broker, context, request)
             if isinstance(result, Generator):
-                result = self._broker.slices.run(result, connection.replies)
+                result = self._broker.scheduler.run(result, connection.replies)
         in_hand = _InHand(self, context, self._encode_other, slot)
         in_hand.settle(result, connection)
 

@@ -26,7 +26,7 @@ from raftmq.protocol.fetch import (
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_at_once
 from raftmq.types import Offset
 
 TOPIC_IDS_FROM: Final = 13

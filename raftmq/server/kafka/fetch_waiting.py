@@ -19,7 +19,7 @@ from raftmq.protocol.fetch import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.fetch_reading import Reading
-from raftmq.server.kafka.parked import Abandonable
+from raftmq.server.kafka.work import Abandonable
 from raftmq.types import RaftIndex
 
 COLD_ROUNDS_MAX: Final = 4
@@ -146,7 +146,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
         self._until_ms = until_ms
         work = reading.steps(may_wait=self._rounds >= COLD_ROUNDS_MAX)
-        result = self._broker.slices.run(work)
+        result = self._broker.scheduler.run(work)
         assert isinstance(result, Promise), "so many partitions take more than a turn"
         result.when_done(looked)
 

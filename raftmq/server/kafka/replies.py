@@ -117,7 +117,7 @@ class SpanTruncatedError(RaftmqError):
     """A span's file ended early: the answer under way cannot be completed."""
 
 
-class Line(Protocol):
+class ReplyConnection(Protocol):
     """The connection that these answers leave by."""
 
     def stalled(self) -> None:
@@ -162,7 +162,7 @@ class Slot:
             self.answer(())  # goes nowhere; gives the request's bytes back
 
 
-class _EndedLine:
+class _EndedConnection:
     """In place of a connection that ended, which would keep its answers, and they it."""
 
     def stalled(self) -> None:
@@ -175,7 +175,7 @@ class _EndedLine:
         """Too late to matter to anybody."""
 
 
-_ENDED: Final = _EndedLine()
+_ENDED: Final = _EndedConnection()
 
 
 class ReplyQueue:
@@ -184,11 +184,11 @@ class ReplyQueue:
     __slots__ = (
         "_batch",
         "_bytes",
+        "_connection",
         "_is_barred",
         "_is_closed",
         "_is_pumping",
         "_limits",
-        "_line",
         "_memory",
         "_metrics",
         "_outbox",
@@ -210,14 +210,14 @@ class ReplyQueue:
         limits: Limits,
         memory: RequestMemory,
         metrics: ServerMetrics,
-        line: Line,
+        connection: ReplyConnection,
         batch: ReplyBatch,
     ) -> None:
         self._sock = sock
         self._limits = limits
         self._memory = memory
         self._metrics = metrics
-        self._line = line
+        self._connection = connection
         self._batch = batch
         self._slots: list[Slot] = []  # few: the pipeline has a depth
         # The answer under way, its front piece partly sent; made when there is one of many pieces,
@@ -323,11 +323,11 @@ class ReplyQueue:
 
     def broken(self) -> None:
         """End the connection."""
-        self._line.broken()
+        self._connection.broken()
         self.close()
 
     def _failed(self, error: Exception) -> None:
-        self._line.failed(error)
+        self._connection.failed(error)
         self.close()
 
     async def room(self) -> None:
@@ -390,7 +390,7 @@ class ReplyQueue:
         if self._is_closed:
             return
         self._is_closed = True
-        self._line = _ENDED
+        self._connection = _ENDED
         self._stall = None  # a writer that was woken finds nothing to do, and perhaps no socket
         self._memory.release(self._outbox_charge)
         self._outbox_charge = 0
@@ -417,7 +417,7 @@ class ReplyQueue:
                 self._writer.wake()
             else:
                 self._writer = Sleeper()
-                self._line.stalled()
+                self._connection.stalled()
         self._wake_reader()
 
     def _wake_reader(self) -> None:

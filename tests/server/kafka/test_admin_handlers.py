@@ -33,7 +33,7 @@ from raftmq.protocol import ApiKey, decode_request, encode_request
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.broker import QUORUM_WAIT_MS
 from raftmq.server.kafka.handlers import configs
-from raftmq.server.kafka.slices import all_at_once
+from raftmq.server.kafka.work import all_at_once
 from raftmq.types import LeaderEpoch, TopicId, TopicPartition
 from tests.partition.fake_replica import REPLICAS
 from tests.server.kafka.world import NODES, FakeSlot, World, broker_image, context_of

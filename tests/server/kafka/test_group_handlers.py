@@ -25,7 +25,7 @@ from raftmq.protocol import (
     encode_response,
 )
 from raftmq.server.kafka.handlers.groups import HANDLERS
-from raftmq.server.kafka.slices import Slices
+from raftmq.server.kafka.work import WorkScheduler
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import FakeClock, Nodes
 from tests.server.kafka.world import context_of
@@ -70,7 +70,7 @@ class Client:
         context = context_of(key, version)
         answer = HANDLERS[key](self.broker, context, decode_request(key, version, body))  # type: ignore[arg-type]
         if isinstance(answer, Generator):
-            answer = Slices(Deadlines(FakeClock())).run(answer)
+            answer = WorkScheduler(Deadlines(FakeClock())).run(answer)
         if isinstance(answer, Promise):
             assert answer.is_done
             answer = answer.result()

@@ -123,7 +123,7 @@ def ask(world: World, turns: Turns, api: ApiKey, version: int, body: bytes) -> F
         with turns.turn():
             slot = world.begin(api, version, body)
         deadlines = world.bench.deadlines
-        while slot.pieces is None and not slot.is_failed and world.broker.slices:
+        while slot.pieces is None and not slot.is_failed and world.broker.scheduler:
             with turns.turn():
                 deadlines.expire(world.bench.clock.monotonic_ms(), count_max=128)
     finally:

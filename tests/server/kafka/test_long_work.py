@@ -13,7 +13,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, encode_request
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.handlers.offsets import COLD_ROUNDS_MAX
-from raftmq.server.kafka.slices import Work
+from raftmq.server.kafka.work import Work
 from tests.server.kafka.world import FakeSlot, World
 
 
@@ -67,7 +67,7 @@ def test_a_fetch_of_many_partitions_takes_turns() -> None:
     gone = world.fetch(12, wanted, max_wait_ms=500, min_bytes=1 << 20)  # type: ignore[arg-type]
     (abandon,) = world.connection.on_close.values()
     abandon()
-    while world.broker.slices:
+    while world.broker.scheduler:
         turn()
     assert gone.pieces is not None
     assert world.broker.metrics.parked_fetches == 0
@@ -113,7 +113,7 @@ def test_a_large_request_that_is_malformed_costs_its_connection() -> None:
     part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
     fields = {"replica_id": -1, "topics": [{"name": "t", "partitions": [part] * 1000}] * 2}
     slot = world.begin(ApiKey.LIST_OFFSETS, 7, encode_request(ApiKey.LIST_OFFSETS, 7, fields)[:-9])
-    while world.broker.slices:
+    while world.broker.scheduler:
         world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
     assert slot.is_failed, "found out in a later turn"
     assert world.broker.metrics.api("list_offsets").failures == 2
@@ -192,10 +192,10 @@ def test_a_line_is_barred_until_its_work_has_asked_for_all(
         return 7
 
     def turns() -> None:
-        while world.broker.slices:
+        while world.broker.scheduler:
             world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
 
-    result = world.broker.slices.run(work(), line)
+    result = world.broker.scheduler.run(work(), line)
     assert line.told == told[:1]
     turns()
     assert line.told == told, "what it waits for may take long"

@@ -18,7 +18,7 @@ from raftmq.server.kafka.elections import WAIT_MS, Hold
 from raftmq.server.kafka.handlers import produce
 from raftmq.server.kafka.handlers.table import HANDLERS
 from raftmq.server.kafka.metadata_cache import MetadataCache
-from raftmq.server.kafka.slices import TURN_PARTITIONS
+from raftmq.server.kafka.work import TURN_PARTITIONS
 from tests.server.kafka.world import FakeSlot, World, broker_image
 
 METADATA_VERSIONS = range(14)
@@ -447,14 +447,14 @@ def test_long_work_of_many_clients_takes_one_turn_a_pass() -> None:
     world.add_topic("t", 2 * TURN_PARTITIONS)
     versions = range(5, 13)
     slots = [world.send(ApiKey.METADATA, version, **named("t")) for version in versions]
-    slices = world.broker.slices
-    assert len(slices) == len(versions)
-    before = slices.turns
+    scheduler = world.broker.scheduler
+    assert len(scheduler) == len(versions)
+    before = scheduler.turns
     turn(world)
-    assert slices.turns == before + 1
+    assert scheduler.turns == before + 1
     for slot in slots:
         answered(world, slot)
-    assert len(slices) == 0
+    assert len(scheduler) == 0
 
 
 # ---- DescribeTopicPartitions, DescribeCluster ----

@@ -13,7 +13,7 @@ from raftmq.protocol import ApiKey, encode_request, encode_request_header
 from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import Work, value_of
+from raftmq.server.kafka.work import Work, value_of
 from tests.server.kafka.world import FakeSlot, World
 
 ANSWER = {"throttle_time": 0, "error_code": 0, "error_message": None}

@@ -21,7 +21,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
 
 Answer: TypeAlias = dict[str, Any]
 

@@ -22,9 +22,8 @@ from raftmq.metadata.commands import CommittedOffset
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.parked import then
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_of, in_turns, value_of
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, then, value_of
 from raftmq.types import TopicPartition
 
 Answer = Any  # a Struct, the Promise of one, or work that makes one

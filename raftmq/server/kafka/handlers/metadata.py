@@ -22,9 +22,16 @@ from raftmq.protocol import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.metrics import EncodedAnswer
-from raftmq.server.kafka.parked import HANG_UP, HangUp, chain
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, in_turns, value_of
+from raftmq.server.kafka.work import (
+    HANG_UP,
+    TURN_PARTITIONS,
+    HangUp,
+    Work,
+    chain,
+    in_turns,
+    value_of,
+)
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
 
 NO_OPERATIONS: Final = -(1 << 31)
@@ -164,7 +171,7 @@ def _encoded(
     under_way = cache.under_way(key)
     if under_way is not None:
         return under_way
-    result = broker.slices.run(_encode(broker, version, wanted, flags, codes))
+    result = broker.scheduler.run(_encode(broker, version, wanted, flags, codes))
     if isinstance(result, Promise):
         cache.begin(state, key, result)
     else:

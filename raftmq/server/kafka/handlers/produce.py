@@ -21,9 +21,17 @@ from raftmq.protocol.produce import (
     RecordError,
 )
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.parked import chain, gather, then
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work, all_at_once, all_of, value_of
+from raftmq.server.kafka.work import (
+    TURN_PARTITIONS,
+    Work,
+    all_at_once,
+    all_of,
+    chain,
+    gather,
+    then,
+    value_of,
+)
 
 SERVED_FROM: Final = 3
 _LEADER_HINTS_FROM: Final = 10

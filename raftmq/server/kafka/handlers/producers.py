@@ -13,7 +13,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.slices import TURN_PARTITIONS, Work
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work
 
 WAITING_MAX: Final = 10_000
 NO_TIMESTAMP: Final = -1

@@ -10,7 +10,7 @@ import pytest
 from raftmq.errors import RemoteProtocolError
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct, encode_request
-from raftmq.server.kafka.parked import chain, gather, then
+from raftmq.server.kafka.work import chain, gather, then
 from tests.server.kafka.test_polls import polled
 from tests.server.kafka.test_produce_fetch import batch, filled
 from tests.server.kafka.world import World
