@@ -16,14 +16,16 @@ from raftmq.protocol.compile import (
     warm,
     warm_client,
 )
-from raftmq.protocol.framer import Framer, check_frame_size, frame
-from raftmq.protocol.headers import (
+from raftmq.protocol.frames import (
+    Framer,
     RequestHeader,
+    check_frame_size,
     decode_request_header,
     decode_response_header,
     encode_request_header,
     encode_response_header,
     encode_unsupported_api_versions,
+    frame,
 )
 from raftmq.protocol.struct import Struct
 

@@ -39,7 +39,7 @@ LEFT_OUT = {
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",
     "ports.py": "what the runtime promises",
-    "protocol/framer.py": "for clients with sockets",
+    "protocol/frames.py": "for clients with sockets",
     "raft/messages.py": "values",
     "server/admin/http.py": "the admin port",
     "server/admin/leaders.py": "the admin port",

@@ -1,13 +1,19 @@
-"""Request and response headers, and the answer to an ApiVersions of an unknown version.
+"""Kafka's frames and what stands before a body: sizes, request headers, response headers.
 
-Owns the bytes before a body. Request header v1 (v2 with tagged fields where the body is
-flexible), response header v0 (v1 where flexible, but never for ApiVersions, whose client does not
-know yet what the broker speaks). `client_id` has the old two-byte length in both versions.
+A frame is four bytes of size, then that many bytes. `Framer` cuts a byte stream into frames, for
+clients and tests; it holds never more than one incomplete frame plus what arrived with it. A server
+reads each size itself and receives into a buffer of it.
+
+Request header v1 (v2 with tagged fields where the body is flexible), response header v0 (v1 where
+flexible, but never for ApiVersions, whose client does not know yet what the broker speaks).
+`client_id` has the old two-byte length in both versions. Owns the answer to an ApiVersions of an
+unknown version, too.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 from attrs import frozen
@@ -16,6 +22,64 @@ from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.protocol.api_versions import ANNOUNCED, ApiKey, is_flexible
 from raftmq.protocol.wire import MALFORMED, skip_tags
 from raftmq.types import Buffer
+
+_SIZE: Final = struct.Struct(">i")
+SIZE_BYTES: Final = 4
+
+
+def check_frame_size(size: int, size_max: int) -> int:
+    """The size, if it may be.
+
+    Raises:
+        RemoteProtocolError: negative or above the limit.
+    """
+    if not 0 <= size <= size_max:
+        raise RemoteProtocolError(f"a frame of {size} bytes; the limit is {size_max}")
+    return size
+
+
+def frame(*parts: Buffer) -> bytes:
+    """One frame of these parts, its size first."""
+    return b"".join((_SIZE.pack(sum(len(part) for part in parts)), *parts))
+
+
+class Framer:
+    """Bytes in, frames out. After an error the stream is lost: close it."""
+
+    def __init__(self, *, size_max: int = 100 << 20) -> None:
+        self._size_max = size_max
+        self._pending = bytearray()
+
+    def feed(self, data: Buffer) -> None:
+        """Add received bytes."""
+        self._pending += data
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield the complete frames, without their sizes.
+
+        Raises:
+            RemoteProtocolError: a size is negative or above the limit.
+        """
+        pending = self._pending
+        start = 0
+        try:
+            while len(pending) - start >= SIZE_BYTES:
+                size = check_frame_size(_SIZE.unpack_from(pending, start)[0], self._size_max)
+                end = start + SIZE_BYTES + size
+                if len(pending) < end:
+                    break
+                with memoryview(pending) as view:
+                    found = bytes(view[start + SIZE_BYTES : end])
+                start = end
+                yield found
+        finally:
+            del pending[:start]
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received and not yet handed out."""
+        return len(self._pending)
+
 
 _FIXED: Final = struct.Struct(">hhih")
 _CORRELATION: Final = struct.Struct(">i")
