@@ -27,7 +27,7 @@ from raftmq.protocol.frames import (
     encode_unsupported_api_versions,
     frame,
 )
-from raftmq.protocol.struct import Struct
+from raftmq.protocol.schema import Struct
 
 __all__ = [
     "ANNOUNCED",

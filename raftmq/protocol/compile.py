@@ -31,8 +31,7 @@ from raftmq.protocol.encoders import (
     build_slow_encoder,
     explain,
 )
-from raftmq.protocol.schema import Field, Schema
-from raftmq.protocol.struct import Struct
+from raftmq.protocol.schema import Field, Schema, Struct
 from raftmq.protocol.wire import ELEMENTS_MAX, MALFORMED
 from raftmq.types import Buffer
 

@@ -19,9 +19,9 @@ from raftmq.protocol.schema import (
     STRING_BYTES_MAX,
     Field,
     Schema,
+    Struct,
     value_size_min,
 )
-from raftmq.protocol.struct import Struct
 
 Decoder = Callable[[memoryview, int], tuple[Struct, int]]
 """(body, elements_max) -> (message, position after it)."""

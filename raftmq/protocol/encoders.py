@@ -14,8 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from raftmq.protocol import wire
-from raftmq.protocol.schema import FIXED, STRING_BYTES_MAX, Field, Schema
-from raftmq.protocol.struct import Struct
+from raftmq.protocol.schema import FIXED, STRING_BYTES_MAX, Field, Schema, Struct
 
 Encoder = Callable[[Any], bytes]
 SlowEncoder = Callable[[Any], Generator[None, None, bytes]]

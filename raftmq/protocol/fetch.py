@@ -41,7 +41,7 @@ from raftmq.protocol.leaders import (
     node_endpoints_of,
     tagged,
 )
-from raftmq.protocol.struct import Struct
+from raftmq.protocol.schema import Struct
 from raftmq.protocol.wire import compact_string, from_uuid, plain_string, varint
 from raftmq.types import Buffer
 

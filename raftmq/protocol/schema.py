@@ -1,13 +1,19 @@
-"""The shape of one message part of one (API, version, direction), free of kio.
+"""Message parts: the shape of one (API, version, direction), and the `Struct` that holds one part.
 
-Owns the model that `compile.py` fills from kio's metadata and from which `decoders.py` and
-`encoders.py` write source code. Immutable. Wire types are Kafka's plain ones: what kio dresses up
-(error codes, durations, timestamps) is an integer here.
+Free of kio: `compile.py` fills the model from kio's metadata, and `decoders.py` and `encoders.py`
+write source code from it. Schemas are immutable. Wire types are Kafka's plain ones: what kio
+dresses up (error codes, durations, timestamps) is an integer here.
+
+A Struct decoded from the wire belongs to a class made for its place in an API's schema (all
+versions share it), so a field that the decoded version does not have yet, or no longer has, reads
+as its schema default, and a name that no version knows is an AttributeError. A Struct built by hand
+is plain: only what was given can be read.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import frozen
 
@@ -94,3 +100,41 @@ def value_size_min(flexible: bool, field: Field) -> int:
     if flexible:
         return 1
     return 2 if field.wire == "string" else 4
+
+
+DefaultOf = Callable[[str], Any]
+"""Answers the default of a field by name; raises KeyError where no version has such a field."""
+
+
+class Struct:
+    """An attribute bag: `Struct(topics=[Struct(name="a", partitions=[])])`."""
+
+    default_of: ClassVar[DefaultOf | None] = None
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__ = fields
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for names absent from the instance.
+        default_of = type(self).default_of
+        if default_of is not None and not name.startswith("__"):
+            try:
+                return default_of(name)
+            except KeyError:
+                pass
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    if TYPE_CHECKING:  # any attribute may be set
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Struct):
+            return NotImplemented
+        return self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({fields})"
