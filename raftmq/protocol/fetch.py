@@ -31,18 +31,21 @@ from raftmq.protocol.fetch_messages import (
     Span,
 )
 from raftmq.protocol.fetch_request import decode_fetch_request
-from raftmq.protocol.leaders import (
+from raftmq.protocol.schema import Struct
+from raftmq.protocol.wire import (
     NOBODY,
     CurrentLeader,
     NodeEndpoint,
+    compact_string,
     current_leader_bytes,
     current_leader_of,
+    from_uuid,
     node_endpoints_bytes,
     node_endpoints_of,
+    plain_string,
     tagged,
+    varint,
 )
-from raftmq.protocol.schema import Struct
-from raftmq.protocol.wire import compact_string, from_uuid, plain_string, varint
 from raftmq.types import Buffer
 
 __all__ = [

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from attrs import Factory, define, frozen
 
-from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
+from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.types import Buffer
 
 FLEXIBLE_FROM: Final = 12

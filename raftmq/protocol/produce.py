@@ -18,22 +18,19 @@ from attrs import Factory, define
 from raftmq.errors import RemoteProtocolError
 from raftmq.protocol.api_versions import ANNOUNCED, ApiKey
 from raftmq.protocol.compile import decode_response
-from raftmq.protocol.leaders import (
-    NOBODY,
-    CurrentLeader,
-    NodeEndpoint,
-    current_leader_bytes,
-    current_leader_of,
-    node_endpoints_bytes,
-    node_endpoints_of,
-    tagged,
-)
 from raftmq.protocol.wire import (
     ELEMENTS_MAX,
     MALFORMED,
+    NOBODY,
+    CurrentLeader,
+    NodeEndpoint,
     bad_length,
     compact_string,
+    current_leader_bytes,
+    current_leader_of,
     from_uuid,
+    node_endpoints_bytes,
+    node_endpoints_of,
     plain_string,
     read_compact_count,
     read_compact_string,
@@ -42,6 +39,7 @@ from raftmq.protocol.wire import (
     read_varint,
     short,
     skip_tags,
+    tagged,
     to_uuid,
     too_many,
     varint,

@@ -1,16 +1,21 @@
-"""Small pieces of Kafka's wire format that every decoder and encoder here shares.
+"""Small pieces of Kafka's wire format that several decoders and encoders here share.
 
-Owns varints, UUIDs and the words in which malformed bytes are refused. Never allocates by a
-length that it has not compared with the bytes left. All that is wrong with bytes from outside is
-a RemoteProtocolError; compiled code may also let IndexError, struct.error and UnicodeDecodeError
+Owns varints, UUIDs, the words in which malformed bytes are refused, and the two tagged parts in
+which Produce (v10+) and Fetch (v12+, endpoints v16+) say who leads now and where that node listens
+(KIP-951), so that a client goes on without a Metadata round trip. Never allocates by a length that
+it has not compared with the bytes left. All that is wrong with bytes from outside is a
+RemoteProtocolError; compiled code may also let IndexError, struct.error and UnicodeDecodeError
 escape, which its caller turns into one (`MALFORMED`).
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 from uuid import UUID, SafeUUID
+
+from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.types import Buffer
@@ -228,3 +233,72 @@ def plain_string(value: str | None) -> bytes:
     if length > 0x7FFF:
         raise TypeError(f"a string of {length} bytes; Kafka allows 32767")
     return length.to_bytes(2, "big") + data
+
+
+_LEADER: Final = struct.Struct(">iiB")
+_NODE: Final = struct.Struct(">i")
+_PORT: Final = struct.Struct(">i")
+
+
+@frozen
+class CurrentLeader:
+    """Who leads a partition, as far as the answering node knows; -1 where it does not."""
+
+    leader_id: int = -1
+    leader_epoch: int = -1
+
+
+@frozen
+class NodeEndpoint:
+    """Where a node named by a CurrentLeader listens for clients."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+NOBODY: Final = CurrentLeader()
+
+
+def current_leader_bytes(leader: CurrentLeader) -> bytes:
+    """The content of the tagged field."""
+    return _LEADER.pack(leader.leader_id, leader.leader_epoch, 0)
+
+
+def node_endpoints_bytes(endpoints: Sequence[NodeEndpoint]) -> bytes:
+    """The content of the tagged field."""
+    out = bytearray(varint(len(endpoints) + 1))
+    for endpoint in endpoints:
+        out += _NODE.pack(endpoint.node_id)
+        out += compact_string(endpoint.host)
+        out += _PORT.pack(endpoint.port)
+        out += compact_string(endpoint.rack)
+        out += b"\x00"
+    return bytes(out)
+
+
+def tagged(*fields: tuple[int, bytes]) -> bytes:
+    """A tagged part of these fields, which ascend by tag."""
+    out = bytearray(varint(len(fields)))
+    for tag, content in fields:
+        out += varint(tag)
+        out += varint(len(content))
+        out += content
+    return bytes(out)
+
+
+def current_leader_of(part: Any) -> CurrentLeader | None:
+    """From a decoded Struct; None where the answer says nothing."""
+    leader = getattr(part, "current_leader", None)
+    if leader is None or (leader.leader_id == -1 and leader.leader_epoch == -1):
+        return None
+    return CurrentLeader(leader.leader_id, leader.leader_epoch)
+
+
+def node_endpoints_of(message: Any) -> list[NodeEndpoint]:
+    """From a decoded Struct."""
+    return [
+        NodeEndpoint(node.node_id, node.host, node.port, node.rack)
+        for node in getattr(message, "node_endpoints", ())
+    ]

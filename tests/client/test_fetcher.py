@@ -17,7 +17,7 @@ from raftmq.protocol.fetch import (
     FetchTopicResponse,
     decode_fetch_request,
 )
-from raftmq.protocol.leaders import CurrentLeader
+from raftmq.protocol.wire import CurrentLeader
 from raftmq.records import NewRecord, build_batch
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import READ_COMMITTED

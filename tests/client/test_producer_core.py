@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
-from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint
 from raftmq.protocol.produce import (
     ProducePartitionResponse,
     ProduceResponse,
     ProduceTopicResponse,
     decode_produce_request,
 )
+from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.records import BatchHeader, NewRecord, check_batch, read_records
 from raftmq.types import TopicPartition
 from raftmq_client.core.accumulator import Receipt

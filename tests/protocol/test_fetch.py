@@ -37,7 +37,7 @@ from raftmq.protocol.fetch import (
     encode_fetch_response,
     pieces_size,
 )
-from raftmq.protocol.leaders import current_leader_of
+from raftmq.protocol.wire import current_leader_of
 from tests.protocol.messages import random_message
 
 VERSIONS = range(4, 19)

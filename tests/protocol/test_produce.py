@@ -16,7 +16,6 @@ from raftmq.protocol import (
     encode_request,
     encode_response,
 )
-from raftmq.protocol.leaders import CurrentLeader, NodeEndpoint, current_leader_of
 from raftmq.protocol.produce import (
     ProducePartition,
     ProducePartitionResponse,
@@ -30,7 +29,7 @@ from raftmq.protocol.produce import (
     encode_produce_request,
     encode_produce_response,
 )
-from raftmq.protocol.wire import long_varint
+from raftmq.protocol.wire import CurrentLeader, NodeEndpoint, current_leader_of, long_varint
 from tests.protocol.messages import random_message
 
 VERSIONS = range(3, 14)
