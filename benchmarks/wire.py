@@ -26,8 +26,7 @@ from raftmq.protocol import (
     encode_request,
     encode_request_header,
 )
-from raftmq.protocol.fetch import encode_fetch_request
-from raftmq.protocol.fetch_messages import FetchPartition, FetchRequest, FetchTopic
+from raftmq.protocol.fetch import FetchPartition, FetchRequest, FetchTopic, encode_fetch_request
 from raftmq.protocol.produce import (
     ProducePartition,
     ProduceRequest,

@@ -16,11 +16,12 @@ from benchmarks.results import read
 from benchmarks.targets import Target, parse_pids, read_cluster_file
 from benchmarks.wire import batch_of, check_fetched, check_produced, fetch_frame, produce_frame
 from raftmq.protocol import ApiKey, decode_request_header, encode_response_header
-from raftmq.protocol.fetch import decode_fetch_request, encode_fetch_response
-from raftmq.protocol.fetch_messages import (
+from raftmq.protocol.fetch import (
     FetchPartitionResponse,
     FetchResponse,
     FetchTopicResponse,
+    decode_fetch_request,
+    encode_fetch_response,
 )
 from raftmq.protocol.produce import (
     ProducePartitionResponse,
