@@ -1,13 +1,15 @@
 """What handlers see of the node: identity, metadata, partitions, the ways to the controller.
 
-A plain composition without a life of its own; `raftmq/node.py` builds it. Questions that several
-handlers ask of more than one part (who leads, where does a broker listen) are answered here, so
-that they are answered alike.
+A plain composition without a life of its own; `node/composition.py` builds it. Questions that
+several handlers ask of more than one part (who leads, where does a broker listen) are answered
+here, so that they are answered alike. Two small parts stand here with it: the encoded Metadata
+bodies of the present state, and the producer ids that this broker may hand out.
 """
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
@@ -21,6 +23,7 @@ from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
+from raftmq.metadata.commands import AllocateProducerIds, ProducerIds
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
@@ -33,13 +36,15 @@ from raftmq.runtime.workers import WorkerPool
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import Pace
-from raftmq.server.kafka.metadata_cache import MetadataCache
 from raftmq.server.kafka.metrics import ServerMetrics
-from raftmq.server.kafka.producer_ids import ProducerIdBlocks
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.work import WorkScheduler, gather
 from raftmq.types import NodeId, TopicId, TopicPartition
 
+CACHE_BYTES_MAX: Final = 32 << 20
+"""Of encoded Metadata bodies."""
+PRODUCER_IDS_PER_BLOCK: Final = 1000
+PRODUCER_IDS_TIMEOUT_MS: Final = 5_000
 NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
 ELECTION_ASK_MS: Final = 250
@@ -53,6 +58,117 @@ _COMING: Final = (
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.NOT_CONTROLLER,
 )
+
+
+class MetadataCache:
+    """Encoded Metadata bodies, newest use last, bounded by bytes; emptied when the state moves.
+
+    Many clients ask for the same topics at the same moment (after an election, all of them), and a
+    body of a thousand partitions takes milliseconds to encode.
+    """
+
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self.hits = 0
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._state: object = None
+        self._bodies: OrderedDict[object, bytes] = OrderedDict()
+        self._under_way: dict[object, Promise[bytes]] = {}
+
+    def get(self, state: object, key: object) -> bytes | None:
+        """A body encoded at exactly this state."""
+        if state != self._state:
+            self._bodies.clear()
+            self._under_way = {}
+            self._bytes = 0
+            self._state = state
+            return None
+        body = self._bodies.get(key)
+        if body is not None:
+            self.hits += 1
+            self._bodies.move_to_end(key)
+        return body
+
+    def under_way(self, key: object) -> Promise[bytes] | None:
+        """A body of the state last asked for that is being encoded."""
+        return self._under_way.get(key)
+
+    def begin(self, state: object, key: object, promise: Promise[bytes]) -> None:
+        """A body of `state` will come: whoever asks meanwhile shares it."""
+        self._under_way[key] = promise
+
+        def settled(done: Promise[bytes]) -> None:
+            if self._state == state:
+                self._under_way.pop(key, None)
+                if done.error is None:
+                    self.put(state, key, done.result())
+
+        promise.when_done(settled)
+
+    def put(self, state: object, key: object, body: bytes) -> None:
+        """Keep a body of `state`, if that is the one last asked for."""
+        if state != self._state:
+            return
+        self._bodies[key] = body
+        self._bytes += len(body)
+        while self._bytes > self._bytes_max:
+            _, dropped = self._bodies.popitem(last=False)
+            self._bytes -= len(dropped)
+
+
+class ProducerIdBlocks:
+    """The producer ids that this broker may hand out.
+
+    They come in blocks from the metadata group, so that most InitProducerId need no round trip. A
+    block is never handed out twice, also not after a crash: what was left of it is lost.
+    """
+
+    def __init__(self, node_id: NodeId, engine: Any) -> None:
+        self._node_id = node_id
+        self._engine = engine
+        self._next = 0
+        self._end = 0
+        self._is_asking = False
+        self._waiting: deque[Promise[int]] = deque()
+
+    def take(self) -> Promise[int]:
+        """A producer id that nobody else has or will have."""
+        if self._next < self._end and not self._waiting:
+            self._next += 1
+            return Promise.resolved(self._next - 1)
+        promise: Promise[int] = Promise()
+        self._waiting.append(promise)
+        self._ask()
+        return promise
+
+    @property
+    def waiting_count(self) -> int:
+        """Producers that wait for a block."""
+        return len(self._waiting)
+
+    def _ask(self) -> None:
+        if self._is_asking:
+            return
+        self._is_asking = True
+        command = AllocateProducerIds(node_id=self._node_id, count=PRODUCER_IDS_PER_BLOCK)
+        answer = self._engine.propose(command, timeout_ms=PRODUCER_IDS_TIMEOUT_MS)
+        answer.when_done(self._answered)
+
+    def _answered(self, promise: Promise[ProducerIds]) -> None:
+        self._is_asking = False
+        if promise.error is not None:
+            waiting, self._waiting = self._waiting, deque()
+            for one in waiting:
+                one.fail(promise.error)
+            return
+        block = promise.result()
+        # A block whose answer was lost is not used: the newest one is this broker's alone.
+        self._next, self._end = block.start, block.end
+        while self._waiting and self._next < self._end:
+            self._next += 1
+            self._waiting.popleft().resolve(self._next - 1)
+        if self._waiting:
+            self._ask()
 
 
 class ControllerPort(Protocol):
@@ -129,7 +245,7 @@ class Broker:
             has_ended=has_ended,
             has_left=self._has_left,
         )
-        self.producer_ids = ProducerIdBlocks(self)
+        self.producer_ids = ProducerIdBlocks(node_id, engine)
         self._creating: dict[str, Promise[ErrorCode]] = {}
         self._auto_create_room = Pace(
             clock.monotonic_ms, config.auto_create_topics_max, config.auto_create_topics_per_s
