@@ -1,15 +1,15 @@
-"""Where the records of produced batches are looked at: here and now, or in a worker.
+"""Where produced batches are opened, which is to check their records: on the loop, or in a worker.
 
-Most batches are looked at where they are appended: that takes microseconds. What takes longer
-(many records of different layouts, much that is compressed, a batch that has to be compressed
-anew) is a worker's, since the loop must not be held. Batches of one partition are appended in the
-order in which they came, as a producer with several requests under way counts on: while one is at
-work, those after it wait behind it, also those that are quick.
+Most batches are opened where they are appended: that takes microseconds. Those that take longer
+(many records of different layouts, much compressed data, a batch that has to be compressed anew)
+go to a worker, since the loop must not be held. Batches of one partition are appended in the order
+in which they came, as a producer with several requests under way relies on: while a worker has one,
+all that come after it wait, also those that are quick.
 
-Invariants: a batch waits only behind one that is at work; what comes back from a worker goes
-through the same checks as any batch when its turn comes, and is looked at again where the topic's
-configs changed meanwhile; how much waits is bounded by what requests may hold; what workers hold
-beside that is bounded by their number and `codec.output_limit`.
+Invariants: a batch waits only behind one that a worker has; a batch that comes back from a worker
+goes through the same checks as any other when its turn comes, and is opened again if the topic's
+configs changed meanwhile; the bytes that wait are bounded by what requests may hold; what workers
+hold beside them is bounded by their number and `codec.output_limit`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from raftmq.records import BatchHeader
 INLINE: Final = Allowance(
     cost=4_000, plain_bytes=1 << 20, opened_bytes=64 << 10, rebuilt_bytes=2 << 10
 )
-"""What is more costs milliseconds; what is less, not much more than a way to a thread and back."""
+"""More work costs milliseconds; less costs hardly more than the way to a thread and back."""
 WINDOW_MS: Final = 10
-"""Within so many milliseconds all partitions of a node walk `INLINE.cost` records on the loop."""
+"""All partitions of a node together walk `INLINE.cost` records on the loop in such a time."""
 
 
 Append: TypeAlias = Callable[
@@ -51,7 +51,7 @@ Refused: TypeAlias = Callable[[memoryview, KafkaError], None]
 
 
 class InlineBudget:
-    """What all partitions of a node together may walk on the loop; renewed by the clock.
+    """How many records all partitions of a node may walk on the loop; renewed by the clock.
 
     Requests of one pass of the loop follow each other without a pause, so that many small batches
     would hold it as long as a large one does.
@@ -74,12 +74,12 @@ class InlineBudget:
         return self._left
 
     def spend(self, cost: int) -> None:
-        """So many were."""
+        """Note that so many records were walked."""
         self._left -= cost
 
 
 class OpeningWorkers(Protocol):
-    """Threads for what takes long, and the budget for what does not."""
+    """Threads for batches that take long, and the budget for those that do not."""
 
     @property
     def inline(self) -> InlineBudget: ...
@@ -102,7 +102,7 @@ class _Waiting:
     is_at_work: bool = False
 
     def run(self) -> None:
-        """Open it; in any thread."""
+        """Open the batch, in any thread."""
         try:
             header = check_produced_batch(self.records, self.settings)
             self.opened = open_batch(self.records, header, self.settings, self.now_ms)
@@ -115,7 +115,7 @@ class _Waiting:
 
 
 class BatchOpening:
-    """The looks into the batches of one partition, and what waits for them."""
+    """Opens the batches of one partition, in their order."""
 
     __slots__ = ("_append", "_clock", "_refused", "_settings", "_waiting", "_workers")
 
@@ -127,17 +127,17 @@ class BatchOpening:
         append: Append,
         refused: Refused,
     ) -> None:
-        """Without workers nothing waits: all is opened where it is appended.
+        """Without workers nothing waits: every batch is opened where it is appended.
 
         Args:
-            settings: a method that gives those in force.
-            append: a method that appends a batch that came back, or came after one; it gives None
-                where a worker has to open it.
-            refused: is told of what is not appended.
+            settings: a method that returns the settings in force.
+            append: a method that appends a batch that waited; it returns None if a worker has to
+                open the batch.
+            refused: called with each batch that is not appended.
         """
         self._workers = workers
         self._clock = clock
-        # Weak, as the partition holds this: a ring would keep all of a partition that was deleted.
+        # Weak, since the partition holds this: a ring would keep a deleted partition in memory.
         self._settings = WeakMethod(settings)
         self._append = WeakMethod(append)
         self._refused = refused
@@ -145,11 +145,11 @@ class BatchOpening:
 
     @property
     def is_busy(self) -> bool:
-        """True while a batch is at work: what comes now waits behind it."""
+        """True while a worker has a batch: one that comes now waits behind it."""
         return bool(self._waiting)
 
     def now(self, records: memoryview, header: BatchHeader) -> OpenedBatch | None:
-        """Look into a batch here; None when that is too much work for the loop.
+        """Open a batch here; None when that is too much work for the loop.
 
         Raises:
             KafkaError: as `open_batch`.
@@ -177,7 +177,7 @@ class BatchOpening:
         *,
         is_work: bool = False,
     ) -> Promise[AppendResult]:
-        """Append when those before it are appended; `is_work` when a worker has to open it."""
+        """Append a batch after those before it; `is_work` when a worker has to open it."""
         settings = self._in_force()
         waiting = _Waiting(records, acks, timeout_ms, self._clock.wall_ms(), settings)
         self._waiting.append(waiting)
@@ -187,11 +187,11 @@ class BatchOpening:
 
     def _in_force(self) -> PartitionSettings:
         settings = self._settings()
-        assert settings is not None, "the partition asks"
+        assert settings is not None, "called by the partition, which is there"
         return settings()
 
     def _work(self, waiting: _Waiting) -> None:
-        assert self._workers is not None, "without workers nothing is too much work"
+        assert self._workers is not None, "without workers no batch is too much work"
         waiting.is_at_work = True
         self._workers.run(waiting, lambda _error: self._opened(waiting))
 
@@ -210,7 +210,7 @@ class BatchOpening:
                 first.promise.resolve(AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
                 continue
             result = append(first.records, first.acks, first.timeout_ms, first.opened)
-            if result is None:  # it takes long, or other configs hold since it was opened
+            if result is None:  # it takes long, or the configs changed since it was opened
                 first.settings, first.opened = self._in_force(), None
                 self._work(first)
                 return

@@ -59,7 +59,7 @@ class Deadlines:
         self._dead = 0
         self._soon: deque[Callable[[], None]] = deque()
         self.on_earlier: Callable[[], None] | None = None
-        """Called when another deadline is the first one: who sleeps until `next_ms` looks again."""
+        """Called when `next_ms` has become earlier, so that a sleeper until then wakes sooner."""
 
     def __len__(self) -> int:
         return len(self._heap) - self._dead
@@ -84,15 +84,15 @@ class Deadlines:
             self.on_earlier()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the next `expire`: not in this turn, which has done enough."""
+        """Call `callback` at the next `expire`, since this turn of the loop has done enough."""
         self._soon.append(callback)
         if len(self._soon) == 1 and self.on_earlier is not None:
             self.on_earlier()
 
     def expire(self, now_ms: float, *, count_max: int | None = None) -> bool:
-        """Call back what is due, at most `count_max` of it; True when that left some over."""
+        """Make the calls that are due, at most `count_max`; True when some are left."""
         left = count_max if count_max is not None else -1
-        # Those that ask for another turn while these run get the next one.
+        # Calls that are asked for while these run belong to the next turn.
         count = len(self._soon) if left < 0 else min(len(self._soon), left)
         for _ in range(count):
             left -= 1
@@ -147,7 +147,7 @@ class ParkedProduces:
 
     @property
     def first_end(self) -> Offset | None:
-        """The least log end that anybody waits for."""
+        """The least log end that a produce waits for."""
         while self._parked and self._parked[0].promise.is_done:
             self._parked.popleft()
         return self._parked[0].end if self._parked else None
@@ -155,7 +155,7 @@ class ParkedProduces:
     def park(
         self, end: Offset, result: AppendResult, timeout_ms: int, timed_out: ErrorCode
     ) -> Promise[AppendResult]:
-        """Answer `result` once all below `end` is acknowledged; `timed_out` after a while."""
+        """Answer `result` once all below `end` is acknowledged, `timed_out` after `timeout_ms`."""
         entry = _Parked(end, result)
 
         def expire() -> None:
@@ -170,7 +170,7 @@ class ParkedProduces:
         return entry.promise
 
     def acknowledge(self, end: Offset, is_enough: Callable[[Offset], bool]) -> None:
-        """Answer from the front what ends at or below `end`, while `is_enough` holds for it."""
+        """Answer, from the front, produces that end at or below `end` while `is_enough` holds."""
         parked = self._parked
         while parked:
             entry = parked[0]
@@ -210,7 +210,7 @@ class ParkedFetches:
         self._waiters: dict[int, FetchWaiter] = {}  # by id(); in order of arrival
         self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
         self.is_over = False
-        """Nobody shall wait here any more."""
+        """True when no fetch shall wait here any more."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -243,8 +243,8 @@ class ParkedFetches:
 
 
 DELETE_WAIT_MS_MIN: Final = 500
-"""What a client waits at least. Who says 0 asks for what Kafka can tell at once, since its leader
-moves its own log start first; here that takes an entry of the log which a majority has flushed."""
+"""A deletion waits at least so long. Clients that send a timeout of 0 expect an answer at once:
+Kafka's leader moves its own log start first, while here a majority must flush an entry for it."""
 
 
 class ParkedDeletes:
@@ -260,7 +260,7 @@ class ParkedDeletes:
         return len(self._parked)
 
     def park(self, target: Offset, timeout_ms: int) -> Promise[DeleteResult]:
-        """Answer once the log starts at `target` or above, or that it is too late."""
+        """Answer once the log starts at `target` or above, or when the time is up."""
         promise: Promise[DeleteResult] = Promise()
 
         def expire() -> None:

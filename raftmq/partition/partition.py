@@ -68,7 +68,7 @@ LATEST_TIERED: Final = -5
 
 FIRST_EPOCH: Final = 1
 """No leader is ever elected in term 0. On Kafka 0 is the epoch of a partition's first leader, and
-what clients say that leave it at its zero value; so it means the same as 1 here."""
+some clients send 0 where they set none; so here it means the same as 1."""
 CHECK_AHEAD_BYTES: Final = 4 << 20
 
 
@@ -92,10 +92,10 @@ class Partition:
         is_internal: bool = False,
         buggify: Buggify = never,
     ) -> None:
-        """Make the machine; `attach` its replica before anything is asked of it.
+        """Make the state machine; `attach` its replica before any other call.
 
-        An internal one shows a log that another machine owns (the metadata group's) to readers; it
-        takes nothing from clients, and its owner wakes its fetches.
+        An internal partition shows readers a log that another state machine owns (the metadata
+        group's); it takes nothing from clients, and its owner wakes its fetches.
         """
         self.name = name
         self.topic_id: TopicId = group.topic_id
@@ -111,8 +111,8 @@ class Partition:
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
-        self._end_questions = ParkedProduces(deadlines)  # they wait as a produce would
-        self._told_end = Offset(0)  # records below were acknowledged, perhaps before a flush
+        self._end_lookups = ParkedProduces(deadlines)  # they wait as a produce would
+        self._acknowledged_end = Offset(0)  # records below it were, perhaps before a flush
         self._buggify = buggify
         self._opening = BatchOpening(
             workers, clock, self._settings_in_force, self._append, self._producers.refused
@@ -122,18 +122,18 @@ class Partition:
         self._clock = clock
         self._replica: ReplicaPort | None = None
         self._header: BatchHeader | None = None  # of the batch being appended right now
-        self._shown_end = Offset(0)  # readers were woken for what lies below
+        self._shown_end = Offset(0)  # fetches were woken for records below it
         self._is_closed = False
-        self._opened_end = Offset(0)  # what was appended since was never only on the disk
+        self._opened_end = Offset(0)  # where the log ended when it was opened
 
     def attach(self, replica: ReplicaPort) -> None:
-        """Take the opened replica and read back what its log says of producers."""
+        """Take the opened replica and rebuild the state of producers from its log."""
         self.begin(replica)
         while not self.read_on():
             pass
 
     def begin(self, replica: ReplicaPort) -> None:
-        """As `attach`, but what the log says of producers is still to be read, by `read_on`."""
+        """As `attach`, but the state of producers is still to be rebuilt, by `read_on`."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
         replica.on_progress = self._progressed
@@ -142,8 +142,8 @@ class Partition:
             self._producers.attach(replica.log)
 
     def read_on(self) -> bool:
-        """Read back some more of what the log says of producers, for milliseconds; True when it is
-        all. Producers may come before: they are told to come again."""
+        """Rebuild some more of the state of producers, for milliseconds; True when it is complete.
+        Idempotent producers that write before that are told to retry."""
         return self._is_internal or self._producers.read_on()
 
     @property
@@ -174,7 +174,7 @@ class Partition:
 
     @property
     def producers(self) -> ProducerStateTable:
-        """What is known of idempotent producers."""
+        """The state of idempotent producers."""
         return self._producers.table
 
     @property
@@ -184,12 +184,12 @@ class Partition:
 
     @property
     def lag(self) -> int:
-        """Records that are committed and not yet here."""
+        """How many offsets of committed records this replica lacks."""
         replica = self.replica
         return max(0, replica.high_watermark - replica.log_end_offset)
 
     def configure(self, settings: PartitionSettings) -> None:
-        """Obey changed topic configs from now on."""
+        """Apply changed topic configs from now on."""
         self.settings = settings
 
     def _settings_in_force(self) -> PartitionSettings:
@@ -221,7 +221,7 @@ class Partition:
             return self._opening.wait(records, acks, timeout_ms)
         result = self._append(records, acks, timeout_ms, None)
         if result is None:
-            assert records is not None, "what is not there is not opened"
+            assert records is not None, "a worker was asked to open nothing"
             return self._opening.wait(records, acks, timeout_ms, is_work=True)
         return result
 
@@ -233,7 +233,7 @@ class Partition:
         timeout_ms: int,
         opened: OpenedBatch | None,
     ) -> AppendResult | Promise[AppendResult] | None:
-        """As `append`; `opened` where a worker looked into it. None where one has to."""
+        """As `append`; `opened` where a worker opened the batch. None where a worker has to."""
         if self._is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
@@ -283,7 +283,7 @@ class Partition:
         self._header = header
         base_offset = replica.append(batch, header)
         if not self.is_leader:
-            # Lost in the very moment; what was parked then was failed before this one came.
+            # Lost during the append, and parked produces were failed before this one is parked.
             raise KafkaError(code=self._no_leader_code())
         stamped_ms = now_ms if is_stamped else -1
         result = AppendResult(ErrorCode.NONE, base_offset, stamped_ms, replica.log_start_offset)
@@ -307,7 +307,7 @@ class Partition:
             if self.replica.log.flushed_end_offset >= end:
                 return result
             return self._fsync_produces.park(end, result, timeout_ms, ErrorCode.REQUEST_TIMED_OUT)
-        self._told_end = max(self._told_end, end)
+        self._acknowledged_end = max(self._acknowledged_end, end)
         return result
 
     def _acknowledge_duplicate(
@@ -323,12 +323,12 @@ class Partition:
         return self._acknowledge(result, duplicate.next_offset, acks, timeout_ms)
 
     def _is_enough(self, end: Offset) -> bool:
-        """True when min.insync.replicas voters, this leader among them, flushed all below `end`."""
+        """True when min.insync.replicas voters, this leader among them, flushed all below `end`,
+        which is committed."""
         wanted = self.settings.min_insync_replicas
         replica = self.replica
-        voters = len(replica.voters)
-        if wanted <= voters // 2 + 1:
-            return True  # committed: a majority flushed it
+        if wanted <= len(replica.voters) // 2 + 1:
+            return True  # a majority flushed it
         return replica.flushed_voters(replica.log.index_of(end)) >= wanted
 
     def _settle_produces(self) -> None:
@@ -338,8 +338,8 @@ class Partition:
         if len(self._fsync_produces):
             flushed_end = replica.log.flushed_end_offset
             self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
-        if len(self._end_questions):
-            self._end_questions.acknowledge(replica.high_watermark, lambda _end: True)
+        if len(self._end_lookups):
+            self._end_lookups.acknowledge(replica.high_watermark, lambda _end: True)
 
     # ---- fetch ----
 
@@ -358,13 +358,12 @@ class Partition:
         """Find what a consumer may read from `offset` on, as spans of whole batches.
 
         Args:
-            current_epoch: the leader epoch that the asker believes in, -1 for none (KIP-320).
+            current_epoch: the leader epoch that the client knows, -1 for none (KIP-320).
             last_fetched_epoch: that of the record before `offset`, -1 for unknown (KIP-595).
             may_follow: a follower may answer (KIP-392).
             at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
-            may_wait: read here and now what is not in memory, and check what nobody has checked
-                since it was last read from the disk; else that is a job for a worker, in the
-                result. A few such rounds may be needed.
+            may_wait: read from the disk, and check bytes that were not checked since, in this
+                call; otherwise the result holds a job for a worker. Several rounds may be needed.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -375,22 +374,13 @@ class Partition:
         start = replica.log_start_offset
         end = self.readable_end
         if end < offset <= self._committed_end:
-            end = offset  # in a hole, or behind it: to who was there before, that is the end
+            end = offset  # in a hole, or right behind it: for this reader the log ends there
         if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
             diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
             if diverging is not None:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
         if not start <= offset <= end:
-            if offset < start or offset > replica.log_end_offset:
-                # Who is behind cannot tell: a follower, or who led until others elected anew.
-                is_unknown = offset > end and not self.is_leader
-                code = (
-                    ErrorCode.OFFSET_NOT_AVAILABLE if is_unknown else ErrorCode.OFFSET_OUT_OF_RANGE
-                )
-                return ReadResult(code, end, start)
-            if not replica.is_leader:
-                return ReadResult(ErrorCode.OFFSET_NOT_AVAILABLE, end, start)
-            return ReadResult(ErrorCode.NONE, end, start)
+            return ReadResult(self._code_outside(offset, start, end), end, start)
         if offset == end or (bytes_max <= 0 and not at_least_one):
             return ReadResult(ErrorCode.NONE, end, start)
         log = replica.log
@@ -405,7 +395,7 @@ class Partition:
                 offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
             )
             spans = tuple(found)
-            if not spans and not may_wait:  # a check is too old, or damage was found close by
+            if not spans and not may_wait:  # the last check is too old, or damage lies close by
                 job = self._needed_first(offset, bytes_max, is_unverified=True)
         except KafkaError as error:
             if isinstance(error, DamagedError):
@@ -419,9 +409,21 @@ class Partition:
             record_count += span.end_offset - max(span.base_offset, offset)
         return ReadResult(ErrorCode.NONE, end, start, spans, size, record_count, job=job)
 
+    def _code_outside(self, offset: Offset, start: Offset, end: Offset) -> ErrorCode:
+        """What a reader at an offset outside `[start, end]` is told."""
+        replica = self.replica
+        if start <= offset <= replica.log_end_offset:
+            return ErrorCode.NONE if replica.is_leader else ErrorCode.OFFSET_NOT_AVAILABLE
+        if offset > end and not self.is_leader:
+            # It may be behind: a follower, or a leader that was replaced and does not know it.
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+
     def _needed_first(
         self, offset: Offset, bytes_max: int, *, is_unverified: bool = False
     ) -> Runnable | None:
+        """The job without which these bytes cannot be served: to read or to check them. What was
+        appended since the log was opened was checked then."""
         log = self.replica.log
         job = log.read_ahead(offset, bytes_max)
         if job is None and (is_unverified or offset < self._opened_end):
@@ -430,7 +432,7 @@ class Partition:
 
     @reports_bugs
     def prepared(self, job: Runnable) -> None:
-        """A worker ran `job`: what it found sound may be served, what it found damaged may not."""
+        """A worker ran `job`: bytes that it found sound may be served, damaged ones may not."""
         replica = self.replica
         try:
             if isinstance(job, IndexJob):
@@ -445,10 +447,11 @@ class Partition:
 
     @property
     def readable_end(self) -> Offset:
-        """Where consumers must stop: at the last committed record, which a follower has flushed.
+        """Where consumers must stop: behind the last committed record; on a follower, behind the
+        last one that it flushed.
 
-        That is the high watermark, or less where nothing but a hole lies below it. It is what
-        clients are told as the high watermark: no fetch brings them beyond it.
+        That is the high watermark, or less where only a hole lies right below it. Clients are told
+        it as the high watermark, since no fetch brings them beyond it.
         """
         end = self._committed_end
         start = min(self.replica.log_start_offset, end)
@@ -464,7 +467,7 @@ class Partition:
 
     @property
     def serves_fetches(self) -> bool:
-        """False when a waiting fetch must learn that it waits at the wrong place."""
+        """False when a fetch that waits here must be told to go elsewhere."""
         return not self._is_closed and (self.replica.is_leader or self._follows)
 
     @property
@@ -489,15 +492,18 @@ class Partition:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
-        # Not cut at the high watermark: a leader that just began may not know yet how far it is
-        # committed, and its log agrees with whatever a consumer was given.
+        # Not cut at the high watermark: a new leader may not know yet how far its log is committed,
+        # and that log agrees with everything that a consumer was given.
         known_epoch, end = self._end_of(epoch)
         return (known_epoch, end) if known_epoch < epoch or end < offset else None
 
     def _end_of(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
-        """The greatest known epoch not above `epoch` and its end; an epoch older than the whole
-        log ended where the log starts, as in Kafka. Where nothing was cut from the log, nothing
-        was ever read under an epoch older than its first record: it means that record's."""
+        """The greatest known epoch not above `epoch`, and its end.
+
+        An epoch older than the whole log ended where the log starts, as in Kafka. Where nothing was
+        cut from the log no record had an older epoch than the first one, so an older epoch means
+        that record's.
+        """
         log = self.replica.log
         first = FIRST_EPOCH if log.log_start.index else self._epoch_at(log.log_start.base_offset)
         found = log.end_offset_for_epoch(LeaderEpoch(max(epoch, first)))
@@ -508,16 +514,19 @@ class Partition:
     # ---- offsets and epochs ----
 
     def acknowledged(self, timeout_ms: int) -> Promise[AppendResult] | None:
-        """Kept once all that a sole voter acknowledged before its flush is committed; None when it
-        is. Kafka's only replica commits as it appends, so its end never lacks what was
-        acknowledged; with more replicas it may lack what only the leader has, here and there.
+        """A promise that is kept once every record that a sole voter acknowledged before its flush
+        is committed; None when that is so now.
+
+        A sole replica of Kafka commits as it appends, so the end of its log never lacks what was
+        acknowledged. With more replicas it may lack what only the leader has, in Kafka and here.
         """
         replica = self.replica
-        end = min(self._told_end, replica.log_end_offset)  # it may have led before, and truncated
+        # The log may be shorter: this replica led before, and was truncated since.
+        end = min(self._acknowledged_end, replica.log_end_offset)
         if end <= replica.high_watermark or not replica.is_writable or len(replica.voters) > 1:
             return None
         result = AppendResult(ErrorCode.NONE)
-        return self._end_questions.park(end, result, timeout_ms, ErrorCode.OFFSET_NOT_AVAILABLE)
+        return self._end_lookups.park(end, result, timeout_ms, ErrorCode.OFFSET_NOT_AVAILABLE)
 
     @reports_assertions
     def list_offset(
@@ -525,7 +534,7 @@ class Partition:
     ) -> OffsetResult:
         """The offset for a timestamp, or for one of Kafka's special ones (negative).
 
-        Unless it `may_wait` for the disk it may want a job to be run first.
+        Unless it `may_wait` for the disk, the result may hold a job for a worker.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -563,7 +572,8 @@ class Partition:
         if found is None:
             return OffsetResult(ErrorCode.NONE)
         found_timestamp, offset, epoch = found
-        if offset < replica.log_start_offset:  # its deletion is owed: later ones cannot be told yet
+        if offset < replica.log_start_offset:
+            # It is deleted and still in the log, and the first one that stays is not known yet.
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
 
@@ -582,7 +592,8 @@ class Partition:
             return EpochEnd(ErrorCode.NONE)
         known_epoch, end = self._end_of(LeaderEpoch(epoch))
         if end > replica.high_watermark and not replica.is_writable:
-            # It may be behind: cut there, a consumer would believe that what it read is gone.
+            # The high watermark here may be behind: a consumer that is told it as the end of the
+            # epoch would take records that it read for truncated.
             return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
         return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
 
@@ -596,7 +607,7 @@ class Partition:
 
     @reports_assertions
     def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
-        """Drop everything below `offset` (-1: the high watermark); answered when it is dropped."""
+        """Drop all records below `offset` (-1: the high watermark); answered when that is done."""
         replica = self.replica
         if self._is_internal:
             return DeleteResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -633,7 +644,7 @@ class Partition:
         self._producers.appended(header)
 
     def truncated(self, _end: RaftIndex) -> None:
-        """Entries are gone: what they said of producers as well."""
+        """Entries are gone, and with them what they added to the state of producers."""
         self._producers.truncated()
 
     def committed(self, _high_watermark: Offset, _commit_end: RaftIndex) -> None:
@@ -646,7 +657,7 @@ class Partition:
         self.fetches.wake_all()
 
     def role_changed(self, soft: SoftState) -> None:
-        """Another leader, another term, or none: nothing that waits can be promised any more."""
+        """Another leader, another term, or none: no parked produce can be acknowledged."""
         if self._replica is None:
             return
         if soft.role is not Role.LEADER:
@@ -661,7 +672,7 @@ class Partition:
         return not log.log_start.index and log.end_offset_for_epoch(before) is None
 
     def state_at(self, offset: Offset, _index: RaftIndex) -> bytes | None:
-        """What producers had written exactly below `offset`; None: not yet, ask again."""
+        """The state of producers exactly at `offset`; None: not ready, call again."""
         return self._producers.state_at(offset)
 
     @property
@@ -678,7 +689,7 @@ class Partition:
         check_encoded(log_start.state)
 
     def restore(self, log_start: LogStart) -> None:
-        """Begin anew at a log start; `attach` replays what follows it at opening."""
+        """Begin anew at a log start; at opening, `attach` replays what follows it."""
         self._producers.restore(log_start)
         if self._replica is not None:
             self.fetches.wake_all()
@@ -686,12 +697,12 @@ class Partition:
     def _fail_parked(self, code: ErrorCode) -> None:
         self._produces.fail_all(code)
         self._fsync_produces.fail_all(code)
-        self._end_questions.fail_all(code)
+        self._end_lookups.fail_all(code)
         self._deletes.fail_all(code)
 
     def _progressed(self) -> None:
-        """What is flushed, here or at a follower, or the log start moved: settle what waited for
-        that. (What waits for the high watermark was settled when that moved.)"""
+        """The flushed end, here or at a follower, or the log start moved: settle what waits for
+        those. (What waits for the high watermark was settled when it moved.)"""
         if self._is_closed:
             return
         if len(self._produces) or len(self._fsync_produces):
@@ -700,7 +711,7 @@ class Partition:
             self._deletes.settle(self.replica.log_start_offset)
         if len(self.fetches):
             end = self.readable_end
-            if end > self._shown_end:  # a follower flushed what it was told is committed
+            if end > self._shown_end:  # a follower flushed records that it knew to be committed
                 self._shown_end = end
                 self.fetches.wake_all()
 
@@ -732,12 +743,12 @@ class PartitionRegistry:
         self._by_name[partition.name] = partition
 
     def add_internal(self, partition: Partition) -> None:
-        """Let handlers find a log that is no data partition: by name or id, never by iteration."""
+        """Let handlers find an internal partition by name or id; iteration leaves it out."""
         self._internal_by_id[(partition.topic_id, partition.index)] = partition
         self._internal_by_name[partition.name] = partition
 
     def remove(self, partition: Partition) -> None:
-        """Forget a partition; what is parked in it was failed by its `close`."""
+        """Forget a partition, whose `close` has failed what was parked in it."""
         del self._by_id[(partition.topic_id, partition.index)]
         if self._by_name.get(partition.name) is partition:
             del self._by_name[partition.name]

@@ -126,11 +126,11 @@ class AppendResult:
     log_start_offset: Offset = NO_OFFSET
     message: str | None = None
     record_errors: tuple[tuple[int, str], ...] = ()
-    """(index in the batch, why) of the records for which it was refused, where that is known."""
+    """(index in the batch, reason) of the records for which it was refused, where known."""
 
     @classmethod
     def refused(cls, error: KafkaError) -> AppendResult:
-        """What is told of an error."""
+        """The result for a batch that is refused with this error."""
         records = error.records if isinstance(error, RecordsRefusedError) else ()
         return cls(error.code, message=error.message, record_errors=records)
 
@@ -145,10 +145,11 @@ class ReadResult:
     spans: tuple[FileSpan, ...] = ()
     size: int = 0
     record_count: int = 0
-    """Offsets from the wanted one on that `spans` cover."""
+    """How many offsets from the wanted one on `spans` cover."""
     diverging: tuple[LeaderEpoch, Offset] | None = None
     job: Runnable | None = None
-    """Bytes must be read or checked first, in a worker; then `Partition.prepared`, and again."""
+    """To be run in a worker, since bytes must be read or checked first; then call
+    `Partition.prepared`, and read again."""
 
 
 @frozen(slots=True)

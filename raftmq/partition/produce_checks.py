@@ -1,10 +1,10 @@
-"""What a batch must satisfy before it is appended, and the few changes a broker makes to it.
+"""Checks that a batch must pass before it is appended, and the few changes a broker makes to it.
 
-Its header is judged first (`check_produced_batch`), then its records are walked (`open_batch`), as
-deep as the topic's `raftmq.produce.check` asks: what is stored can be read. Codes are Kafka's where
-Kafka has a useful one. `CORRUPT_MESSAGE` makes clients send the same bytes again, so it is for
-bytes that were damaged on their way; a batch whose sum is right will not get better, and is refused
-for good.
+Its header is checked first (`check_produced_batch`), then its records are walked (`open_batch`), as
+deep as the topic's `raftmq.produce.check` asks, so that what is stored can be read. Codes are
+Kafka's where Kafka has a useful one. `CORRUPT_MESSAGE` makes clients send the same bytes again, so
+it is for bytes that were damaged on the way; a bad batch whose checksum is right stays bad, and is
+refused for good.
 
 A batch is built anew only when the topic's own compression differs from the producer's; its records
 stay byte for byte what they were.
@@ -47,17 +47,17 @@ _SIZE_AND_MAGIC: Final = struct.Struct(">8xi4xb")
 _OLD_BATCH_LENGTH_MIN: Final = 14  # of any format: what is shorter is no batch
 _BYTES_PER_COST: Final = 256  # so many are decompressed in the time in which a record is walked
 RECORD_ERRORS_MAX: Final = 100
-"""So many records of a refused batch are named."""
+"""At most so many records of a refused batch are named."""
 
 
 @frozen(slots=True)
 class Allowance:
-    """How much work one batch may be, where it is opened.
+    """How much work the opening of one batch may be.
 
     Attributes:
         cost: of the walk, in records.
         plain_bytes: size of records that are not compressed.
-        opened_bytes: what compressed ones open to.
+        opened_bytes: size of compressed records when decompressed.
         rebuilt_bytes: size of records that are compressed anew.
     """
 
@@ -69,14 +69,14 @@ class Allowance:
 
 @frozen(slots=True)
 class OpenedBatch:
-    """A batch whose records were looked at as deep as its topic asks.
+    """A batch whose records were checked as deep as its topic asks.
 
     Attributes:
-        batch, header: as it is to be stored, but for what is stamped into its header.
-        settings: what was obeyed; looked at again where others hold by now.
+        batch, header: as they will be stored, except for what is stamped into the header.
+        settings: those in force then; if others are now, the batch is opened again.
         walked: None where the records were not read.
-        odd: (index, why) of records whose timestamps the leader's clock does not like.
-        cost: what that was, in records.
+        odd: (index, reason) of records whose timestamps are too far from the leader's clock.
+        cost: how much work it was, in records.
     """
 
     batch: memoryview
@@ -88,7 +88,7 @@ class OpenedBatch:
 
 
 def check_produced_batch(records: memoryview, settings: PartitionSettings) -> BatchHeader:
-    """Check the header and the sum of what was produced: one batch and nothing else (KIP-98).
+    """Check the header and the checksum of produced bytes: one batch and nothing else (KIP-98).
 
     Raises:
         KafkaError: INVALID_RECORD, CORRUPT_MESSAGE, INVALID_TXN_STATE, MESSAGE_TOO_LARGE or
@@ -99,7 +99,7 @@ def check_produced_batch(records: memoryview, settings: PartitionSettings) -> Ba
     if not has_sound_sum(records, header):
         raise CorruptBatchError("CRC-32C does not match")
     if size < len(records):
-        _size_of_batch(records[size:])  # says what is wrong with the rest
+        _size_of_batch(records[size:])  # raises what is wrong with the rest
         raise InvalidRecordError("exactly one batch per partition")
     check_produced(header)
     if header.is_transactional:
@@ -119,7 +119,7 @@ def check_produced_batch(records: memoryview, settings: PartitionSettings) -> Ba
 
 
 def _size_of_batch(view: memoryview) -> int:
-    """Bytes of the batch that `view` begins with, judged in Kafka's order."""
+    """Bytes of the batch that `view` begins with, checked in Kafka's order."""
     if len(view) < _SIZE_AND_MAGIC.size:
         raise InvalidRecordError("bytes that are no batch")
     length, magic = _SIZE_AND_MAGIC.unpack_from(view)
@@ -144,8 +144,8 @@ def check_timestamps(
     """Check that a batch is neither too old nor too far in the future.
 
     To clients a refusal is final, and librdkafka begins a new producer epoch on it, for all its
-    partitions. So one clock that is wrong, this leader's, refuses nothing: most of those of the
-    voters that it hears must say the same. They are asked for only where this one refuses.
+    partitions. So this leader's clock, which may be wrong, refuses nothing alone: most clocks
+    of the voters that it hears must agree. They are read only where its own would refuse.
 
     Raises:
         KafkaError: INVALID_TIMESTAMP.
@@ -165,15 +165,14 @@ def check_timestamps(
 
 
 def _range_of(opened: OpenedBatch) -> tuple[int, int]:
-    """Its earliest and latest timestamp, as far as they were looked at; -1 for none."""
+    """Its earliest and latest timestamp, as far as they were read; -1 for none."""
     if opened.walked is not None:
         return opened.walked.least, opened.walked.greatest
     return opened.header.base_timestamp, opened.header.max_timestamp
 
 
 def _off_by(times: tuple[int, int], settings: PartitionSettings, now_ms: int) -> str:
-    """What is wrong with timestamps from `times[0]` to `times[1]` at that time; empty when nothing
-    is."""
+    """What is wrong at `now_ms` with timestamps from `times[0]` to `times[1]`; empty if nothing."""
     earliest, latest = times
     if latest != NO_TIMESTAMP and latest - now_ms > settings.timestamp_after_ms_max:
         return (
@@ -191,7 +190,7 @@ def _off_by(times: tuple[int, int], settings: PartitionSettings, now_ms: int) ->
 
 
 def is_long_work(records: memoryview, settings: PartitionSettings, inline: Allowance) -> bool:
-    """True for a batch that will be more work than `inline` allows, by its header alone."""
+    """True for a batch that, by its header alone, will be more work than `inline` allows."""
     if len(records) < HEADER_SIZE:
         return False
     header = parse_header(records)
@@ -203,7 +202,7 @@ def is_long_work(records: memoryview, settings: PartitionSettings, inline: Allow
 
 
 def _must_read(header: BatchHeader, settings: PartitionSettings) -> bool:
-    """True where the records are read whatever the topic asks to be checked."""
+    """True where the records are read whatever `raftmq.produce.check` says."""
     return _must_rebuild(header, settings) or (
         settings.timestamp_type == CREATE_TIME
         and header.timestamp_type == CREATE_TIME
@@ -222,14 +221,14 @@ def open_batch(
     now_ms: int,
     allowance: Allowance | None = None,
 ) -> OpenedBatch:
-    """Look at the records of a batch whose header was checked; may run in any thread.
+    """Check the records of a batch whose header was checked; may run in any thread.
 
-    The greatest timestamp is written into its header where the producer says another: Sarama before
-    1.46 leaves -1 there, since Kafka's broker sets it, and retention and look-ups by time go by it.
-    That is done in place if `batch` can be written.
+    The greatest timestamp is written into the header where the producer wrote another one: Sarama
+    before 1.46 leaves -1, as Kafka's broker sets it; retention and look-ups by time use it.
+    It is written in place if `batch` is writable.
 
     Args:
-        allowance: how much work that may be; without one, as much as it takes.
+        allowance: how much work it may be; None for any.
 
     Raises:
         KafkaError: INVALID_RECORD or MESSAGE_TOO_LARGE.
@@ -248,7 +247,7 @@ def open_batch(
     cost += walked.cost
     is_long = allowance is not None and header.record_count > allowance.cost
     if is_long and _is_any_odd(walked, settings, now_ms):
-        raise UndecidedError(cost)  # they have to be looked for, one by one
+        raise UndecidedError(cost)  # to find the odd ones each record must be read
     _check_keys(data, header, walked, settings)
     odd = _odd_records(data, header, walked, settings, now_ms)
     if _must_rebuild(header, settings):
@@ -298,7 +297,7 @@ def _check_keys(
 def _odd_records(
     data: bytes, header: BatchHeader, walked: Walked, settings: PartitionSettings, now_ms: int
 ) -> tuple[tuple[int, str], ...]:
-    """The records whose timestamps may be refused, and why.
+    """The records whose timestamps may be refused, each with the reason.
 
     Raises:
         RecordsRefusedError: INVALID_TIMESTAMP where a producer stamps what the broker stamps.
@@ -329,7 +328,7 @@ def _is_any_odd(walked: Walked, settings: PartitionSettings, now_ms: int) -> boo
 
 
 def _some(found: Iterator[_T]) -> Iterator[_T]:
-    """The first ones."""
+    """The first `RECORD_ERRORS_MAX` ones."""
     for _, one in zip(range(RECORD_ERRORS_MAX), found, strict=False):
         yield one
 
@@ -337,7 +336,8 @@ def _some(found: Iterator[_T]) -> Iterator[_T]:
 def _dated(
     batch: memoryview, header: BatchHeader, walked: Walked, settings: PartitionSettings
 ) -> tuple[memoryview, BatchHeader]:
-    """Give a batch its greatest timestamp where its header says another, or whose clock it was."""
+    """Correct the header where it has another greatest timestamp than the records, or says that the
+    broker set the timestamps."""
     if settings.timestamp_type == LOG_APPEND_TIME or walked.greatest > TIMESTAMP_MAX:
         return batch, header  # it is stamped, or refused
     is_stamped = header.timestamp_type == LOG_APPEND_TIME
@@ -352,7 +352,7 @@ def _dated(
 
 
 def _rebuilt(data: bytes, header: BatchHeader, settings: PartitionSettings) -> memoryview:
-    """A batch of the same records with the topic's compression."""
+    """The same records in a batch with the topic's compression."""
     assert settings.compression is not None
     rebuilt = assemble_batch(
         [data],
@@ -376,7 +376,7 @@ def _rebuilt(data: bytes, header: BatchHeader, settings: PartitionSettings) -> m
 
 
 def prepare(opened: OpenedBatch, now_ms: int) -> tuple[bytearray | memoryview, BatchHeader]:
-    """A batch that may be written and stamped; with the broker's time, where the topic says so."""
+    """The batch in memory that may be written to, with LogAppendTime where the topic has that."""
     batch = opened.batch
     result: bytearray | memoryview = bytearray(batch) if batch.readonly else batch
     if opened.settings.timestamp_type != LOG_APPEND_TIME:

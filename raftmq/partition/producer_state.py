@@ -1,16 +1,16 @@
 """What a partition remembers of its idempotent producers, so that a retry is not a second copy.
 
-Owns the table producer id -> epoch, last sequences, open transaction. It is a pure function of the
-log below `next_offset`: `append` is called with every batch, in log order, on leader and followers
-alike, so a new leader that replayed its log decides as the old one would have. `check` never
-changes anything. It is rolled back by taking an older state and appending again. What is known of
-one producer is never changed in place, so a copy of the table shares it; what looks at all
-producers (`encoding`, `decoding`) is a generator, so that it can be done in short turns.
+`ProducerStateTable` maps producer ids to epoch, last sequences and open transaction. It is a pure
+function of the log below `next_offset`: `append` is called with every batch, in log order, on
+leader and followers alike, so a new leader that replayed its log decides as the old one would have.
+`check` never changes anything. The table is rolled back by taking an older one and appending again.
+A `Producer` is never changed in place, so copies of the table share it; methods that walk all
+producers (`encoding`, `decoding`) are generators, so that they can run in short turns.
 
 Invariants: a known producer's batches continue its sequence without a gap, or start at 0 under a
 higher epoch; one that is not known may start anywhere, as in Kafka (KIP-360): it may have written
-to a topic of the same name, or have been forgotten. (Whether a batch before it is still on its way
-is asked in `producers.py`.) The last five batches of each producer are known as
+to a deleted topic of the same name, or have been forgotten. (`producers.py` judges whether a batch
+before it may still be under way.) The last five batches of each producer are recognized as
 duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
 greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
 the last ones to write never expire, since one client or leader whose clock is days ahead makes all
@@ -52,26 +52,26 @@ from raftmq.types import Buffer, Offset, ProducerId
 BATCHES_REMEMBERED: Final = 5
 EXPIRATION_MS: Final = 86_400_000
 PRODUCERS_KEPT: Final = 1_000
-"""So many that wrote last are remembered whatever timestamps say: a retry may be on its way."""
+"""The last ones to write are remembered whatever timestamps say: a retry may be under way."""
 PRODUCERS_MAX: Final = 200_000
-"""Beyond this the longest idle ones are forgotten; the same on every replica."""
+"""Beyond this the longest idle ones are forgotten, the same ones on every replica."""
 
 TURN_PRODUCERS: Final = 100
-"""So many are encoded or decoded in one turn: less than a millisecond."""
+"""Producers encoded or decoded in one turn: less than a millisecond."""
 TURN_LOOKED_AT: Final = 1_000
-"""So many are looked at in one turn, where nothing is made of most."""
+"""Producers looked at in one turn, where most are passed over."""
 TURN_COPIED: Final = 4_000
-"""So many are copied in one turn."""
+"""Producers copied in one turn."""
 
 NO_OFFSET: Final = Offset(-1)
 
 _Result = TypeVar("_Result")
 InTurns: TypeAlias = Generator[None, None, _Result]
-"""Work in turns of a millisecond or so; what it returns is the result."""
+"""Work in turns of a millisecond or so; the generator returns the result."""
 
 
 def at_once(work: InTurns[_Result]) -> _Result:
-    """Do all of it."""
+    """Do all turns of the work now."""
     while True:
         try:
             next(work)
@@ -98,7 +98,7 @@ class ProducerStateError(RaftmqError):
 
 
 class NewerProducerStateError(ProducerStateError, AheadError):
-    """One that a newer raftmq wrote."""
+    """Producer state that a newer raftmq wrote."""
 
 
 @frozen(slots=True)
@@ -217,7 +217,7 @@ class ProducerStateTable:
         return ACCEPT
 
     def expects(self, header: BatchHeader) -> bool:
-        """True when a batch goes on where its producer was, or has no producer."""
+        """True when a batch continues its producer's sequence, or has no producer."""
         if header.producer_id == NO_PRODUCER_ID:
             return True
         producer = self._producers.get(ProducerId(header.producer_id))
@@ -228,7 +228,7 @@ class ProducerStateTable:
         )
 
     def append(self, header: BatchHeader) -> None:
-        """Take note of a batch that the log now holds; the log is right whatever it says."""
+        """Note a batch that the log now holds, whatever `check` would say of it."""
         assert header.base_offset >= self.next_offset, "batches come in log order"
         self.next_offset = Offset(header.next_offset)
         self._greatest_timestamp = max(self._greatest_timestamp, header.max_timestamp)
@@ -269,7 +269,7 @@ class ProducerStateTable:
                 return
             del producers[producer_id]
             if producer.open_since != NO_OFFSET and len(producers) < PRODUCERS_MAX:
-                # An open transaction keeps its producer; its end will be judged by this entry.
+                # An open transaction keeps its producer, by which its end will be judged.
                 producers[producer_id] = evolve(producer, seen_at=self._greatest_timestamp)
 
     @property
@@ -279,7 +279,7 @@ class ProducerStateTable:
         return min(starts, default=None)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """How far read_committed consumers see.
+        """Where read_committed consumers must stop.
 
         No coordinator ends transactions yet, so a stray transactional batch must not hold readers
         back for ever: the last stable offset is the high watermark.
@@ -293,7 +293,7 @@ class ProducerStateTable:
         )
 
     def copying(self) -> InTurns[ProducerStateTable]:
-        """As `copy`, some producers at a time; nothing may be appended meanwhile."""
+        """As `copy`, in turns; nothing may be appended meanwhile."""
         table = ProducerStateTable(self.next_offset, self.expiration_ms, self._greatest_timestamp)
         rows = iter(self._producers.items())
         while part := list(islice(rows, TURN_COPIED)):
@@ -319,12 +319,12 @@ class ProducerStateTable:
 
     @property
     def encoded_bytes_max(self) -> int:
-        """How large `encode` may be with so many producers."""
+        """No fewer bytes than `encode` returns."""
         each = _PRODUCER.size + BATCHES_REMEMBERED * _BATCH.size
         return _HEADER.size + len(self._producers) * each + _CRC.size
 
     def encode(self) -> bytes:
-        """The state as checksummed, versioned bytes; equal states give equal bytes."""
+        """The state as versioned bytes with a checksum; equal states give equal bytes."""
         return at_once(self.encoding())
 
     def encoding(self, turn: int = TURN_PRODUCERS) -> InTurns[bytes]:
@@ -380,7 +380,7 @@ class ProducerStateTable:
 
 
 def check_encoded(data: Buffer) -> None:
-    """Refuse what `decode` could not read.
+    """Refuse bytes that `decode` could not read.
 
     Raises:
         ProducerStateError: damaged, or of a newer format.
@@ -399,7 +399,7 @@ def check_encoded(data: Buffer) -> None:
 
 
 def _open(data: Buffer) -> tuple[memoryview, int, int, int]:
-    """All but the checksum, how many producers, the next offset, the greatest timestamp."""
+    """Check encoded state; its body, number of producers, next offset, greatest timestamp."""
     view = memoryview(data)
     if len(view) < _HEADER.size + _CRC.size:
         raise ProducerStateError("producer state is cut short")
@@ -428,7 +428,7 @@ assert NO_PRODUCER_EPOCH < 0, "no epoch is below every epoch"
 FILE_NAME: Final = "producers.snapshot"
 BYTES_MAX: Final = 1 << 20
 PIECE_BYTES: Final = 256 * 1024
-"""So much is written at once: less than a millisecond."""
+"""Bytes written at once: less than a millisecond."""
 _FILE_HEADER: Final = struct.Struct(">4sH")
 _FILE_MAGIC: Final = b"RQPC"
 _FILE_VERSION: Final = 1
@@ -452,7 +452,7 @@ class ProducerCheckpoints:
         return len(self._offsets)
 
     def load(self) -> None:
-        """Read what an earlier process kept; what cannot be read is as if it were absent."""
+        """Read what an earlier process kept; whatever cannot be read counts as absent."""
         if self._disk is None or not self._disk.exists(self._path):
             return
         try:
@@ -462,7 +462,7 @@ class ProducerCheckpoints:
             finally:
                 file.close()
         except (DiskError, FileNotFoundError):
-            return  # a cache: the log has it all
+            return  # it is a cache
         if len(data) < _FILE_HEADER.size or _FILE_HEADER.unpack_from(data) != (
             _FILE_MAGIC,
             _FILE_VERSION,
@@ -494,7 +494,7 @@ class ProducerCheckpoints:
             return
         self._keep(offset, state)
         if self._bytes > BYTES_MAX:
-            # Far from the end a coarser grid will do; the newest one always stays.
+            # Every other one goes; the newest always stays.
             self._offsets = self._offsets[::-1][::2][::-1]
             self._states = self._states[::-1][::2][::-1]
             self._bytes = sum(map(len, self._states))
@@ -509,7 +509,7 @@ class ProducerCheckpoints:
             del self._offsets[:count]
             del self._states[:count]
             self._bytes = sum(map(len, self._states))
-            self._begin_anew()  # with the next one
+            self._begin_anew()  # when the next one is added
 
     def _keep(self, offset: Offset, state: bytes) -> None:
         self._offsets.append(offset)
@@ -517,10 +517,10 @@ class ProducerCheckpoints:
         self._bytes += len(state)
 
     def write_on(self) -> None:
-        """Write another piece of what is not in the file yet."""
+        """Write the next piece that is not in the file yet."""
         if not self._unwritten:
             return
-        assert self._disk is not None, "nothing is planned without one"
+        assert self._disk is not None, "without a disk nothing is planned"
         pieces: list[memoryview] = []
         left = PIECE_BYTES
         while self._unwritten and left:
@@ -538,7 +538,7 @@ class ProducerCheckpoints:
             finally:
                 file.close()
         except DiskError:
-            # A full or failing disk: the log's own writes will say so; this cache can do without.
+            # A full or failing disk. The log's own writes report it; a cache need not.
             self._begin_anew()
             return
         self._position += PIECE_BYTES - left

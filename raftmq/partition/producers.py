@@ -57,9 +57,9 @@ from raftmq.records import HEADER_SIZE, SEQUENCE_MODULUS, BatchHeader, parse_hea
 from raftmq.types import LeaderEpoch, Offset, ProducerId, RaftIndex
 
 REFUSED_PRODUCERS_MAX: Final = 100
-"""So many producers are remembered per partition; the one refused longest ago goes first."""
+"""Producers remembered per partition; the one refused longest ago is forgotten first."""
 NEW_LEADER_ANSWERS: Final = 100
-"""So often a new leader refuses what follows a missing batch: clients come again after 20 ms to a
+"""How often a new leader refuses batches behind a missing one: clients retry after 20 ms to a
 second each time, and give a silent leader 30 seconds (`request.timeout.ms`)."""
 
 
@@ -72,14 +72,14 @@ class _Refused:
 
 
 class RefusedBatches:
-    """What was refused lately, by producer id."""
+    """The batches that were refused lately, by producer id."""
 
     __slots__ = ("_refused", "forgotten_count")
 
     def __init__(self) -> None:
         self._refused: dict[int, _Refused] = {}
         self.forgotten_count = 0
-        """So many producers had to go for others, with what was refused of them."""
+        """How many producers were forgotten to make room for others."""
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -92,8 +92,8 @@ class RefusedBatches:
         code: ErrorCode,
         answers: int = BATCHES_REMEMBERED,
     ) -> None:
-        """The batch that begins at `sequence` was refused, or taken back; it may come again, and so
-        many that follow it are refused meanwhile: by default as many as can be under way."""
+        """The batch that begins at `sequence` was refused, or truncated, and may come again. Until
+        then `answers` batches behind it are refused: by default as many as can be under way."""
         known = self._refused.pop(producer_id, None)
         sequences: tuple[int, ...] = (sequence,)
         if known is not None and known.epoch == epoch:
@@ -105,9 +105,9 @@ class RefusedBatches:
         self._refused[producer_id] = _Refused(epoch, sequences, code, answers)
 
     def await_missing(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """The batch that begins at `sequence` may be on its way from the leader before this one.
-
-        It is waited for once: when all answers were given, the producer is told the truth.
+        """The batch that begins at `sequence` may be sent here next: the leader before this one had
+        not answered it. That is assumed once; when all answers were given, the producer is told
+        that it is out of order.
         """
         known = self._refused.get(producer_id)
         if known is not None and known.epoch == epoch and sequence in known.sequences:
@@ -116,16 +116,16 @@ class RefusedBatches:
         self.note(producer_id, epoch, sequence, code, NEW_LEADER_ANSWERS)
 
     def refuse_for_good(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """That batch will not come again: what follows it is out of order. Where another one still
-        may, that one counts: it comes first."""
+        """The batch that begins at `sequence` will not come again, so what follows it is out of
+        order; unless another refused batch, which comes first, still may."""
         known = self._refused.get(producer_id)
         if known is None or known.epoch != epoch or not known.answers_left:
             code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             self.note(producer_id, epoch, sequence, code, 0)
 
     def reason_behind(self, header: BatchHeader, expected: int) -> ErrorCode | None:
-        """Why the batch was refused that this one follows; None when none of those that were
-        refused is the one that the log expects next."""
+        """Why the batch that the log expects next, and this one follows, was refused; None when it
+        was not refused."""
         known = self._refused.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -135,8 +135,8 @@ class RefusedBatches:
         return known.code
 
     def reason_first(self, header: BatchHeader) -> ErrorCode | None:
-        """Why the first batch of a producer that the log does not know is refused: one before it
-        was, and may come again (or will not: then this one is out of order). None otherwise."""
+        """Why to refuse the first batch of a producer that the log does not know: one before it was
+        refused, and may come again (or will not: then this one is out of order). None otherwise."""
         known = self._refused.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -149,8 +149,9 @@ class RefusedBatches:
         return known.code
 
     def reason_before(self, header: BatchHeader, earlier: Iterable[int]) -> ErrorCode | None:
-        """Why to refuse a batch that the log has: one of the `earlier` sequences, which it has as
-        well, was refused and did not come again yet. None otherwise; then this one has come."""
+        """Why to refuse a repeated batch: another one at one of the `earlier` sequences, which the
+        log has as well, was refused and has not come again. None otherwise; this one counts as come
+        again then."""
         known = self._refused.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -165,29 +166,29 @@ class RefusedBatches:
         return None
 
     def forget(self, producer_id: int) -> None:
-        """What the log expects of this producer was taken."""
+        """The batch that the log expected of this producer was appended."""
         self._refused.pop(producer_id, None)
 
 
 CHECKPOINT_BATCHES: Final = 4_000
-"""After so many batches, or half as many as there are producers, the state is taken down: that
-costs two producers a batch, and bounds how many headers are read back."""
+"""A checkpoint is made after so many batches, or half as many as there are producers if that is
+more: encoding two producers a batch suffices, and it bounds how many headers are replayed."""
 COPY_BATCHES: Final = 1_000
-"""After so many a copy of the table is kept, to go back to when a suffix is truncated."""
+"""A copy of the table is kept after so many, to go back to when a suffix is truncated."""
 COPIES_MAX: Final = 8
 TURN_HEADERS: Final = 200
-"""So many headers are read back in one turn: one or two milliseconds."""
+"""Headers replayed in one turn: one or two milliseconds."""
 TURNS: Final = 8
-"""So many turns are done at once, where somebody waits for the outcome."""
+"""Turns done at once, where a request waits for the outcome."""
 ENCODED_PER_BATCH: Final = 32
-"""So many producers of a checkpoint are encoded with each batch that is appended."""
+"""Producers of a checkpoint that are encoded with each batch that is appended."""
 
 MISSING_BATCH_MS: Final = 60_000.0
-"""So long may a batch wait for the answer of a leader before this one until its producer sends it
-here: `socket.timeout.ms` of librdkafka, the longest of the clients' defaults."""
+"""How long a producer may wait for the former leader's answer until it sends a batch here:
+`socket.timeout.ms` of librdkafka, the longest of the clients' defaults."""
 FIRST_LEADER_MS: Final = 1_000.0
-"""The same where there was no leader before: what a producer had under way to a topic of the same
-name that was deleted is refused within moments, and comes again."""
+"""The same where there was no leader before: batches under way to a deleted topic of the same name
+are refused within moments, and sent again."""
 
 COMES_AGAIN: Final = frozenset(
     {
@@ -197,7 +198,7 @@ COMES_AGAIN: Final = frozenset(
         ErrorCode.CORRUPT_MESSAGE,
     }
 )
-"""After these a client sends the batch again as it is."""
+"""After these codes a client sends the same batch again."""
 _OUT_OF_ORDER: Final = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -206,7 +207,7 @@ class BehindRefusedError(KafkaError):
 
 
 class HeaderLog(Protocol):
-    """What is read of the log."""
+    """The log, as far as the state of producers follows from it."""
 
     @property
     def log_start(self) -> LogStart: ...
@@ -217,53 +218,53 @@ class HeaderLog(Protocol):
 
 
 class PartitionProducers:
-    """The table of one partition's idempotent producers, and its past."""
+    """The table of one partition's idempotent producers, kept in step with the log."""
 
     def __init__(self, checkpoints: ProducerCheckpoints, clock: Clock) -> None:
         self._clock = clock
         self.table = ProducerStateTable()
-        """What `current` gives; without what damage hides, while there is damage."""
+        """The state that `current` returns; while `_is_hidden` it may be out of date."""
         self._is_hidden = False
         self._refused = RefusedBatches()
         self._leader_epoch = LeaderEpoch(-1)  # of the leadership whose batches were judged last
-        self._leads_from = Offset(0)  # the log's end when its first one was
-        # Until then a batch may be missing of which nothing is known here.
+        self._leads_from = Offset(0)  # the log's end when the first of those was
+        # Before this time batches may be under way of which nothing is known here.
         self._complete_from_ms = 0.0
         self._checkpoints = checkpoints
         self._log: HeaderLog | None = None
         self._batches_since = 0
-        self._copies: list[ProducerStateTable] = []  # by offset; the log has all that they say
-        self._reading: InTurns[ProducerStateTable] | None = None  # what `current` will give
+        self._copies: list[ProducerStateTable] = []  # by offset, none beyond the log's end
+        self._reading: InTurns[ProducerStateTable] | None = None  # the replay under way
         self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
         self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
         self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
-        # What truncations took, of which nothing is judged before it is noted.
+        # Batches that truncations took; they are noted as refused before any batch is judged.
         self._lost: deque[Iterator[list[tuple[ProducerId, int, int]]]] = deque()
 
     def attach(self, log: HeaderLog) -> None:
-        """Take an opened log and begin to read back what it says of producers: see `read_on`."""
+        """Take an opened log and begin to replay it: see `read_on`."""
         self._log = log
         self._checkpoints.load()
         self._is_hidden = True
         self.read_on()
 
     def current(self) -> ProducerStateTable:
-        """The table, exact, however long that takes.
+        """The exact table, however long its replay takes.
 
         Raises:
-            DamagedError: a part of the log that is not repaired yet hides it.
+            DamagedError: a part of the log that it follows from is damaged and not repaired yet.
         """
         while not self._read_on():
             pass
         return self.table
 
     def read_on(self, turns: int = TURNS) -> bool:
-        """Go on reading the table back; True when no more can be done: it is exact, or damage
-        hides a part, which is repaired before this replica may lead."""
+        """Continue the replay; True when nothing is left to do: the table is exact, or damage stops
+        the replay, which is repaired before this replica may lead."""
         try:
             return self._read_on(turns)
         except DamagedError:
-            return True  # whoever asks looks again
+            return True  # every use of the table tries again
 
     def _read_on(self, turns: int = TURNS) -> bool:
         for _ in range(turns if self._is_hidden else 0):
@@ -287,12 +288,13 @@ class PartitionProducers:
         """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
 
         Raises:
-            BehindRefusedError: one before it is missing or was refused, and may come again.
-            KafkaError: what is wrong with it; DamagedError as `current`.
+            BehindRefusedError: a batch before it is missing or was refused, and may come again.
+            KafkaError: why it is refused; DamagedError as `current`.
         """
         if not self._read_on():
             raise KafkaError(
-                "what producers wrote is still read back", code=ErrorCode.NOT_LEADER_OR_FOLLOWER
+                "the state of producers is still being replayed",
+                code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
             )
         table = self.table
         if leader_epoch != self._leader_epoch:
@@ -321,7 +323,7 @@ class PartitionProducers:
         return verdict
 
     def led(self, *, is_first: bool) -> None:
-        """This node leads from now on; the first to lead this log ever, or not."""
+        """This node leads from now on; `is_first` when no leader was before it."""
         self._doubt_for(FIRST_LEADER_MS if is_first else MISSING_BATCH_MS)
 
     def _doubt_for(self, milliseconds: float) -> None:
@@ -329,9 +331,9 @@ class PartitionProducers:
         self._complete_from_ms = max(self._complete_from_ms, end_ms)
 
     def _check_first(self, header: BatchHeader) -> None:
-        """Refuse a batch above sequence 0 of a producer that the log does not know, where one
-        before it may come. Else it may start anywhere: it wrote to a topic of the same name, or was
-        idle for longer than it is remembered."""
+        """Refuse a batch above sequence 0 of a producer that the log does not know, if a batch
+        before it may be under way. Otherwise it may start anywhere: the producer wrote to a deleted
+        topic of the same name, or was idle for longer than it is remembered."""
         code = self._refused.reason_first(header)
         if code is _OUT_OF_ORDER:
             raise KafkaError(f"sequence {header.base_sequence} follows a refused one", code=code)
@@ -340,20 +342,20 @@ class PartitionProducers:
             batch = header.producer_id, header.producer_epoch, header.base_sequence
             self._refused.note(*batch, code)  # what follows waits for it
         if code is not None:
-            raise BehindRefusedError("one before it may come", code=code)
+            raise BehindRefusedError("a batch before it may be under way", code=code)
 
     def _check_order(self, header: BatchHeader) -> None:
-        """Refuse a batch that the log has, where one before it was refused and comes again."""
+        """Refuse a repeated batch if one before it was refused and may come again."""
         producer = self.table.get(header.producer_id)
-        assert producer is not None, "whose batch is known is known"
+        assert producer is not None, "a duplicate is of a known producer"
         known = [batch.base_sequence for batch in producer.batches]
         earlier = known[: known.index(header.base_sequence)]
         code = self._refused.reason_before(header, earlier)
         if code is not None:
-            raise BehindRefusedError("one before it was refused, and comes again", code=code)
+            raise BehindRefusedError("a batch before it was refused, and may come again", code=code)
 
     def _is_new_here(self, producer_id: int) -> bool:
-        """True while all that the log holds of a producer was taken by leaders before this one."""
+        """True while all batches of a producer in the log were appended by former leaders."""
         producer = self.table.get(producer_id)
         if producer is None or not producer.batches:
             return False
@@ -368,7 +370,7 @@ class PartitionProducers:
         try:
             header = parse_header(records)
         except CorruptBatchError:
-            return  # nobody's
+            return  # no producer can be told from it
         if header.producer_id >= 0:
             batch = header.producer_id, header.producer_epoch, header.base_sequence
             forgotten_count = self._refused.forgotten_count
@@ -385,12 +387,12 @@ class PartitionProducers:
         error: KafkaError,
         confirm: Callable[[], Promise[RaftIndex]],
     ) -> AppendResult | Promise[AppendResult]:
-        """What to tell of a batch that is refused, which is remembered as `refused` does.
+        """What to answer to a batch that is refused; remembers it as `refused` does.
 
-        A leader that was replaced and does not know lacks what its successor took, and finds the
-        batch after it out of order; librdkafka then begins a new epoch of its producer id, at
-        the risk of second copies. So that is said only when `confirm` (a read barrier) proves that
-        this leader was one when it looked.
+        A leader that was replaced and does not know it lacks the batches that its successor
+        appended, and finds the one after those out of order; librdkafka then begins a new epoch of
+        its producer id, at the risk of second copies. So OUT_OF_ORDER_SEQUENCE_NUMBER is answered
+        only when `confirm` (a read barrier) proves that this replica led when it judged.
         """
         self.refused(records, error)
         refusal = AppendResult.refused(error)
@@ -409,7 +411,7 @@ class PartitionProducers:
         """A batch was written at the log's end."""
         if self._is_hidden:
             if self._reading is not None:
-                self.read_on(1)  # it is read back with the others
+                self.read_on(1)  # this batch is replayed with the others
             return
         self.table.append(header)
         self._batches_since += 1
@@ -418,8 +420,7 @@ class PartitionProducers:
             if self._batches_since >= max(CHECKPOINT_BATCHES, len(self.table) // 2):
                 self._batches_since = 0
                 if self._encoding is None and self._planned is None:
-                    # No copy is appended to.
-                    copy = self._copies[-1]
+                    copy = self._copies[-1]  # which nothing is appended to
                     self._encoding = copy.next_offset, copy.encoding(ENCODED_PER_BATCH)
         if self._encoding is not None:
             offset, encoding = self._encoding
@@ -432,10 +433,11 @@ class PartitionProducers:
     def _keep_copy(self) -> None:
         self._copies.append(self.table.copy())
         if len(self._copies) > COPIES_MAX:
-            del self._copies[1:-1:2]  # little of it is committed: what is kept lies farther apart
+            del self._copies[1:-1:2]  # little is committed: keep every other one
 
     def truncated(self) -> None:
-        """The log's end moved back; what is gone was not acknowledged, and may come again."""
+        """The log's end moved back; the batches that are gone were not acknowledged, and may come
+        again."""
         assert self._log is not None
         end = self._log.log_end_offset
         self._lost.append(self.table.lost_from(end))  # nothing is appended to a hidden table
@@ -449,7 +451,7 @@ class PartitionProducers:
         self.read_on()
 
     def committed(self, high_watermark: Offset) -> None:
-        """What lies below will never change."""
+        """The log below `high_watermark` will never change."""
         if self._planned is not None and self._planned[0] <= high_watermark:
             self._checkpoints.add(*self._planned)
             self._planned = None
@@ -459,12 +461,12 @@ class PartitionProducers:
             del self._copies[0]
 
     def state_at(self, offset: Offset) -> bytes | None:
-        """What the batches that end at or below a committed `offset` say, encoded.
+        """The state after the batches that end at or below a committed `offset`, encoded.
 
-        None when it takes longer: asked for the same offset again, it goes on.
+        None when it takes longer: called for the same offset again, it goes on.
 
         Raises:
-            DamagedError: a part of the log that is not repaired yet hides it.
+            DamagedError: a part of the log that it follows from is damaged and not repaired yet.
         """
         assert self._log is not None
         self._checkpoints.drop_below(self._log.log_start.base_offset)
@@ -521,15 +523,14 @@ class PartitionProducers:
             table = yield from ProducerStateTable.decoding(state)
         seen = start
         while seen < (limit := log.log_end_offset if end is None else end):
-            # Begun anew in each turn: what lies in which file may have changed meanwhile.
+            # Begun anew in each turn: files may have been rolled or dropped meanwhile.
             before = seen
             for header in islice(log.headers(seen, limit), TURN_HEADERS):
                 seen = Offset(max(seen, header.next_offset))
                 if table.next_offset <= header.base_offset and header.next_offset <= limit:
                     if not table.expects(header):
-                        # Headers are read without their bodies, so their sums are not checked: what
-                        # is surprising is believed only after that. It is rare, and all cannot be
-                        # read.
+                        # Headers are read without their bodies, so their sums are not checked. A
+                        # surprising one, which is rare, is believed only once its sum is.
                         log.check_stored(Offset(header.base_offset))
                     table.append(header)
             if seen == before:

@@ -1,4 +1,4 @@
-"""What a topic's configs mean to one partition, parsed once instead of at every request."""
+"""A topic's configs as one partition uses them: parsed once, not at every request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODECS: Final = {
 
 
 class CheckDepth(Enum):
-    """How much of a produced batch is looked at before it is stored (`raftmq.produce.check`)."""
+    """How much of a produced batch is checked before it is stored (`raftmq.produce.check`)."""
 
     RECORDS = "records"
     FRAME = "frame"
@@ -33,7 +33,7 @@ class CheckDepth(Enum):
 
 @frozen(slots=True, kw_only=True)
 class PartitionSettings:
-    """The topic configs that a partition obeys on its own; storage has its own (`LogConfig`)."""
+    """The topic configs that a partition applies itself; those of storage are in `LogConfig`."""
 
     max_message_bytes: int = 1_048_588
     segment_bytes: int = 1 << 30
