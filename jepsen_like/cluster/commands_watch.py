@@ -30,7 +30,7 @@ from raftmq.metadata.commands import (
     Result,
 )
 from raftmq.metadata.image import GroupsImage, MetadataImage
-from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.machine import MetadataMachine
 from raftmq.raft.messages import SoftState
 from raftmq.types import Offset, RaftIndex
 

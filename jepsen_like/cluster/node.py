@@ -28,7 +28,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.groups.group_config import GroupConfig
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
-from raftmq.metadata.metadata_engine import DrivenEngine, EngineConfig
+from raftmq.metadata.engine import DrivenEngine, EngineConfig
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.node.composition import NodeCore
 from raftmq.node.environment import Environment, Links, PeerEvents

@@ -18,7 +18,8 @@ from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.metadata import apply as metadata_apply
-from raftmq.metadata import apply_groups, metadata_machine
+from raftmq.metadata import apply_groups
+from raftmq.metadata import machine as metadata_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     Claimed,
@@ -27,8 +28,8 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     ProducerIds,
 )
-from raftmq.metadata.metadata_snapshot import SnapshotEncoder
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, DeleteResult
 from raftmq.partition.producer_state import ACCEPT, ProducerStateTable

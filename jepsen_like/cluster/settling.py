@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from jepsen_like.invariants import InvariantViolation
-from raftmq.metadata.metadata_snapshot import encode_image
+from raftmq.metadata.snapshot import encode_image
 from raftmq.partition.partition import Partition
 from raftmq.types import RaftGroupId
 

@@ -24,8 +24,8 @@ from raftmq.metadata.broker_messages import (
     read_reply,
 )
 from raftmq.metadata.commands import Endpoint, RegisterBroker
+from raftmq.metadata.engine import Forwarder, MetadataEngine
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.metadata_engine import Forwarder, MetadataEngine
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId, ReplicaId

@@ -46,8 +46,8 @@ from raftmq.metadata.broker_messages import (
     reply_error,
 )
 from raftmq.metadata.commands import ConfirmRemoved
+from raftmq.metadata.engine import DrivenEngine, Forwarder
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.metadata_engine import DrivenEngine, Forwarder
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId

@@ -24,6 +24,7 @@ from raftmq.controller.leader_table import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
 from raftmq.metadata.commands import EndReplacement, ReassignPartition, ReplaceNode
+from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.image import (
     MetadataImage,
     PartitionImage,
@@ -35,7 +36,6 @@ from raftmq.metadata.image import (
     present_nodes,
     successor_of,
 )
-from raftmq.metadata.metadata_engine import MetadataEngine
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration

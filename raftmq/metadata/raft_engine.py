@@ -45,16 +45,16 @@ from raftmq.metadata.commands import (
     encode_envelope,
     version_of,
 )
-from raftmq.metadata.features import check_supported, write_error
-from raftmq.metadata.image import MetadataImage, metadata_target
-from raftmq.metadata.metadata_engine import (
+from raftmq.metadata.engine import (
     CommandNotAppliedError,
     EngineConfig,
     Forwarder,
     ImageCallback,
     MetadataReplica,
 )
-from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.features import check_supported, write_error
+from raftmq.metadata.image import MetadataImage, metadata_target
+from raftmq.metadata.machine import MetadataMachine
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import LEARNERS_MAX, Configuration

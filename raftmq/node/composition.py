@@ -23,13 +23,12 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.features import FORMATS, LEVEL_OF_WITNESSED_JOURNALS, named
 from raftmq.metadata.formation import Formation
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.metadata.metadata_engine import DrivenEngine
-from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.metadata.skips import UnappliableCommandError
 from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Environment

@@ -15,7 +15,7 @@ from raftmq.controller.leader_table import Key, LeaderRow
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.skips import Skip
+from raftmq.metadata.machine import Skip
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL

@@ -21,8 +21,8 @@ import trio
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
-from raftmq.metadata.metadata_engine import DrivenEngine
-from raftmq.metadata.skips import UnappliableCommandError
+from raftmq.metadata.engine import DrivenEngine
+from raftmq.metadata.machine import UnappliableCommandError
 from raftmq.node.composition import NodeCore
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.shutdown import HANG_UP_S, Shutdown

@@ -39,10 +39,10 @@ from raftmq.metadata.commands import (
     encode_envelope,
     version_of,
 )
+from raftmq.metadata.engine import CommandNotAppliedError, ImageCallback
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
-from raftmq.metadata.metadata_engine import CommandNotAppliedError, ImageCallback
-from raftmq.metadata.metadata_snapshot import decode_image, encode_image
+from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId, Offset, ReplicaId

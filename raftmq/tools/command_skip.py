@@ -14,8 +14,7 @@ from typing import Final
 
 from attrs import frozen
 
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.tools.unsafe_recovery import Place, RecoveryRefusedError, open_group
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, NodeId
 

@@ -32,8 +32,7 @@ from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.ports import Clock, Disk
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from raftmq.cli.app import app
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.metadata.formation import FormationState, formation_id_of
-from raftmq.metadata.skips import Skip
+from raftmq.metadata.machine import Skip
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
 from raftmq.runtime.disk import RealDisk
 from raftmq.tools.term_reset import TermToken

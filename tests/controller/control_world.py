@@ -29,13 +29,12 @@ from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic
 from raftmq.metadata.commands import AllocateProducerIds, Envelope, Result
+from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.metadata.metadata_engine import CommandNotAppliedError, EngineConfig
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.metadata_snapshot import SnapshotEncoder, encode_image
+from raftmq.metadata.machine import AHEAD, MetadataMachine, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.metadata.skips import AHEAD, UnappliableCommandError
+from raftmq.metadata.snapshot import SnapshotEncoder, encode_image
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

@@ -21,9 +21,9 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
-from raftmq.metadata.metadata_engine import EngineConfig
-from raftmq.metadata.metadata_machine import MetadataMachine
+from raftmq.metadata.machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

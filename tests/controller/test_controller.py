@@ -25,7 +25,7 @@ from raftmq.metadata.broker_messages import (
     Outcome,
 )
 from raftmq.metadata.commands import AnyCommand, CreateTopics
-from raftmq.metadata.metadata_snapshot import encode_image
+from raftmq.metadata.snapshot import encode_image
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId
 from tests.controller.metadata_cluster import MetadataCluster

@@ -24,7 +24,7 @@ from raftmq.metadata.commands import (
     VotersReport,
 )
 from raftmq.metadata.image import MetadataImage, metadata_target, partition_target
-from raftmq.metadata.metadata_snapshot import decode_image, encode_image
+from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId

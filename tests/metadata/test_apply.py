@@ -40,7 +40,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.metadata_snapshot import decode_image, encode_image
+from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import TopicPartition
 from tests.metadata.metadata_commands import (
     ENVELOPES,

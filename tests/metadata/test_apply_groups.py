@@ -32,7 +32,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.image import GroupsImage, GroupState, MetadataImage, holder
-from raftmq.metadata.metadata_snapshot import decode_image, encode_image
+from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, TopicPartition
 
 ONE, TWO = NodeId(1), NodeId(2)

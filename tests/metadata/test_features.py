@@ -33,8 +33,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.features import FORMATS, SUPPORTED, named, plan_features, ranges_of
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.skips import UnappliableCommandError
+from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.types import LeaderEpoch
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register

@@ -13,7 +13,7 @@ from immutables import Map
 from raftmq.errors import AheadError
 from raftmq.metadata.commands import ClaimGroup, CreateTopics, DeleteTopics
 from raftmq.metadata.image import EMPTY_IMAGE
-from raftmq.metadata.metadata_snapshot import (
+from raftmq.metadata.snapshot import (
     NewerSnapshotError,
     SnapshotEncoder,
     SnapshotError,

@@ -16,7 +16,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.image import EMPTY_IMAGE
-from raftmq.metadata.metadata_snapshot import SnapshotEncoder
+from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.types import Offset
 
 TOLD = (Path(__file__).parent / "level-1.txt").read_text().splitlines()

@@ -20,7 +20,7 @@ from jepsen_like.checkers import Options, Report, check_events
 from jepsen_like.checkers.verdict import Validity
 from jepsen_like.history_events import Event, Recorder
 from raftmq.metadata.commands import CreateTopics
-from raftmq.metadata.metadata_engine import CommandNotAppliedError
+from raftmq.metadata.engine import CommandNotAppliedError
 from raftmq.promise import Promise
 from raftmq.runtime.reference_engine import ReferenceMetadataEngine, ReferenceOptions
 from raftmq.types import NodeId

@@ -19,7 +19,7 @@ from raftmq.metadata.commands import (
     Registered,
     encode_envelope,
 )
-from raftmq.metadata.metadata_snapshot import encode_image
+from raftmq.metadata.snapshot import encode_image
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.runtime.reference_engine import (
     ReferenceMetadataEngine,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from raftmq.log.log_start import LogStart
-from raftmq.metadata import metadata_machine
+from raftmq.metadata import machine as metadata_machine
 from raftmq.metadata.image import EMPTY_IMAGE
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.metadata_snapshot import encode_image
+from raftmq.metadata.machine import MetadataMachine
+from raftmq.metadata.snapshot import encode_image
 from raftmq.ports import DiskError, Runnable
 from raftmq.replication.catch_up import InlineCatchUp
 from raftmq.types import Offset, RaftIndex

@@ -32,7 +32,7 @@ LEFT_OUT = {
     "metadata/config_keys.py": "a table, made when it is imported",
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
-    "metadata/skips.py": "names such a command; none is ever written here",
+    "metadata/machine.py": "names such a command; none is ever written here",
     "node/diagnostics.py": "words for a page of the admin port",
     "node/metrics/exposition.py": "text of the admin port; the simulation reads the values",
     "node/node.py": "the process around what is simulated",

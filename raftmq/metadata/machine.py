@@ -1,35 +1,112 @@
 """The state machine of the metadata Raft group: committed batches in, images out.
 
 Owns the current image and the position up to which it was applied. Reads nothing but committed
-entries, in log order, each once. Never proposes, never answers anybody: `metadata_engine.py` does.
+entries, in log order, each once. Never proposes, never answers anybody: `engine.py` does.
+
+A command is tried before it enters the log (`raft_engine.py`). One that slipped through
+nevertheless would end every node at each of its starts. An operator may have it passed over: a
+`Skip` names it so exactly that another command at the same offset is never meant. The data folder
+keeps skips, and `tools/command_skip.py` makes them.
 
 Invariants: `image` is a pure function of the log below `applied_end`; an exception while applying
 leaves `failure` set and is raised on, and the node stops, since a machine that skips a command
-drifts away from the others. What an operator had skipped is passed over by exact match, and wants
-a snapshot soon, which holds no trace of it. The image at a log-start entry is kept until its
-snapshot was asked for: every replica meets that entry at the same state.
+drifts away from the others. A log with a skipped command gets a new snapshot soon, which holds no
+trace of the command. The image at a log-start entry is kept until its snapshot was asked for: every
+replica meets that entry at the same state.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
+import msgspec
 from attrs import evolve
 
+from raftmq.errors import AheadError, NodeMustStopError
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import Envelope, Result, decode_envelope
 from raftmq.metadata.features import SUPPORTED, Ranges, check_supported, outside
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
-from raftmq.metadata.metadata_snapshot import SnapshotEncoder, SnapshotError, decode_image
-from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.metadata.snapshot import SnapshotEncoder, SnapshotError, decode_image
 from raftmq.ports import Runnable
 from raftmq.raft.messages import EntryKind, SoftState
 from raftmq.records import Record, check_batch, read_records
 from raftmq.types import Buffer, Offset, RaftIndex
+from raftmq.visible import visible
+
+SHOWN_MAX: Final = 1_000
+"""Characters of a command in a log line."""
+DIGEST_SHOWN: Final = 12
+AHEAD: Final = "this cluster is ahead of this version"
+"""How every refusal begins whose cure is a newer raftmq."""
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """One command to pass over: where it is, the term that wrote it, and its exact bytes.
+
+    `sha256` is hexadecimal, of the record's value.
+    """
+
+    offset: int
+    leader_epoch: int
+    sha256: str
+
+    @classmethod
+    def of(cls, offset: int, leader_epoch: int, value: bytes) -> Skip:
+        """That of a record of the metadata log."""
+        return cls(offset, leader_epoch, hashlib.sha256(value).hexdigest())
+
+    @property
+    def short(self) -> str:
+        """OFFSET:EPOCH:DIGEST, for people to compare."""
+        return f"{self.offset}:{self.leader_epoch}:{self.sha256[:DIGEST_SHOWN]}"
+
+
+class UnappliableCommandError(NodeMustStopError):
+    """A committed command raises when it is applied: every node stops there until it is skipped.
+
+    Attributes:
+        skip: names the command.
+        value: its bytes.
+        cause: what was raised.
+        is_newer: it is of a format that a newer version knows, so it must not be skipped.
+    """
+
+    def __init__(self, skip: Skip, value: bytes, cause: Exception) -> None:
+        self.skip = skip
+        self.value = value
+        self.cause = cause
+        self.is_newer = isinstance(cause, AheadError)
+        told = (
+            f"the metadata command at offset {skip.offset} (leader epoch {skip.leader_epoch}) "
+            f"cannot be applied: {self.reason}. The command: {shown(value)}."
+        )
+        if self.is_newer:
+            told = f"{AHEAD}: {told} Nothing is lost: start a newer raftmq on this node"
+        else:
+            told += (
+                " Nodes stop here: the way out is `raftmq recover --skip-command "
+                f"{skip.offset}` on a majority of stopped nodes, and then on all others"
+            )
+        super().__init__(told)
+
+    @property
+    def reason(self) -> str:
+        """What was raised, on one line."""
+        return visible(f"{type(self.cause).__name__}: {self.cause}")[:SHOWN_MAX]
+
+
+def shown(value: bytes) -> str:
+    """A command for people: on one line, shortened."""
+    more = len(value) - SHOWN_MAX
+    text = visible(value[:SHOWN_MAX].decode("utf-8", "backslashreplace"))
+    return f"{text}... ({more} more bytes)" if more > 0 else text
+
 
 DECODE_INLINE_BYTES_MAX: Final = 32 << 10
 READ_BYTES_MAX: Final = 1 << 20

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from raftmq.errors import CorruptBatchError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
-from raftmq.metadata import metadata_machine
+from raftmq.metadata import machine as metadata_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     Envelope,
@@ -16,9 +16,8 @@ from raftmq.metadata.commands import (
     UnknownCommandError,
     encode_envelope,
 )
-from raftmq.metadata.metadata_machine import MetadataMachine
-from raftmq.metadata.metadata_snapshot import decode_image
-from raftmq.metadata.skips import Skip, UnappliableCommandError
+from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
+from raftmq.metadata.snapshot import decode_image
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex
