@@ -37,7 +37,7 @@ from raftmq.partition.producers import PartitionProducers
 from raftmq.promise import Promise
 from raftmq.replication.log_start_moves import LogStartMoves
 from raftmq.replication.retention import Retention
-from raftmq.server.kafka.fetch_waiting import ParkedFetch
+from raftmq.server.kafka.handlers.fetch import ParkedFetch
 from raftmq.types import Offset, RaftIndex
 
 

@@ -18,8 +18,7 @@ from structlog.testing import capture_logs
 
 from raftmq import logs as raftmq_logs
 from raftmq.server.kafka.connection import Connection, Shared
-from raftmq.server.kafka.fetch_reading import Reading
-from raftmq.server.kafka.fetch_waiting import ParkedFetch
+from raftmq.server.kafka.handlers.fetch import ParkedFetch, Reading
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
 from raftmq.server.kafka.metrics import ServerMetrics

@@ -24,7 +24,7 @@ from raftmq.protocol.fetch import FetchPartitionResponse
 from raftmq.protocol.produce import ProducePartitionResponse
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.server.kafka.elections import WAIT_MS
-from raftmq.server.kafka.fetch_waiting import COLD_ROUNDS_MAX
+from raftmq.server.kafka.handlers.fetch import COLD_ROUNDS_MAX
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,

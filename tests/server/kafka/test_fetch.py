@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.server.kafka.fetch_waiting import NEXT, FetchState, ParkedFetch
+from raftmq.server.kafka.handlers.fetch import NEXT, FetchState, ParkedFetch
 from tests.server.kafka.test_produce_fetch import batch, filled
 from tests.server.kafka.world import World
 
