@@ -5,7 +5,7 @@ is wrong with bytes from outside is a RemoteProtocolError, whatever is wrong wit
 TypeError.
 """
 
-from raftmq.protocol.api_versions import ANNOUNCED, ApiKey, is_announced, is_flexible
+from raftmq.protocol.api_versions import ANNOUNCED, SPOKEN, ApiKey, is_announced, is_flexible
 from raftmq.protocol.compile import (
     decode_request,
     decode_request_slowly,
@@ -31,6 +31,7 @@ from raftmq.protocol.schema import Struct
 
 __all__ = [
     "ANNOUNCED",
+    "SPOKEN",
     "ApiKey",
     "Framer",
     "RequestHeader",

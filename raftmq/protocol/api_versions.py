@@ -13,7 +13,7 @@ from typing import Final
 
 
 class ApiKey(IntEnum):
-    """Kafka's API keys, as far as they are announced."""
+    """Kafka's API keys, as far as they are spoken here."""
 
     PRODUCE = 0
     FETCH = 1
@@ -34,6 +34,10 @@ class ApiKey(IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     DESCRIBE_LOG_DIRS = 35
@@ -92,6 +96,18 @@ ANNOUNCED: Final[dict[ApiKey, tuple[int, int]]] = {
 }
 """Inclusive version ranges, in the order of the keys."""
 
+ASKED: Final[dict[ApiKey, tuple[int, int]]] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (0, 5),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
+}
+"""What our client asks of other brokers and this one does not serve. v4 and v5 of
+AddPartitionsToTxn are for brokers."""
+
+SPOKEN: Final[dict[ApiKey, tuple[int, int]]] = {**ANNOUNCED, **ASKED}
+"""All that has a codec."""
+
 SERVED_MIN: Final[dict[ApiKey, int]] = {ApiKey.PRODUCE: 3}
 """Where a lower version is announced than is served."""
 
@@ -116,6 +132,10 @@ FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
     ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 2,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.ADD_OFFSETS_TO_TXN: 3,
+    ApiKey.END_TXN: 3,
+    ApiKey.TXN_OFFSET_COMMIT: 3,
     ApiKey.DESCRIBE_CONFIGS: 4,
     ApiKey.ALTER_CONFIGS: 2,
     ApiKey.DESCRIBE_LOG_DIRS: 2,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.protocol import ANNOUNCED, ApiKey, is_announced, is_flexible
+from raftmq.protocol import ANNOUNCED, SPOKEN, ApiKey, is_announced, is_flexible
 from raftmq.protocol.api_versions import FLEXIBLE_FROM, SERVED_MIN
 from tests.protocol.messages import KIO_FROM, every_message, kio_class
 
@@ -30,7 +30,16 @@ def test_ranges_are_kafkas() -> None:
     kafka = kafkas_ranges()
     ours = {int(key): (key.title, span) for key, span in ANNOUNCED.items()}
     assert ours == {key: kafka[key] for key in ours}
-    assert list(ANNOUNCED) == sorted(ApiKey)
+    assert list(ANNOUNCED) == sorted(ANNOUNCED)
+    assert sorted(SPOKEN) == sorted(ApiKey)
+
+
+def test_what_is_only_asked_is_what_kafka_serves() -> None:
+    kafka = kafkas_ranges()
+    for key, (low, high) in SPOKEN.items():
+        name, span = kafka[int(key)]
+        assert name == key.title
+        assert span[0] <= low <= high <= span[1]
 
 
 def test_nothing_half_done_is_announced() -> None:
@@ -40,7 +49,7 @@ def test_nothing_half_done_is_announced() -> None:
 
 
 def test_flexible_versions_are_the_schemas() -> None:
-    assert list(FLEXIBLE_FROM) == list(ANNOUNCED)
+    assert list(FLEXIBLE_FROM) == sorted(SPOKEN)
     for api, version, direction in every_message():
         assert is_flexible(api, version) == kio_class(api, version, direction).__flexible__
 

@@ -17,7 +17,7 @@ from attrs import define
 
 from raftmq.errors import ErrorCode, RaftmqError, RemoteProtocolError
 from raftmq.protocol import (
-    ANNOUNCED,
+    SPOKEN,
     ApiKey,
     Struct,
     decode_response,
@@ -340,7 +340,7 @@ class ConnectionCore:
     def _version_for(self, call: Call) -> int | None:
         assert self.versions is not None
         theirs = self.versions.get(call.api)
-        ours = ANNOUNCED.get(ApiKey(call.api))
+        ours = SPOKEN.get(ApiKey(call.api))
         if theirs is None or ours is None:
             return None
         version = min(theirs[1], ours[1], call.max_version)

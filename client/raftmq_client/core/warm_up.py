@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from raftmq.protocol import ANNOUNCED, ApiKey, warm_client
+from raftmq.protocol import SPOKEN, ApiKey, warm_client
 from raftmq_client.core.admin import LIST_OFFSETS_VERSION_MAX
 from raftmq_client.core.client import BASIC_APIS
 from raftmq_client.core.connection import HANDSHAKE_VERSION
@@ -48,5 +48,5 @@ def warm_up(apis: tuple[ApiKey, ...]) -> None:
     """Compile the codecs of these; for a thread."""
     for api in apis:
         if api not in _done:
-            warm_client([(api, _VERSIONS.get(api, ANNOUNCED[api][1]))])
+            warm_client([(api, _VERSIONS.get(api, SPOKEN[api][1]))])
             _done[api] = None
