@@ -33,9 +33,8 @@ from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.flusher import Flusher
+from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
-from raftmq.runtime.tasks import TrioTasks, run_deadlines
-from raftmq.runtime.turns import Turns
 from raftmq.runtime.workers import NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort
@@ -164,7 +163,7 @@ class Node(NodeCore):
         random = Random()
         self.core_wait = CoreWait()
         flusher = Flusher(self.config.flusher_threads)
-        turns = Turns()
+        budget = LoopBudget()
 
         def connect(peer_events: PeerEvents) -> PeerLinks:
             self.links = PeerLinks(
@@ -178,7 +177,7 @@ class Node(NodeCore):
                 on_identity=peer_events.peer_introduced,
                 on_lost=peer_events.peer_lost,
                 random=random,
-                turns=turns,
+                budget=budget,
                 memory_bytes_max=self.config.peer_memory_bytes_max,
                 on_broken_invariant=peer_events.fail,
                 log=RateLimitedLog(structlog.get_logger("raftmq.peers"), lines_max=PEER_LINES_MAX),
@@ -215,7 +214,7 @@ class Node(NodeCore):
             self.broker.metrics,
             drains=self.plane.multiraft,
             memory=self.request_memory,
-            turns=turns,
+            budget=budget,
             pause=self.plane.pause,
         )
 

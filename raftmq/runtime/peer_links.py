@@ -39,6 +39,7 @@ from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
+from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_reader import (
     FRAME_HEADER,
     KIND_PART,
@@ -58,7 +59,6 @@ from raftmq.runtime.peer_stream import (
     PeerStream,
     StreamCounts,
 )
-from raftmq.runtime.turns import Turns
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMATS: Final = (5, FORMAT_MAX)
@@ -216,7 +216,7 @@ class PeerLinks:
         on_identity: Callable[[PeerIdentity], None],
         on_lost: Callable[[NodeId], None],
         random: Random,
-        turns: Turns,
+        budget: LoopBudget,
         memory_bytes_max: int,
         on_broken_invariant: Callable[[str], None],
         log: Any = logger,
@@ -247,7 +247,7 @@ class PeerLinks:
         self._on_identity = on_identity
         self._on_lost = on_lost
         self._random = random
-        self._turns = turns
+        self._budget = budget
         self._memory = PeerMemory(memory_bytes_max)
         self._on_broken_invariant = on_broken_invariant
         self._log = log
@@ -775,7 +775,7 @@ class PeerLinks:
             sender.node_id,
             partial(self._on_frame, sender),
             is_blocked=lambda: sender.node_id in self.block_from,
-            turns=self._turns,
+            budget=self._budget,
             memory=self._memory,
             takes_parts=name == Stream.CATCH_UP,
         )

@@ -21,8 +21,8 @@ from typing import Final
 import trio
 from crc32c import crc32c
 
+from raftmq.runtime.loop import Lane, LoopBudget
 from raftmq.runtime.peer_socket import recv_into, recv_rest
-from raftmq.runtime.turns import Lane, Turns
 from raftmq.types import NodeId
 
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind
@@ -96,12 +96,13 @@ class FrameReader:
         sender: who is at the other end.
         on_frame: takes kind and content of each frame.
         is_blocked: asked for each frame: true while what comes from there is not to be heard.
-        turns: what large frames are charged to.
+        budget: what large frames are charged to.
         memory: what bytes of incomplete frames are charged to.
         takes_parts: a frame too large for one may come here, in several.
     """
 
     __slots__ = (
+        "_budget",
         "_buffer",
         "_error",
         "_filled",
@@ -114,7 +115,6 @@ class FrameReader:
         "_sock",
         "_start",
         "_takes_parts",
-        "_turns",
         "_whole",
         "_whole_kind",
         "has_heard",
@@ -127,7 +127,7 @@ class FrameReader:
         on_frame: Callable[[int, memoryview], None],
         *,
         is_blocked: Callable[[], bool],
-        turns: Turns,
+        budget: LoopBudget,
         memory: PeerMemory,
         takes_parts: bool = False,
     ) -> None:
@@ -135,7 +135,7 @@ class FrameReader:
         self._sender = sender
         self._on_frame = on_frame
         self._is_blocked = is_blocked
-        self._turns = turns
+        self._budget = budget
         self._buffer = memoryview(bytearray(READ_BUFFER_SIZE))
         self._start = self._filled = 0  # of what was received and not handed on yet
         self._memory = memory
@@ -215,8 +215,8 @@ class FrameReader:
                     break
                 size = len(frame[2])
                 large_bytes += size
-                if not self._turns.try_take(size, Lane.PEERS):
-                    await self._turns.take(size, Lane.PEERS)
+                if not self._budget.try_take(size, Lane.PEERS):
+                    await self._budget.take(size, Lane.PEERS)
                     began = perf_counter()
             self._hand_on(*frame)
             if frame[0] == KIND_PART or len(frame[2]) > READ_BUFFER_SIZE - FRAME_HEADER.size:

@@ -37,7 +37,7 @@ from raftmq.replication.replica import Replica
 from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
-from raftmq.runtime.tasks import TrioTasks
+from raftmq.runtime.loop import TrioTasks
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 PARTITIONS = 40

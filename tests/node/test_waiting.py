@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from raftmq.node.composition import NO_MAJORITY_AGAIN_S, NO_MAJORITY_S
 from raftmq.node.node import ADMIN_WAIT_S, Node
 from raftmq.raft.membership import Configuration
-from raftmq.runtime.tasks import TrioTasks
+from raftmq.runtime.loop import TrioTasks
 from raftmq.types import NodeId, ReplicaId, StorageId
 
 

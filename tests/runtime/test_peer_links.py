@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from raftmq.config import Address
 from raftmq.replication.multiraft import Stream
 from raftmq.runtime import peer_links, peer_reader
+from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
@@ -37,7 +38,6 @@ from raftmq.runtime.peer_links import (
     common_format,
 )
 from raftmq.runtime.peer_reader import FRAME_HEADER, PeerRefusedError
-from raftmq.runtime.turns import Turns
 from raftmq.types import NodeId, StorageId
 
 
@@ -74,7 +74,7 @@ class Node:
             on_lost=lambda lost: self.tell(self.lost, lost),
             random=Random(node_id),
             address=self.address,
-            turns=Turns(),
+            budget=LoopBudget(),
             memory_bytes_max=memory_bytes_max,
             on_broken_invariant=self.broken.append,
             formats=formats,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.runtime import peer_reader
+from raftmq.runtime.loop import Lane, LoopBudget
 from raftmq.runtime.peer_reader import (
     FRAME_BYTES_MAX,
     FRAME_HEADER,
@@ -27,7 +28,6 @@ from raftmq.runtime.peer_reader import (
     PeerMemory,
     PeerRefusedError,
 )
-from raftmq.runtime.turns import Lane, Turns
 from raftmq.types import NodeId
 
 KIND = 2
@@ -60,7 +60,7 @@ class Stream:
             NodeId(1),
             self.on_frame,
             is_blocked=lambda: self.is_blocked,
-            turns=Turns(),
+            budget=LoopBudget(),
             memory=self.memory,
             takes_parts=True,
         )
@@ -116,7 +116,7 @@ async def test_frames_are_read_at_once() -> None:
         assert not stream.has_ended
 
 
-class SpentTurns(Turns):
+class SpentBudget(LoopBudget):
     """A budget that others have spent until `renewed` is set."""
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class SpentTurns(Turns):
 
 async def test_large_frames_wait_for_a_pass_with_budget_left() -> None:
     async with streaming() as stream:
-        turns = stream.reader._turns = SpentTurns()
+        budget = stream.reader._budget = SpentBudget()
         await stream.send(frame(b"before it") + frame(LARGE) + frame(b"after it"))
         assert stream.contents == [b"before it"]
-        turns.renewed.set()
+        budget.renewed.set()
         await trio.testing.wait_all_tasks_blocked()
         assert stream.contents == [b"before it", LARGE, b"after it"]
-        assert turns.asked == [(len(LARGE), Lane.PEERS)], "small ones are not charged"
+        assert budget.asked == [(len(LARGE), Lane.PEERS)], "small ones are not charged"
 
 
 @pytest.mark.parametrize("cut", [1, FRAME_HEADER.size, FRAME_HEADER.size + 3])

@@ -30,13 +30,13 @@ import trio
 from raftmq.errors import RemoteProtocolError
 from raftmq.logs import RateLimitedLog
 from raftmq.ports import DiskError
-from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
-from raftmq.runtime.turns import (
+from raftmq.runtime.loop import (
     RECEIVE_COST,
     SMALL_RECEIVE_BYTES,
     SMALL_RECEIVE_COST,
-    Turns,
+    LoopBudget,
 )
+from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.kafka.metrics import ServerMetrics
@@ -77,6 +77,7 @@ class Shared:
     __slots__ = (
         "batch",
         "begin",
+        "budget",
         "limits",
         "listener_name",
         "memory",
@@ -85,7 +86,6 @@ class Shared:
         "piece",
         "readiness",
         "scratch",
-        "turns",
     )
 
     def __init__(
@@ -95,7 +95,7 @@ class Shared:
         metrics: ServerMetrics,
         batch: ReplyBatch,
         memory: RequestMemory,
-        turns: Turns,
+        budget: LoopBudget,
     ) -> None:
         self.begin = begin
         self.batch = batch
@@ -103,8 +103,8 @@ class Shared:
         self.listener_name = CLIENT_LISTENER
         self.metrics = metrics
         self.memory = memory
-        self.turns = turns
-        self.readiness = Readiness(self.turns, self.batch.together)
+        self.budget = budget
+        self.readiness = Readiness(self.budget, self.batch.together)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.piece = memoryview(b"")  # made for the first large frame; as `scratch`
         self.nursery: trio.Nursery | None = None
@@ -378,7 +378,7 @@ class Connection:
             try:
                 count = self._sock.recv_into(scratch[start:] if start else scratch)
             except BlockingIOError:
-                shared.turns.give_back(RECEIVE_COST)
+                shared.budget.give_back(RECEIVE_COST)
                 return True
             if count == 0:
                 return False
@@ -389,11 +389,11 @@ class Connection:
             if used < end or start:
                 self._note_pending(used)
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
-                shared.turns.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
+                shared.budget.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
                 return True
             if end < SCRATCH_BYTES or self.life >= Life.PARTING or self._must_wait():
                 return True  # that was all there is: asking the socket again would only tell so
-            if self._turn_bytes >= TURN_BYTES_MAX or not shared.turns.try_take(RECEIVE_COST):
+            if self._turn_bytes >= TURN_BYTES_MAX or not shared.budget.try_take(RECEIVE_COST):
                 return True  # it is named again in the next pass
 
     def _must_wait(self) -> bool:
@@ -451,7 +451,7 @@ class Connection:
         replies = self.replies
         sock = self._sock
         scratch = self._shared.scratch
-        turns = self._shared.turns
+        budget = self._shared.budget
         while self.life < Life.ENDING:
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
                 await trio.lowlevel.checkpoint()
@@ -473,13 +473,13 @@ class Connection:
                 await self._receive_large(size, pending)
                 continue
             start = len(pending)
-            if not turns.try_take(RECEIVE_COST):
-                await turns.take(RECEIVE_COST)
+            if not budget.try_take(RECEIVE_COST):
+                await budget.take(RECEIVE_COST)
             scratch[:start] = pending
             try:
                 count = sock.recv_into(scratch[start:])
             except BlockingIOError:
-                turns.give_back(RECEIVE_COST)
+                budget.give_back(RECEIVE_COST)
                 if not await self._linger():
                     return False
                 continue
@@ -629,8 +629,8 @@ class Connection:
         if self.life is Life.RECEIVING:  # not when it was hung up on by then
             self._become(Life.BUSY)
         try:
-            if not shared.turns.try_take(size):
-                await shared.turns.take(size)
+            if not shared.budget.try_take(size):
+                await shared.budget.take(size)
             if self.life >= Life.ENDING:
                 raise trio.ClosedResourceError("hung up on meanwhile")
         except BaseException:

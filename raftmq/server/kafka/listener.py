@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from raftmq.logs import RateLimitedLog
-from raftmq.runtime.turns import Turns
+from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.connection import Begin, Connection, Shared
 from raftmq.server.kafka.limits import Limits, Pace, canonical_host
 from raftmq.server.kafka.metrics import ServerMetrics
@@ -73,13 +73,13 @@ class ClientPort:
         *,
         drains: Drains,
         memory: RequestMemory,
-        turns: Turns,
+        budget: LoopBudget,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """`pause` waits for about so many seconds, between two looks at all connections."""
         self.limits = limits
         self.metrics = metrics
-        self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, turns)
+        self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, budget)
         self.connections: dict[int, Connection] = {}
         self._hosts: dict[str, int] = {}  # open connections by the address they came from
         self._next_id = 0
@@ -113,7 +113,7 @@ class ClientPort:
         try:
             async with trio.open_nursery() as nursery:
                 shared.nursery = nursery
-                nursery.start_soon(shared.turns.run)
+                nursery.start_soon(shared.budget.run)
                 nursery.start_soon(shared.readiness.run)
                 try:
                     yield nursery

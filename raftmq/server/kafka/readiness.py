@@ -8,7 +8,7 @@ wait for something (room, memory, the rest of a large frame) leaves the epoll an
 Those who are ready in the same pass are one piece of work: what they append is drained together, so
 the busier a node is, the fewer messages and flushes each of a thousand producers costs it.
 
-Work is charged to `Turns` before it is done. Those for whom a pass has no budget left stand in
+Work is charged to `LoopBudget` before it is done. Those for whom a pass has none left stand in
 line there, each for itself, and nobody else is asked for before they had their turn: the kernel
 would only name them again. Never reads a socket itself, never closes one.
 """
@@ -23,8 +23,7 @@ from typing import Final, Protocol
 
 import trio
 
-from raftmq.runtime.nap import Sleeper
-from raftmq.runtime.turns import RECEIVE_COST, Turns
+from raftmq.runtime.loop import RECEIVE_COST, LoopBudget, Parker
 
 EVENTS_MAX: Final = 256
 """So many connections are asked for at once; the kernel names the others next time."""
@@ -44,25 +43,25 @@ class Readiness:
 
     __slots__ = (
         "_behind",
+        "_budget",
         "_epoll",
         "_resting",
         "_runner",
         "_together",
-        "_turns",
     )
 
     def __init__(
         self,
-        turns: Turns,
+        budget: LoopBudget,
         together: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`together` is entered for all who are called in one pass, where they are several."""
-        self._turns = turns
+        self._budget = budget
         self._together = together
         self._epoll = select.epoll()
         self._resting: dict[int, Receiver] = {}
         self._behind = 0  # ready ones that stand in line for another pass
-        self._runner = Sleeper()  # waits until nobody is behind
+        self._runner = Parker()  # waits until nobody is behind
 
     def __len__(self) -> int:
         return len(self._resting)
@@ -89,10 +88,10 @@ class Readiness:
             else:
                 self._call(ready)
             if self._behind:
-                await self._runner.sleep()
+                await self._runner.park()
 
     def _call(self, ready: list[tuple[int, int]]) -> None:
-        receivers, try_take = self._resting, self._turns.try_take
+        receivers, try_take = self._resting, self._budget.try_take
         for descriptor, _ in ready:
             receiver = receivers.get(descriptor)
             if receiver is None:
@@ -101,7 +100,7 @@ class Readiness:
                 receiver.receive()
             else:
                 self._behind += 1
-                self._turns.wait(RECEIVE_COST, partial(self._receive_late, receiver))
+                self._budget.wait(RECEIVE_COST, partial(self._receive_late, receiver))
 
     def close(self) -> None:
         """Give the epoll back; nobody may be watched any more."""
@@ -113,5 +112,5 @@ class Readiness:
     def _receive_late(self, receiver: Receiver) -> None:
         self._behind -= 1
         if not self._behind:
-            self._runner.wake()
+            self._runner.unpark()
         receiver.receive()

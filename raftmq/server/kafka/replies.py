@@ -31,7 +31,7 @@ import trio
 from raftmq.errors import RaftmqError
 from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, File, Span
-from raftmq.runtime.nap import Sleeper
+from raftmq.runtime.loop import Parker
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -233,8 +233,8 @@ class ReplyQueue:
         self._is_barred = False  # the last request begun is still asking for what it wants
         self._wants_idle = False
         # Made for those that sleep: most connections never have a writer, nor a reader that waits.
-        self._writer: Sleeper | None = None  # set while there is a writer task, asleep or not
-        self._reader: Sleeper | None = None  # set until the reader is woken
+        self._writer: Parker | None = None  # set while there is a writer task, asleep or not
+        self._reader: Parker | None = None  # set until the reader is woken
         self.stalled_since: float | None = None
 
     @property
@@ -343,16 +343,16 @@ class ReplyQueue:
             await self._reader_sleeps()
 
     async def _reader_sleeps(self) -> None:
-        self._reader = Sleeper()
+        self._reader = Parker()
         try:
-            await self._reader.sleep()
+            await self._reader.park()
         finally:
             self._reader = None
 
     def rest(self) -> None:
         """End the writer task if it sleeps: the next stall makes another."""
         if self._writer is not None:
-            self._writer.wake()
+            self._writer.unpark()
         if not self._outbox:
             self._outbox = None
 
@@ -364,10 +364,10 @@ class ReplyQueue:
         finally:
             self._writer = None
 
-    async def _drain(self, writer: Sleeper) -> None:
+    async def _drain(self, writer: Parker) -> None:
         while not self._is_closed:  # which it may be since this task was made
             if self._stall is None:
-                await writer.sleep()
+                await writer.park()
                 if self._stall is None:
                     return
             self._metrics.writer_wakes += 1
@@ -414,16 +414,16 @@ class ReplyQueue:
             self._is_pumping = False
         if self._stall is not None:
             if self._writer is not None:
-                self._writer.wake()
+                self._writer.unpark()
             else:
-                self._writer = Sleeper()
+                self._writer = Parker()
                 self._connection.stalled()
         self._wake_reader()
 
     def _wake_reader(self) -> None:
         if self._reader is not None and (self.is_idle if self._wants_idle else self.has_room):
             reader, self._reader = self._reader, None
-            reader.wake()
+            reader.unpark()
 
     def _send_ready(self) -> _Stall | None:
         turn_bytes = SENDFILE_TURN_BYTES_MAX

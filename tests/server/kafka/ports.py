@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import trio
 
-from raftmq.runtime.turns import Turns
+from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.connection import Begin
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
@@ -42,6 +42,6 @@ def client_port(
         metrics,
         drains=NoReplicas(),
         memory=RequestMemory(limits.request_memory_bytes_max),
-        turns=Turns(),
+        budget=LoopBudget(),
         pause=pause,
     )

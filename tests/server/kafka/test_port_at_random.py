@@ -178,7 +178,7 @@ async def test_clients_that_do_anything(
                 server.settle_some()
                 await trio.lowlevel.checkpoint()
         # While the server runs: at its end it lets go of whoever waits.
-        assert port.shared.turns.waiting_count == 0
+        assert port.shared.budget.waiting_count == 0
         assert port.connections == {}
         assert len(nursery.child_tasks) == 2
     assert port.shared.memory.bytes_used == 0

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from raftmq.runtime.turns import PASS_COST_MAX, RECEIVE_COST, Turns
+from raftmq.runtime.loop import PASS_COST_MAX, RECEIVE_COST, LoopBudget
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
@@ -154,7 +154,7 @@ async def test_those_who_are_ready_together_are_one_piece_of_work() -> None:
         yield
         log.append("end")
 
-    readiness = Readiness(Turns(), together)
+    readiness = Readiness(LoopBudget(), together)
     pairs = [socket.socketpair() for _ in range(3)]
     for _, theirs in pairs:
         readiness.watch(theirs.fileno(), Reader(theirs, log))
@@ -205,7 +205,7 @@ async def test_who_hangs_up_in_line_is_forgotten() -> None:
         for number, sock in enumerate(found.socks):
             sock.send(request(number, 2_000))
         with trio.fail_after(5):
-            while not found.port.shared.turns.waiting_count:
+            while not found.port.shared.budget.waiting_count:
                 await trio.lowlevel.checkpoint()
         late = set(range(count)) - set(found.handler.begun)
         assert late
