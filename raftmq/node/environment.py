@@ -20,7 +20,7 @@ from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, Runnable, neve
 from raftmq.promise import Promise
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.catch_up import CatchUp, CatchUpRate
-from raftmq.runtime.core_wait import CoreTimes
+from raftmq.runtime.clock import CoreTimes
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.peer_links import PeerIdentity
 from raftmq.runtime.peer_stream import StreamCounts

@@ -23,7 +23,7 @@ import structlog
 
 from raftmq.counts import Histogram
 from raftmq.logs import RateLimitedLog
-from raftmq.runtime.core_wait import CoreTimes
+from raftmq.runtime.clock import CoreTimes
 
 STALL_SHARE: Final = 0.25
 """A tick later than this share of the election timeout counts as a stall of the loop."""

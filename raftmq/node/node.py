@@ -27,8 +27,7 @@ from raftmq.node.composition import NodeCore
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
-from raftmq.runtime.clock import RealClock
-from raftmq.runtime.core_wait import CoreWait
+from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from raftmq.logs import RateLimitedLog
 from raftmq.node import loop_watch
 from raftmq.node.loop_watch import STOLEN_EVERY_TICKS, LoopWatch
-from raftmq.runtime.core_wait import CoreTimes
+from raftmq.runtime.clock import CoreTimes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from raftmq.node.data_plane import DataPlane
 from raftmq.ports import never
 from raftmq.promise import Promise
 from raftmq.replication.multiraft import MultiRaft
-from raftmq.runtime.core_wait import CoreTimes
+from raftmq.runtime.clock import CoreTimes
 from raftmq.types import StorageId
 from tests.partition.fake_replica import FakeClock
 

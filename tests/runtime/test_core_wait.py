@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.runtime.core_wait import CoreWait
+from raftmq.runtime.clock import CoreWait
 
 
 def spin(until_s: float) -> None:
