@@ -52,13 +52,13 @@ from raftmq.runtime.peer_reader import (
     PeerMemoryError,
     PeerRefusedError,
 )
-from raftmq.runtime.peer_socket import read_exactly, tune
 from raftmq.runtime.peer_stream import (
     UNSENT_CHUNK_BYTES_MAX,
     ChunkStream,
     PeerStream,
     StreamCounts,
 )
+from raftmq.runtime.sockets import read_exactly, tune
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMATS: Final = (5, FORMAT_MAX)

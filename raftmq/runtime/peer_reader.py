@@ -22,7 +22,7 @@ import trio
 from crc32c import crc32c
 
 from raftmq.runtime.loop import Lane, LoopBudget
-from raftmq.runtime.peer_socket import recv_into, recv_rest
+from raftmq.runtime.sockets import recv_into, recv_rest
 from raftmq.types import NodeId
 
 FRAME_HEADER: Final = struct.Struct(">IIB")  # bytes after this header, crc32c of them, kind

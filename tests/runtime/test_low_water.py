@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from raftmq.runtime.low_water import MARK_BYTES_MAX, MARK_BYTES_MIN, LowWater
+from raftmq.runtime.sockets import MARK_BYTES_MAX, MARK_BYTES_MIN, LowWater
 
 PACKET = bytes(16 << 10)
 

@@ -36,7 +36,7 @@ from raftmq.runtime.loop import (
     SMALL_RECEIVE_COST,
     LoopBudget,
 )
-from raftmq.runtime.low_water import LINGER_S, MARK_BYTES_MAX, LowWater
+from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.kafka.metrics import ServerMetrics
