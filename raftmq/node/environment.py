@@ -24,7 +24,7 @@ from raftmq.runtime.clock import CoreTimes
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.peer_links import PeerIdentity
 from raftmq.runtime.peer_stream import StreamCounts
-from raftmq.runtime.workers import WorkerPool
+from raftmq.runtime.threads import WorkerPool
 from raftmq.types import Buffer, NodeId
 
 T = TypeVar("T")

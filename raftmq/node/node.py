@@ -31,10 +31,9 @@ from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed
-from raftmq.runtime.flusher import Flusher
 from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
-from raftmq.runtime.workers import NodeBatchOpening, NodeCatchUp, Workers
+from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort
 from raftmq.server.kafka.warm_up import warm_up

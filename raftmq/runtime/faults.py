@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from raftmq.logs import structlog
-from raftmq.runtime.flusher import Flusher
 from raftmq.runtime.peer_links import PeerLinks
+from raftmq.runtime.threads import Flusher
 from raftmq.types import NodeId
 
 VARIABLE: Final = "RAFTMQ_FAULTS"

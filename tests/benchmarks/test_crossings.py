@@ -38,6 +38,6 @@ def test_a_produce_crosses_the_files_of_leader_and_followers() -> None:
         "raft/core.py",
         "raft/follower.py",
         "log/segment.py",
-        "runtime/flusher.py",
+        "runtime/threads.py",
         "runtime/peer_reader.py",
     } <= crossed.files

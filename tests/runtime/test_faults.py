@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from raftmq.runtime.faults import FaultSwitch, is_armed
-from raftmq.runtime.flusher import Flusher
 from raftmq.runtime.peer_links import PeerLinks
+from raftmq.runtime.threads import Flusher
 from raftmq.server.admin.http import FAULTS_BYTES_MAX, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.runtime.test_peer_links import Node

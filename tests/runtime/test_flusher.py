@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from raftmq.ports import DiskError
-from raftmq.runtime.flusher import PATIENCE_S, REPORT_MAX, Flusher
+from raftmq.runtime.threads import PATIENCE_S, REPORT_MAX, Flusher
 
 
 class Job:
@@ -127,7 +127,7 @@ async def test_how_long_a_disk_has_not_answered_is_known() -> None:
 async def test_a_flush_waits_from_when_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is slow for each of many files holds the last of them up for long."""
     now = 100.0
-    monkeypatch.setattr("raftmq.runtime.flusher.perf_counter", lambda: now)
+    monkeypatch.setattr("raftmq.runtime.threads.perf_counter", lambda: now)
     flusher = Flusher(1)
     first, second, done = Job(), Job(), trio.Event()
     first.gate.clear()
@@ -157,7 +157,7 @@ class NamedJob(Job):
 async def test_one_thread_flushes_as_long_as_nothing_waits_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("raftmq.runtime.flusher.perf_counter", lambda: 100.0)
+    monkeypatch.setattr("raftmq.runtime.threads.perf_counter", lambda: 100.0)
     flusher = Flusher(4)
     jobs = [NamedJob() for _ in range(50)]
     for job in jobs:
@@ -172,7 +172,7 @@ async def test_a_job_that_has_waited_calls_another_thread(
     is_followed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("raftmq.runtime.flusher.perf_counter", lambda: now)
+    monkeypatch.setattr("raftmq.runtime.threads.perf_counter", lambda: now)
     flusher = Flusher(2)
     stuck, second, third = NamedJob(), NamedJob(), NamedJob()
     stuck.gate.clear()

@@ -32,7 +32,7 @@ from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
-from raftmq.runtime.workers import WorkerPool
+from raftmq.runtime.threads import WorkerPool
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import Pace

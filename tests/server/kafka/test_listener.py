@@ -15,7 +15,7 @@ import trio.testing
 from raftmq.logs import LINES_MAX, RateLimitedLog
 from raftmq.partition.parked import Deadlines
 from raftmq.runtime.loop import run_deadlines
-from raftmq.runtime.workers import Workers
+from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket

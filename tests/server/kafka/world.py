@@ -47,7 +47,7 @@ from raftmq.protocol.produce import (
     decode_produce_response,
     encode_produce_request,
 )
-from raftmq.runtime.workers import Workers
+from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.elections import Hold
