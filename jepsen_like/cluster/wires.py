@@ -29,7 +29,7 @@ from raftmq.runtime.peer_links import (
     KIND_RAFT,
     PEER_FORMATS,
 )
-from raftmq.runtime.peer_reader import KIND_STORED
+from raftmq.runtime.peer_streams import KIND_STORED
 from raftmq.types import Buffer, NodeId
 
 if TYPE_CHECKING:

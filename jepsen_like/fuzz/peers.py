@@ -39,7 +39,7 @@ from raftmq.replication.peer_messages import (
     WrongReplica,
 )
 from raftmq.runtime.peer_links import PEER_FORMATS, STREAMS, Hello
-from raftmq.runtime.peer_reader import FRAME_HEADER, PART_HEADER, STORED_HEADER
+from raftmq.runtime.peer_streams import FRAME_HEADER, PART_HEADER, STORED_HEADER
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 
 KINDS: Final = tuple(range(1, 9))

@@ -32,7 +32,7 @@ from raftmq.runtime.peer_links import (
     KIND_RAFT,
     PeerIdentity,
 )
-from raftmq.runtime.peer_reader import KIND_STORED
+from raftmq.runtime.peer_streams import KIND_STORED
 from raftmq.types import Buffer, NodeId, ReplicaId
 
 logger = structlog.get_logger("raftmq.node")

@@ -40,21 +40,19 @@ from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
 from raftmq.runtime.loop import LoopBudget
-from raftmq.runtime.peer_reader import (
+from raftmq.runtime.peer_streams import (
     FRAME_HEADER,
     KIND_PART,
     KIND_STORED,
     PART_HEADER,
     STORED_HEADER,
+    UNSENT_CHUNK_BYTES_MAX,
     WHOLE_BYTES_MAX,
+    ChunkStream,
     FrameReader,
     PeerMemory,
     PeerMemoryError,
     PeerRefusedError,
-)
-from raftmq.runtime.peer_stream import (
-    UNSENT_CHUNK_BYTES_MAX,
-    ChunkStream,
     PeerStream,
     StreamCounts,
 )

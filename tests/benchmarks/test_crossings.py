@@ -39,5 +39,5 @@ def test_a_produce_crosses_the_files_of_leader_and_followers() -> None:
         "raft/follower.py",
         "log/segment.py",
         "runtime/threads.py",
-        "runtime/peer_reader.py",
+        "runtime/peer_streams.py",
     } <= crossed.files

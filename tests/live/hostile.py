@@ -34,7 +34,7 @@ from raftmq.runtime.peer_links import (
     STREAMS_PER_KIND_MAX,
     Hello,
 )
-from raftmq.runtime.peer_reader import FRAME_HEADER
+from raftmq.runtime.peer_streams import FRAME_HEADER
 from raftmq.types import (
     METADATA_GROUP,
     LeaderEpoch,

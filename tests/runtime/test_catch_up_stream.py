@@ -15,7 +15,7 @@ from raftmq.replication.multiraft import Stream
 from raftmq.runtime import peer_links, peer_reader, peer_stream
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.peer_links import KIND_RAFT
-from raftmq.runtime.peer_reader import KIND_STORED
+from raftmq.runtime.peer_streams import KIND_STORED
 from raftmq.types import NodeId
 from tests.runtime import test_peer_links
 from tests.runtime.test_peer_links import introduce, running

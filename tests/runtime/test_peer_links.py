@@ -37,7 +37,7 @@ from raftmq.runtime.peer_links import (
     check_hello,
     common_format,
 )
-from raftmq.runtime.peer_reader import FRAME_HEADER, PeerRefusedError
+from raftmq.runtime.peer_streams import FRAME_HEADER, PeerRefusedError
 from raftmq.types import NodeId, StorageId
 
 

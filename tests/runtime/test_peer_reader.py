@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from raftmq.errors import RemoteProtocolError
 from raftmq.runtime import peer_reader
 from raftmq.runtime.loop import Lane, LoopBudget
-from raftmq.runtime.peer_reader import (
+from raftmq.runtime.peer_streams import (
     FRAME_BYTES_MAX,
     FRAME_HEADER,
     KIND_PART,
