@@ -101,7 +101,7 @@ KIND_BROKER_BEAT: Final = 7
 KIND_METADATA: Final = 8
 """Frame kinds: a partition's Raft message; coalesced heartbeats; brokers and controller; cluster
 formation; a broker's heartbeat to the controller, and its answer; a Raft message of the metadata
-group. Two more, 5 and 6, are told apart by who reads (`peer_reader.py`)."""
+group. Two more, 5 and 6, are told apart by their reader (`peer_streams.py`)."""
 _STREAM_OF: Final = {
     KIND_RAFT: Stream.BULK,
     KIND_METADATA: Stream.CONTROL,

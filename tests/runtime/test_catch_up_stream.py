@@ -12,7 +12,7 @@ from raftmq.log.model import FileSpan
 from raftmq.ports import File
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
-from raftmq.runtime import peer_links, peer_reader, peer_stream
+from raftmq.runtime import peer_links, peer_streams
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.peer_links import KIND_RAFT
 from raftmq.runtime.peer_streams import KIND_STORED
@@ -70,9 +70,9 @@ async def test_what_is_not_in_memory_is_read_by_a_worker_first(
     data = b"x" * 300_000
     file = file_of(tmp_path, data)
     warmed: list[tuple[int, int]] = []
-    monkeypatch.setattr(peer_stream, "is_warm", lambda *_: False)
+    monkeypatch.setattr(peer_streams, "is_warm", lambda *_: False)
     monkeypatch.setattr(
-        peer_stream, "warm", lambda _file, position, size: warmed.append((position, size))
+        peer_streams, "warm", lambda _file, position, size: warmed.append((position, size))
     )
     async with running(a, b):
         await connected(a)
@@ -156,7 +156,7 @@ async def test_little_of_what_is_unsent_waits_in_the_kernel() -> None:
         assert a.socket is not None
         unsent = a.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
         # Of several segments in any case: the tail of a sendfile waits for more to fill one.
-        assert 256 << 10 <= unsent <= peer_stream.CHUNKS_BYTES_MAX
+        assert 256 << 10 <= unsent <= peer_streams.CHUNKS_BYTES_MAX
 
 
 async def test_nothing_waits_for_a_peer_that_is_not_there(tmp_path: Path) -> None:
@@ -201,6 +201,6 @@ async def test_parts_without_end_end_the_connection(monkeypatch: pytest.MonkeyPa
         await connected(a)
         first = a.socket
         assert a.links.send(TWO, KIND_RAFT, [b"x" * 3_000])
-        monkeypatch.setattr(peer_reader, "WHOLE_BYTES_MAX", 2_000)
+        monkeypatch.setattr(peer_streams, "WHOLE_BYTES_MAX", 2_000)
         await a.until(lambda: a.socket is not first)
         assert b.frames == []

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from raftmq.config import Address
 from raftmq.replication.multiraft import Stream
-from raftmq.runtime import peer_links, peer_reader
+from raftmq.runtime import peer_links, peer_streams
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
@@ -577,7 +577,7 @@ async def test_beats_are_heard_as_they_come() -> None:
 
 async def test_many_small_frames_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What arrived at once may take long to handle; ticks go on meanwhile."""
-    monkeypatch.setattr(peer_reader, "READ_TURN_S", 0.0)
+    monkeypatch.setattr(peer_streams, "READ_TURN_S", 0.0)
     a, b = Node(1), Node(2)
     introduce(a, b)
     async with running(a, b) as nursery:
@@ -716,7 +716,7 @@ async def test_a_stream_that_ends_leaves_nothing_to_the_collector() -> None:
             most = peer_links.STREAMS_PER_KIND_MAX
             await b.until(lambda: sum(map(len, accepted.values())) == most)
             await trio.testing.wait_all_tasks_blocked()
-            readers = [one for one in gc.get_objects() if type(one) is peer_reader.FrameReader]
+            readers = [one for one in gc.get_objects() if type(one) is peer_streams.FrameReader]
             assert len(readers) == peer_links.STREAMS_PER_KIND_MAX
         finally:
             gc.enable()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.runtime import peer_reader
+from raftmq.runtime import peer_streams
 from raftmq.runtime.loop import Lane, LoopBudget
 from raftmq.runtime.peer_streams import (
     FRAME_BYTES_MAX,
@@ -298,7 +298,7 @@ def test_cut_anywhere_it_is_the_same(content_bytes_max: int, data: st.DataObject
             assert stream.contents == contents
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peer_reader, "READ_BUFFER_SIZE", SMALL_BUFFER)
+        patch.setattr(peer_streams, "READ_BUFFER_SIZE", SMALL_BUFFER)
         trio.run(run)
 
 
@@ -313,7 +313,7 @@ async def test_what_is_only_announced_costs_little() -> None:
     """A kibibyte that begins a frame of 96 MiB; the buffer grows with what comes."""
     async with streaming() as stream:
         await stream.send(announced(FRAME_BYTES_MAX) + bytes(1024))
-        assert stream.memory.used_bytes == peer_reader.FIRST_BYTES
+        assert stream.memory.used_bytes == peer_streams.FIRST_BYTES
         sent = 1024
         while sent < 5 << 20:
             await stream.send(bytes(1 << 16))
@@ -344,13 +344,13 @@ async def test_who_holds_most_makes_room() -> None:
         while large.error is None:
             await small.send(bytes(1 << 16))
             await trio.testing.wait_all_tasks_blocked()
-        assert isinstance(large.error, peer_reader.PeerMemoryError)
+        assert isinstance(large.error, peer_streams.PeerMemoryError)
         assert small.error is None
         with suppress(BrokenPipeError):  # it ended in the middle
             while small.error is None:
                 await small.send(bytes(1 << 16))
         await trio.testing.wait_all_tasks_blocked()
-        assert isinstance(small.error, peer_reader.PeerMemoryError), "alone it holds most"
+        assert isinstance(small.error, peer_streams.PeerMemoryError), "alone it holds most"
         assert memory.used_bytes == 0
 
 
