@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from raftmq.controller.leader_table import decode_rows
+from raftmq.controller.leaders import decode_rows
 from raftmq.controller.quorum_state import decode_quorum
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import check_bounds, decode_foreign

@@ -15,7 +15,7 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq import records
 from raftmq.controller.broker_lifecycle import BrokerLifecycle
-from raftmq.controller.isolation import Isolation
+from raftmq.controller.leaders import Isolation
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
 from raftmq.log import batch_reader, hard_state
 from raftmq.log.bare_entries import BareEntries

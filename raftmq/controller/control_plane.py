@@ -18,7 +18,7 @@ from raftmq.controller.broker_lifecycle import (
     LearnAddress,
 )
 from raftmq.controller.controller import Controller, ControllerConfig
-from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.controller.quorum_state import AskQuorum, QuorumState, decode_quorum, encode_quorum
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.metadata.broker_messages import (

@@ -23,8 +23,7 @@ from uuid import UUID
 
 from attrs import define, field, frozen
 
-from raftmq.controller.leader_balance import LeaderBalance
-from raftmq.controller.leader_table import LeaderRow, LeaderTable
+from raftmq.controller.leaders import LeaderBalance, LeaderRow, LeaderTable
 from raftmq.controller.replacement import Replacing, plan_replacement
 from raftmq.controller.topic_validation import (
     NO_ID,

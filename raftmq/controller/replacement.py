@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.leaders import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
 from raftmq.metadata.commands import EndReplacement, ReassignPartition, ReplaceNode

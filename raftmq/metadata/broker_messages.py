@@ -76,7 +76,7 @@ class AdminCall(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class LeaderUpdate(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Rows of the sender's leader table (`leader_table.py` encodes them)."""
+    """Rows of the sender's leader table (`controller/leaders.py` encodes them)."""
 
     rows: bytes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from raftmq.controller.leader_table import Key, LeaderRow
+from raftmq.controller.leaders import Key, LeaderRow
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
 from raftmq.metadata.image import MetadataImage

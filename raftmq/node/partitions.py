@@ -17,7 +17,7 @@ from uuid import UUID
 from attrs import frozen
 
 from raftmq.controller.control_plane import ControlPlane
-from raftmq.controller.isolation import Isolation
+from raftmq.controller.leaders import Isolation
 from raftmq.controller.reconciler import (
     Action,
     Quarantine,

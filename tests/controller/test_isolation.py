@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftmq.controller.isolation import ASK_EVERY_MS, Isolation
+from raftmq.controller.leaders import ASK_EVERY_MS, Isolation
 from raftmq.errors import RequestTimedOutError
 from raftmq.promise import Promise
 from raftmq.types import NodeId, ReplicaId, StorageId

@@ -7,15 +7,16 @@ from uuid import UUID
 from attrs import define, evolve, field
 from immutables import Map
 
-from raftmq.controller.leader_balance import (
+from raftmq.controller.leaders import (
     COOL_DOWN_MAX_MS,
     COOL_DOWN_MS,
     LOST_SOON_MS,
     MOVES_MAX,
     QUIET_MS,
     LeaderBalance,
+    LeaderRow,
+    LeaderTable,
 )
-from raftmq.controller.leader_table import LeaderRow, LeaderTable
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.replacement import next_end, next_move, plan_replacement, progress
 from raftmq.controller.topic_validation import Settings, load_of, plan_topic
 from raftmq.errors import ErrorCode

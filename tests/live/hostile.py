@@ -17,7 +17,7 @@ import msgspec
 from attrs import frozen
 from crc32c import crc32c
 
-from raftmq.controller.leader_table import LeaderRow, encode_rows
+from raftmq.controller.leaders import LeaderRow, encode_rows
 from raftmq.metadata.broker_messages import ForwardCommands, LeaderUpdate
 from raftmq.metadata.broker_messages import encode as encode_control
 from raftmq.metadata.commands import Envelope, RegisterBroker, encode_envelope

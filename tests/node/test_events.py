@@ -17,7 +17,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from raftmq import logs as raftmq_logs
-from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.leaders import LeaderTable
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import PERIOD_S, RateLimitedLog, configure_logs
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup

@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import pytest
 
-from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import CLOCK_MS_MAX, POSITION_MAX, TERM_JUMP_MAX, TERM_MAX
 from raftmq.log.log_start import LogStart

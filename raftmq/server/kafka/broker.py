@@ -18,7 +18,7 @@ from uuid import UUID
 import structlog
 
 from raftmq.config import NodeConfig
-from raftmq.controller.leader_table import LeaderRow, LeaderTable
+from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from raftmq.controller.leader_table import Key, LeaderRow, LeaderTable
+from raftmq.controller.leaders import Key, LeaderRow, LeaderTable
 from raftmq.metadata.image import TopicImage
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from immutables import Map
 
-from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.leaders import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import Done, ReassignPartition
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage

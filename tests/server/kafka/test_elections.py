@@ -6,7 +6,7 @@ from uuid import UUID
 
 from immutables import Map
 
-from raftmq.controller.leader_table import LeaderRow, LeaderTable
+from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.partition.parked import Deadlines
 from raftmq.server.kafka.elections import LOOK_MS, REST_FACTOR, WAIT_MS, Elections, Hold

@@ -13,7 +13,7 @@ import attrs
 from immutables import Map
 
 from raftmq.config import NodeConfig
-from raftmq.controller.leader_table import LeaderTable
+from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.quorum_state import QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AdminRequest, Outcome

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.controller.leader_table import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import RemoteProtocolError
 from raftmq.types import LeaderEpoch, NodeId, TopicId
 

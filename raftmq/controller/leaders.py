@@ -1,0 +1,384 @@
+"""Who leads each partition, as this node has heard, and where leaderships should move instead.
+
+`LeaderTable` is soft state, never safety. New leaders push rows to all nodes once their election
+entry is committed; nodes exchange rows when they connect. Rows are merged by (leader epoch,
+revision), so late news never overrides newer. `LeaderBalance`, on the controller, gives preferred
+leaders their partitions back. `Isolation` hands over what this broker leads while it sees no
+majority of the metadata group, or its disk fails.
+
+Invariants: the leader epoch of a partition never goes back, whichever node answers; a leader once
+known is named until a newer one is, since clients treat "no leader" worse than a stale one
+(librdkafka stops looking for a while); `None` means none was ever known. Nothing here moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from functools import partial
+from typing import Annotated, Final, Protocol, TypeAlias
+
+import msgspec
+from attrs import define, frozen
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.foreign import (
+    NODE_ID_MAX,
+    PARTITION_MAX,
+    POSITION_MAX,
+    TERM_JUMP_MAX,
+    TERM_MAX,
+    decode_foreign,
+)
+from raftmq.metadata.image import MetadataImage
+from raftmq.promise import Promise
+from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, TopicId
+
+Key = tuple[TopicId, int]
+
+
+@frozen(slots=True)
+class LeaderRow:
+    """One partition's leader as it states it.
+
+    `revision` counts its statements within the epoch (the ISR and voters change meanwhile).
+    """
+
+    topic_id: TopicId
+    partition: int
+    leader_epoch: LeaderEpoch
+    revision: int
+    leader_id: NodeId
+    isr: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
+
+    @property
+    def key(self) -> Key:
+        """What the row is about."""
+        return self.topic_id, self.partition
+
+
+_NodeNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
+
+
+class _Wire(msgspec.Struct, array_like=True):
+    topic_id: TopicId
+    partition: Annotated[int, msgspec.Meta(ge=0, le=PARTITION_MAX)]
+    leader_epoch: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)]
+    revision: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
+    leader_id: _NodeNumber
+    isr: tuple[_NodeNumber, ...]
+    voters: tuple[_NodeNumber, ...]
+
+
+_decoder: Final[msgspec.msgpack.Decoder[list[_Wire]]] = msgspec.msgpack.Decoder(list[_Wire])
+
+
+class LeaderTable:
+    """Rows by partition."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Key, LeaderRow] = {}
+        self._callbacks: list[Callable[[LeaderRow, bool], None]] = []
+        self.version = 0
+        """Rises with every change: a key for caches of encoded answers."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, topic_id: TopicId, partition: int) -> LeaderRow | None:
+        """The newest row of a partition; None where no leader was ever known."""
+        return self._rows.get((topic_id, partition))
+
+    def on_change(self, callback: Callable[[LeaderRow, bool], None]) -> None:
+        """Call `callback(row, is_own)` after each change."""
+        self._callbacks.append(callback)
+
+    def led(
+        self,
+        topic_id: TopicId,
+        partition: int,
+        *,
+        leader: NodeId,
+        leader_epoch: LeaderEpoch,
+        isr: Iterable[NodeId],
+        voters: Iterable[NodeId],
+    ) -> LeaderRow | None:
+        """State that this node leads; only once its election entry is committed.
+
+        Returns the row to push to the others, None when it says nothing new (or is outdated).
+        """
+        known = self._rows.get((topic_id, partition))
+        revision = 0
+        if known is not None and known.leader_epoch == leader_epoch:
+            revision = known.revision + 1
+        row = LeaderRow(
+            topic_id, partition, leader_epoch, revision, leader, tuple(isr), tuple(voters)
+        )
+        if known is not None and _facts(known) == _facts(row):
+            return None
+        return row if self._take(row, is_own=True) else None
+
+    def merge(self, rows: Iterable[LeaderRow]) -> list[LeaderRow]:
+        """Take in what another node said; returns what was news.
+
+        Raises:
+            RemoteProtocolError: an epoch beyond all that elections can have made. Believed, it
+                would hide the partition's true leader for good, so none of the rows is taken.
+        """
+        rows = list(rows)
+        for row in rows:
+            known = self._rows.get(row.key)
+            if row.leader_epoch - (0 if known is None else known.leader_epoch) > TERM_JUMP_MAX:
+                raise RemoteProtocolError(
+                    f"leader epoch {row.leader_epoch} of partition {row.partition} of "
+                    f"{row.topic_id}, known is {known and known.leader_epoch}"
+                )
+        return [row for row in rows if self._take(row, is_own=False)]
+
+    def forget(self, topic_id: TopicId) -> None:
+        """Drop the rows of a deleted topic."""
+        gone = [key for key in self._rows if key[0] == topic_id]
+        for key in gone:
+            del self._rows[key]
+        self.version += bool(gone)
+
+    def rows(self) -> list[LeaderRow]:
+        """All rows, in a fixed order, for a node that just connected."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def _take(self, row: LeaderRow, *, is_own: bool) -> bool:
+        known = self._rows.get(row.key)
+        if known is not None and _age(row) <= _age(known):
+            return False
+        self._rows[row.key] = row
+        self.version += 1
+        for callback in self._callbacks:
+            callback(row, is_own)
+        return True
+
+
+def _age(row: LeaderRow) -> tuple[int, int]:
+    return row.leader_epoch, row.revision
+
+
+def _facts(row: LeaderRow) -> tuple[object, ...]:
+    return row.leader_epoch, row.leader_id, row.isr, row.voters
+
+
+def encode_rows(rows: Iterable[LeaderRow]) -> bytes:
+    """Bytes of a push."""
+    return msgspec.msgpack.encode(
+        [
+            _Wire(r.topic_id, r.partition, r.leader_epoch, r.revision, r.leader_id, r.isr, r.voters)
+            for r in rows
+        ]
+    )
+
+
+def decode_rows(data: Buffer) -> list[LeaderRow]:
+    """Read a push.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    wires = decode_foreign("leader rows", _decoder.decode, data)
+    return [
+        LeaderRow(
+            wire.topic_id,
+            wire.partition,
+            LeaderEpoch(wire.leader_epoch),
+            wire.revision,
+            NodeId(wire.leader_id),
+            tuple(NodeId(n) for n in wire.isr),
+            tuple(NodeId(n) for n in wire.voters),
+        )
+        for wire in wires
+    ]
+
+
+QUIET_MS: Final = 3_000.0
+COOL_DOWN_MS: Final = 8_000.0
+COOL_DOWN_MAX_MS: Final = 300_000.0
+LOST_SOON_MS: Final = 60_000.0
+"""A leadership that was kept for so long after its move did come back."""
+MOVES_MAX: Final = 50
+
+
+@frozen(slots=True)
+class Move:
+    """Ask the leader of a partition to hand over to `to`."""
+
+    topic_id: TopicId
+    partition: int
+    to: NodeId
+
+
+@define(slots=True)
+class _Moved:
+    """What came of the last move of a partition."""
+
+    to: NodeId
+    at_ms: float
+    leader_epoch: int
+    """The one that was asked to end: a later one under another leader is a move that was undone."""
+    cool_down_ms: float
+    until_ms: float
+    """Not again before."""
+    is_lost: bool = False
+
+    def see_undone(self, now_ms: float) -> None:
+        """The partition is led by another one again, since just now."""
+        self.is_lost = True
+        if now_ms - self.at_ms < LOST_SOON_MS:
+            self.cool_down_ms = min(2 * self.cool_down_ms, COOL_DOWN_MAX_MS)
+            self.until_ms = now_ms + self.cool_down_ms
+        else:
+            self.cool_down_ms = COOL_DOWN_MS
+
+
+class LeaderBalance:
+    """Gives preferred leaders their partitions back, slowly, for one controller term.
+
+    Leaderships pile up on the brokers that stayed while others were away. A leadership is moved
+    only after both it and the preferred broker have been stable for a while (a broker that hands
+    over in order to leave gets nothing back meanwhile), only to a replica in the reported ISR
+    whose broker is fit to lead, a few at a time, and the same one not again before a cool-down.
+    One that was lost again soon after it was moved waits twice as long each time: whatever made
+    the broker lose it may go on, and each move interrupts producers. Pure but for what it
+    remembers of earlier calls.
+    """
+
+    def __init__(self) -> None:
+        self._live_since: dict[NodeId, tuple[int, float]] = {}
+        self._led_since: dict[Key, tuple[int, float]] = {}
+        self._moved: dict[Key, _Moved] = {}
+        self._balanced = (-1, -1)  # versions of image and leaders when all was as it should be
+
+    def due(
+        self,
+        image: MetadataImage,
+        leaders: LeaderTable,
+        now_ms: float,
+        *,
+        unfit: Set[NodeId] = frozenset(),
+    ) -> list[Move]:
+        """The moves to make now; `unfit` brokers are given nothing."""
+        seen = image.structure_version, leaders.version
+        if seen == self._balanced:
+            return []  # a thousand partitions at rest cost nothing here
+        self._balanced = seen
+        live = {b.node_id: b.epoch for b in image.live_brokers() if b.node_id not in unfit}
+        self._live_since = {
+            node_id: self._live_since[node_id]
+            if self._live_since.get(node_id, (-1, 0.0))[0] == epoch
+            else (epoch, now_ms)
+            for node_id, epoch in live.items()
+        }
+        moves: list[Move] = []
+        led_since: dict[Key, tuple[int, float]] = {}
+        for topic in image.topics_by_id():
+            for partition in topic.partitions:
+                row = leaders.get(topic.topic_id, partition.index)
+                if row is None:
+                    continue
+                key = row.key
+                known = self._led_since.get(key)
+                if known is None or known[0] != row.leader_epoch:
+                    known = (row.leader_epoch, now_ms)
+                led_since[key] = known
+                wish = partition.preferred_leader
+                if row.leader_id == wish:
+                    continue
+                self._balanced = (-1, -1)
+                moved = self._last_move(row, wish, now_ms)
+                is_due = (
+                    wish in row.isr
+                    and wish in live
+                    and now_ms - known[1] >= QUIET_MS
+                    and now_ms - self._live_since[wish][1] >= QUIET_MS
+                    and (moved is None or now_ms >= moved.until_ms)
+                )
+                if is_due and len(moves) < MOVES_MAX:
+                    cool_down_ms = COOL_DOWN_MS if moved is None else moved.cool_down_ms
+                    until_ms = now_ms + COOL_DOWN_MS
+                    self._moved[key] = _Moved(
+                        wish, now_ms, row.leader_epoch, cool_down_ms, until_ms
+                    )
+                    moves.append(Move(*key, wish))
+        self._led_since = led_since
+        self._moved = {
+            k: moved for k, moved in self._moved.items() if now_ms - moved.until_ms < LOST_SOON_MS
+        }
+        return moves
+
+    def _last_move(self, row: LeaderRow, wish: NodeId, now_ms: float) -> _Moved | None:
+        """What is remembered of a partition that its preferred leader does not lead."""
+        moved = self._moved.get(row.key)
+        if moved is None or moved.to != wish:
+            return None
+        if not moved.is_lost and row.leader_epoch != moved.leader_epoch:
+            moved.see_undone(now_ms)
+        return moved
+
+
+ASK_EVERY_MS: Final = 1_000.0
+
+
+class LedReplica(Protocol):
+    """A replica that leads its partition here."""
+
+    @property
+    def is_handing_over(self) -> bool: ...
+    def in_sync_replicas(self) -> tuple[ReplicaId, ...]: ...
+    def transfer_leadership(self, node_id: NodeId) -> bool: ...
+
+
+class Isolation:
+    """Hands leaderships over while this broker is cut off, or worse off than a follower.
+
+    A broker that sees no majority of the metadata group for long serves plain produce and fetch
+    on, but its metadata grows old: topics are deleted, configs change, brokers come and go
+    without it. So where another in-sync voter of a partition it leads still sees the majority, it
+    hands the leadership to that one; it asks first, since that node may be cut off as well.
+    Leaderships won while cut off go the same way. Coordinator work ends by itself: its barriers
+    are not answered any more. With a full disk a broker refuses records that others could take;
+    with one that does not answer it cannot count itself, and commits nothing while a follower is
+    behind. It hands over likewise, to a broker that is better off.
+    """
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        *,
+        is_isolated: Callable[[], bool],
+        ask: Callable[[NodeId], Promise[bool]],
+        led: Callable[[], Iterable[LedReplica]],
+    ) -> None:
+        """`ask` tells whether another node could do better; `led` gives what is led here."""
+        self._node_id = node_id
+        self._is_isolated = is_isolated
+        self._ask = ask
+        self._led = led
+        self._next_ms = 0.0
+        self.handed_over_count = 0
+
+    def tick(self, now_ms: float) -> None:
+        """Ask the peers of what is led here, once a second while cut off."""
+        if now_ms < self._next_ms or not self._is_isolated():
+            return
+        self._next_ms = now_ms + ASK_EVERY_MS
+        for node_id in sorted(self._peers()):
+            self._ask(node_id).when_done(partial(self._answered, node_id))
+
+    def _peers(self) -> set[NodeId]:
+        peers = {r.node_id for replica in self._led() for r in replica.in_sync_replicas()}
+        return peers - {self._node_id}
+
+    def _answered(self, node_id: NodeId, told: Promise[bool]) -> None:
+        if told.error is not None or not told.result() or not self._is_isolated():
+            return
+        for replica in self._led():
+            if replica.is_handing_over:
+                continue  # asking somebody else now would make two stand against each other
+            if any(r.node_id == node_id for r in replica.in_sync_replicas()):
+                self.handed_over_count += replica.transfer_leadership(node_id)
