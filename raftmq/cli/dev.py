@@ -174,7 +174,7 @@ def start_cluster(
     Raises:
         DevError: a node ended, or they are not ready in time.
     """
-    from raftmq.server.kafka.warm_up import warm_up
+    from raftmq.server.kafka.dispatch import warm_up
 
     cluster.bind()
     warm_up()  # once for all nodes, which would each spend that time right after their start

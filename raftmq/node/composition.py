@@ -48,8 +48,7 @@ from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.dispatch import Dispatcher
-from raftmq.server.kafka.handlers.table import HANDLERS
+from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.request_memory import RequestMemory
 from raftmq.types import (
     METADATA_GROUP,

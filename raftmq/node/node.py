@@ -34,9 +34,9 @@ from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
+from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.warm_up import warm_up
 
 logger = structlog.get_logger("raftmq.node")
 

@@ -238,7 +238,7 @@ def keep(sock: socket.socket, parent: int, folder: Path) -> None:
     try:
         import raftmq.cli.start
         import raftmq.node  # noqa: F401 - what nodes need, once for all
-        from raftmq.server.kafka.warm_up import warm_up
+        from raftmq.server.kafka.dispatch import warm_up
 
         warm_up()
         os.register_at_fork(after_in_child=sock.close)

@@ -76,7 +76,7 @@ def test_a_node_is_ready_before_anything_heavy_is_imported(tmp_path: Path) -> No
 def test_dev_imports_nothing_heavy_before_it_forks() -> None:
     code = (
         "import json, sys, raftmq.cli.main, raftmq.cli.dev, raftmq.node\n"
-        "from raftmq.server.kafka.warm_up import warm_up\n"
+        "from raftmq.server.kafka.dispatch import warm_up\n"
         "warm_up()\n"
     )
     loaded = json.loads(run(code + "print(json.dumps(sorted(sys.modules)))"))

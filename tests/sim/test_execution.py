@@ -46,11 +46,9 @@ LEFT_OUT = {
     "server/admin/nodes.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
-    "server/kafka/handlers/features.py": "hands requests of UpdateFeatures to the controller",
     "server/kafka/listener.py": "sockets",
     "server/kafka/readiness.py": "sockets",
     "server/kafka/replies.py": "sockets",
-    "server/kafka/warm_up.py": "compiles codecs before a process serves",
 }
 """Modules of the product that a run does not execute, and why they decide nothing."""
 

@@ -29,6 +29,7 @@ from raftmq.protocol import (
     encode_response_header,
     encode_response_slowly,
     encode_unsupported_api_versions,
+    warm,
 )
 from raftmq.protocol.fetch import FetchResponse, decode_fetch_request, encode_fetch_frame
 from raftmq.protocol.produce import (
@@ -38,7 +39,17 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
-from raftmq.server.kafka.handlers import fetch, produce
+from raftmq.server.kafka.handlers import (
+    cluster,
+    configs,
+    fetch,
+    groups,
+    metadata,
+    offsets,
+    produce,
+    producers,
+    topics,
+)
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.kafka.replies import Pieces, Slot
@@ -53,6 +64,30 @@ Handler: TypeAlias = Callable[
     [Broker, RequestContext, Struct], "Answer | Promise[Any] | Work[Answer]"
 ]
 
+HANDLERS: Final[dict[ApiKey, Handler]] = {
+    ApiKey.API_VERSIONS: cluster.api_versions,
+    ApiKey.METADATA: metadata.handle,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: metadata.describe_topic_partitions,
+    ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
+    ApiKey.LIST_OFFSETS: offsets.list_offsets,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+    ApiKey.DELETE_RECORDS: offsets.delete_records,
+    ApiKey.CREATE_TOPICS: topics.create_topics,
+    ApiKey.DELETE_TOPICS: topics.delete_topics,
+    ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+    ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs.alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    ApiKey.UPDATE_FEATURES: cluster.update_features,
+    ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
+    ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+    ApiKey.ELECT_LEADERS: cluster.elect_leaders,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
+    ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
+    ApiKey.DESCRIBE_PRODUCERS: producers.describe_producers,
+    **groups.HANDLERS,
+}
+"""Which handler answers which API. Produce and Fetch have their own way through the dispatcher."""
 SLOW_BYTES: Final = 2 << 10
 """A larger request is read and answered in short turns."""
 PROMPT: Final = frozenset(
@@ -72,11 +107,45 @@ PROMPT: Final = frozenset(
     }
 )
 """What clients at work ask: a small one of these has a small answer, which is made in one go."""
+COMMON: Final[dict[ApiKey, tuple[int, ...]]] = {
+    ApiKey.API_VERSIONS: (0, 3, 4),
+    ApiKey.METADATA: (1, 4, 5, 8, 9, 10, 12, 13),
+    ApiKey.LIST_OFFSETS: (2, 3, 7, 9, 10),
+    ApiKey.INIT_PRODUCER_ID: (0, 4, 5),
+    ApiKey.FIND_COORDINATOR: (1, 2, 6),
+    ApiKey.JOIN_GROUP: (5, 7, 9),
+    ApiKey.SYNC_GROUP: (3, 5),
+    ApiKey.HEARTBEAT: (1, 3, 4),
+    ApiKey.LEAVE_GROUP: (1, 5),
+    ApiKey.OFFSET_COMMIT: (3, 7, 8, 9),
+    ApiKey.OFFSET_FETCH: (3, 7, 8, 9),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (4,),
+    ApiKey.CREATE_TOPICS: (3, 4, 7),
+    ApiKey.DELETE_TOPICS: (3, 4, 6),
+    ApiKey.CREATE_PARTITIONS: (2, 3),
+    ApiKey.DESCRIBE_CONFIGS: (1, 4),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (1,),
+    ApiKey.DELETE_RECORDS: (2,),
+    ApiKey.DESCRIBE_GROUPS: (5, 6),
+    ApiKey.LIST_GROUPS: (4, 5),
+    ApiKey.DESCRIBE_CLUSTER: (1, 2),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0,),
+}
+"""What Java, librdkafka, kafka-python, aiokafka and franz-go sent to a Kafka 4.1 broker."""
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
+
+
+def warm_up() -> None:
+    """Compile the codecs of `COMMON`, in a thread and before the node registers.
+
+    A codec's first use costs milliseconds of the loop, and the very first one the import of the
+    schemas: time in which heartbeats wait. Later this would slow down a loop that others count on.
+    """
+    warm((api, version) for api, versions in COMMON.items() for version in versions)
 
 
 class Dispatcher:

@@ -34,8 +34,7 @@ from raftmq.node.process import (
     replicas_room,
 )
 from raftmq.protocol import ApiKey
-from raftmq.server.kafka.dispatch import Dispatcher
-from raftmq.server.kafka.handlers.table import HANDLERS
+from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.limits import Limits, canonical_host, resolve_overrides
 from raftmq.server.kafka.listener import (
     ACCEPTS_PER_PASS,

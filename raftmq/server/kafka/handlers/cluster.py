@@ -1,21 +1,143 @@
-"""DescribeQuorum, DescribeLogDirs, ElectLeaders, ListPartitionReassignments: an operator's view."""
+"""What a client or an operator asks about the cluster as a whole: ApiVersions and UpdateFeatures,
+DescribeQuorum, DescribeLogDirs, ElectLeaders, ListPartitionReassignments.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Final
 from uuid import UUID
 
 from raftmq.controller.quorum_state import QuorumMember, QuorumState
 from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import FeatureRequest, Outcomes, UpdateFeaturesCall
+from raftmq.metadata.features import SAFE_DOWNGRADE, UPGRADE, Ranges
+from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.promise import Promise
-from raftmq.protocol import Struct
+from raftmq.protocol import ANNOUNCED, ApiKey, Struct, encode_response
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
 from raftmq.types import METADATA_TOPIC, TopicPartition
 
 PREFERRED: Final = 0
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_SOFTWARE_FROM: Final = 3
+
+_encoded_versions: dict[tuple[object, ...], bytes] = {}
+_ENCODED_VERSIONS_MAX: Final = 64
+"""Levels change seldom, and only operators change them; still, what is kept is bounded."""
+UPDATES_MAX: Final = 100
+_UPGRADE_TYPES_FROM: Final = 1
+_ONE_ERROR_FROM: Final = 2
+
+
+def api_versions(broker: Broker, context: RequestContext, request: Struct) -> bytes:
+    """Answer the announced ranges and the levels of features; the same bytes for everybody."""
+    version = context.api_version
+    code = ErrorCode.NONE
+    if version >= _SOFTWARE_FROM and not (
+        _SOFTWARE.fullmatch(request.client_software_name)
+        and _SOFTWARE.fullmatch(request.client_software_version)
+    ):
+        code = ErrorCode.INVALID_REQUEST  # KIP-511
+        broker.metrics.api("api_versions").error(code)
+    image = broker.image
+    key = (version, code, broker.supported_text, image.features, image.features_epoch)
+    if key not in _encoded_versions:
+        if len(_encoded_versions) >= _ENCODED_VERSIONS_MAX:
+            _encoded_versions.clear()
+        _encoded_versions[key] = _encode_versions(version, code, broker.supported, image)
+    return _encoded_versions[key]
+
+
+def _encode_versions(
+    version: int, code: ErrorCode, supported: Ranges, image: MetadataImage
+) -> bytes:
+    ranges = ANNOUNCED if code is ErrorCode.NONE else {}
+    levels = {RAFTMQ_LEVEL: image.level, **image.features}
+    return encode_response(
+        ApiKey.API_VERSIONS,
+        version,
+        Struct(
+            error_code=code,
+            api_keys=[
+                Struct(api_key=int(key), min_version=low, max_version=high)
+                for key, (low, high) in ranges.items()
+            ],
+            throttle_time=0,
+            supported_features=[
+                Struct(name=name, min_version=low, max_version=high)
+                for name, (low, high) in sorted(supported.items())
+            ],
+            # Java believes no levels of an epoch that is not above the last one it knows.
+            finalized_features_epoch=max(image.features_epoch, 0),
+            finalized_features=[
+                Struct(name=name, max_version_level=levels[name], min_version_level=levels[name])
+                for name in sorted(levels)
+            ],
+        ),
+    )
+
+
+def update_features(
+    broker: Broker, context: RequestContext, request: Struct
+) -> Promise[dict[str, Any]] | dict[str, Any]:
+    """Answer UpdateFeatures: all levels of a request are finalized, or none."""
+    version = context.api_version
+    if len(request.feature_updates) > UPDATES_MAX:
+        code, message = ErrorCode.INVALID_REQUEST, f"more than {UPDATES_MAX} features"
+        return _features_answer(version, [], code, message)
+    names = [update.feature for update in request.feature_updates]
+    call = UpdateFeaturesCall(
+        updates=tuple(_feature_request(update, version) for update in request.feature_updates),
+        timeout_ms=max(request.timeout, 0),
+        validate_only=version >= _UPGRADE_TYPES_FROM and bool(request.validate_only),
+    )
+    answer: Promise[dict[str, Any]] = Promise()
+
+    def settled(done: Promise[Outcomes]) -> None:
+        if done.error is None:
+            outcomes = done.result()
+            rows = [(outcome.name, outcome.code, outcome.message) for outcome in outcomes]
+            answer.resolve(_features_answer(version, rows))
+        else:
+            code, message = broker.explain(done.error)
+            answer.resolve(_features_answer(version, [(name, code, message) for name in names]))
+
+    broker.call_controller(call).when_done(settled)
+    return answer
+
+
+def _feature_request(update: Struct, version: int) -> FeatureRequest:
+    if version >= _UPGRADE_TYPES_FROM:
+        return FeatureRequest(update.feature, update.max_version_level, update.upgrade_type)
+    kind = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
+    return FeatureRequest(update.feature, update.max_version_level, kind)
+
+
+def _features_answer(
+    version: int,
+    rows: list[tuple[str, ErrorCode, str | None]],
+    code: ErrorCode = ErrorCode.NONE,
+    message: str | None = None,
+) -> dict[str, Any]:
+    if version >= _ONE_ERROR_FROM:
+        for _, refusal, why in rows:
+            if refusal is not ErrorCode.NONE:
+                code, message = refusal, why
+                break
+        return {"throttle_time": 0, "error_code": code, "error_message": message}
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "error_message": message,
+        "results": [
+            {"feature": name, "error_code": refusal, "error_message": why}
+            for name, refusal, why in rows
+        ],
+    }
 
 
 def describe_quorum(
