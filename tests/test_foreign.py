@@ -12,7 +12,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import check_bounds, decode_foreign
 from raftmq.metadata.broker_messages import decode_admin, decode_outcomes, decode_reply
 from raftmq.metadata.broker_messages import decode_request as decode_control
-from raftmq.replication.peer_codec import decode
+from raftmq.replication.messages import decode
 
 NESTED = b"\x91" * 5_000
 ERRORS = [

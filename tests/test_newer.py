@@ -11,7 +11,7 @@ from crc32c import crc32c
 from raftmq.errors import AheadError, RaftmqError
 from raftmq.partition.producer_state import ProducerStateTable, check_encoded
 from raftmq.raft.membership import Configuration
-from raftmq.replication.log_start_moves import decode_proposal, encode_proposal
+from raftmq.replication.log_start import decode_proposal, encode_proposal
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId
 
 

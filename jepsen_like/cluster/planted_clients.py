@@ -35,7 +35,7 @@ from raftmq.partition.ports import AppendResult, DeleteResult
 from raftmq.partition.producer_state import ACCEPT, ProducerStateTable
 from raftmq.partition.producers import PartitionProducers
 from raftmq.promise import Promise
-from raftmq.replication.log_start_moves import LogStartMoves
+from raftmq.replication.log_start import LogStartMoves
 from raftmq.replication.retention import Retention
 from raftmq.server.kafka.handlers.fetch import ParkedFetch
 from raftmq.types import Offset, RaftIndex

@@ -23,7 +23,7 @@ from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState
-from raftmq.replication.log_start_moves import decode_proposal
+from raftmq.replication.log_start import decode_proposal
 from raftmq.replication.replica import Replica
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
 

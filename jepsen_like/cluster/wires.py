@@ -18,8 +18,7 @@ from attrs import define
 from raftmq.config import Address
 from raftmq.ports import DiskError
 from raftmq.raft.messages import StoredChunk, VoteReply
-from raftmq.replication.peer_codec import decode
-from raftmq.replication.peer_messages import NodeBeat
+from raftmq.replication.messages import NodeBeat, decode
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,

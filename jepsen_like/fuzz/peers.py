@@ -25,8 +25,7 @@ from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata import broker_messages as broker
 from raftmq.metadata import commands
 from raftmq.raft import messages as raft
-from raftmq.replication.peer_codec import encode, encode_beats, encode_node_beat, encode_several
-from raftmq.replication.peer_messages import (
+from raftmq.replication.messages import (
     QUIESCENCE_BUCKETS,
     NodeBeat,
     PeerMessage,
@@ -37,6 +36,10 @@ from raftmq.replication.peer_messages import (
     TailRequest,
     Unquiesce,
     WrongReplica,
+    encode,
+    encode_beats,
+    encode_node_beat,
+    encode_several,
 )
 from raftmq.runtime.peer_links import PEER_FORMATS, STREAMS, Hello
 from raftmq.runtime.peer_streams import FRAME_HEADER, PART_HEADER, STORED_HEADER

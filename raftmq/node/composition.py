@@ -42,7 +42,7 @@ from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
-from raftmq.replication.agreed_time import AgreedTime
+from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls

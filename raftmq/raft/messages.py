@@ -1,6 +1,6 @@
 """What goes into the core and comes out of it: messages, entries, and `Ready`.
 
-Plain values: no encoding (see `replication/peer_codec.py`), no clock, no I/O. Which group a message
+Plain values: no encoding (see `replication/messages.py`), no clock, no I/O. Which group a message
 belongs to is the envelope's matter. A log is a space of `RaftIndex` positions: a batch of n records
 takes n positions, a bare entry takes one. So an entry is a half-open range `[start, end)`, and a
 log's end is the next free position.

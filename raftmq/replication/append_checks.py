@@ -20,8 +20,8 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendRequest, Effects, Entry, EntryKind, InstallLogStart
 from raftmq.records import check_batch
-from raftmq.replication.log_start_moves import decode_proposal
-from raftmq.replication.replica_ports import StateChecker
+from raftmq.replication.log_start import decode_proposal
+from raftmq.replication.ports import StateChecker
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
 

@@ -1,13 +1,15 @@
-"""Serving replicas that are far behind, from the disk, without hurting the others.
+"""A leader's log as its core reads it: entries for followers, from memory or from the disk.
 
-A leader's `StoredReader` prepares chunks of its log one ahead of those that leave: a job in a
-worker finds, checks and sums them, and so brings them into memory. When they may leave is the
-node's business, over all its groups: `CatchUpRate` holds them back beyond so many bytes per second,
-and a full stream does. Where the commit waits for the replica, the rate does not hold: then nobody
-is protected by it.
+`LogSource` gives the core entries that are in memory, and the state that a core begins with; with
+`replica.py` it is the only place where leader epochs become terms. For replicas that are far behind
+its `StoredReader` prepares chunks of the log, one ahead of those that leave: a job in a worker
+finds, checks and sums them, and so brings them into memory. When they may leave is the node's
+decision, over all its groups: `CatchUpRate` holds them back beyond so many bytes per second, and a
+full stream does. Where the commit waits for the replica, the rate does not hold: then nobody is
+protected by it.
 
-Invariants: never reads a disk itself; what was prepared is forgotten with the leadership in which
-it was read; a chunk is kept as positions only, its bytes lie in the page cache.
+Invariants: never reads cold bytes on the loop; what was prepared is forgotten with the leadership
+in which it was read; a chunk is kept as positions only, its bytes lie in the page cache.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from attrs import define, field
 from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.verification import StoredJob
-from raftmq.ports import Clock, DiskError, Runnable
-from raftmq.raft.messages import Entry, EntryKind, StoredChunk
-from raftmq.types import NodeId, RaftIndex, Term
+from raftmq.ports import Buggify, Clock, DiskError, Random, Runnable
+from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.membership import Configuration
+from raftmq.raft.messages import Entry, EntryKind, HardState, StoredChunk
+from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, Term
 
 PREPARED_MAX: Final = 16
 """Chunks that one leader keeps at hand; followers that come through the same place share them."""
@@ -185,3 +190,84 @@ class StoredReader:
         self._prepared[chunk.entries[0].start] = chunk
         while len(self._prepared) > PREPARED_MAX:
             self._prepared.popitem(last=False)
+
+
+class LogSource:
+    """The core's `EntrySource` over one log."""
+
+    __slots__ = ("_log", "_on_damaged", "_on_failed", "_stored", "forget_stored")
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        on_damaged: Callable[[], None],
+        on_failed: Callable[[DiskError], None],
+        on_prepared: Callable[[], None],
+        catch_up: CatchUp,
+    ) -> None:
+        self._log = log
+        self._on_damaged = on_damaged
+        self._on_failed = on_failed
+        self._stored = StoredReader(log, catch_up, on_prepared, on_damaged, on_failed)
+        self.forget_stored = self._stored.forget
+
+    def stored(
+        self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
+    ) -> StoredChunk | None:
+        """Entries that are not in memory, for a replica that is far behind."""
+        return self._stored.take(start, bytes_max, to.node_id, is_needed=is_needed)
+
+    def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries from `start`; () when they are not in memory, or cannot be read now."""
+        if not self._log.is_at_hand(start):
+            return ()
+        try:
+            found = self._log.entries(start, bytes_max)
+        except DamagedError:
+            self._on_damaged()
+            return ()
+        except DiskError as error:
+            self._on_failed(error)
+            return ()
+        return tuple(
+            Entry(e.start, e.end, Term(e.leader_epoch), EntryKind(e.kind), e.payload) for e in found
+        )
+
+    def log_start_payload(self) -> Buffer:
+        """The log-start tuple for a follower that is behind it."""
+        return self._log.log_start.encode()
+
+    def new_core(
+        self,
+        config: RaftConfig,
+        hard_state: HardState,
+        commit_end: RaftIndex,
+        random: Random,
+        buggify: Buggify,
+    ) -> RaftCore:
+        """A core that goes on where the log ends."""
+        log = self._log
+        log_start = log.log_start
+        epochs = EpochHistory(
+            [(Term(epoch), start) for epoch, start in log.epochs()],
+            log_start=log_start.index,
+            previous_term=Term(log_start.previous_epoch),
+            log_end=log.end_index,
+        )
+        history = [
+            (RaftIndex(bare.index), Configuration.decode(bare.payload))
+            for bare in log.bare_entries()
+            if bare.kind == EntryKind.MEMBERSHIP
+        ]
+        return RaftCore(
+            config,
+            hard_state=hard_state,
+            epochs=epochs,
+            configuration=Configuration.decode(log_start.configuration),
+            configuration_history=history,
+            flushed_end=log.flushed_end,
+            commit_end=min(commit_end, log.flushed_end),
+            source=self,
+            random=random,
+            buggify=buggify,
+        )

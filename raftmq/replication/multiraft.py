@@ -36,8 +36,12 @@ from raftmq.raft.messages import (
     StoredChunk,
 )
 from raftmq.replication.broken_invariants import ReportBroken
-from raftmq.replication.peer_codec import (
+from raftmq.replication.messages import (
     SEVERAL_MAX,
+    NodeBeat,
+    PeerMessage,
+    RepairReply,
+    Unquiesce,
     decode,
     encode,
     encode_beats,
@@ -45,7 +49,6 @@ from raftmq.replication.peer_codec import (
     encode_several,
     forget_group,
 )
-from raftmq.replication.peer_messages import NodeBeat, PeerMessage, RepairReply, Unquiesce
 from raftmq.replication.quiescence import QuiescentReplicas
 from raftmq.replication.replica import Replica
 from raftmq.replication.timeout_backoff import LoopBackoff

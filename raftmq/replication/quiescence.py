@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import AppendReply, Heartbeat, HeartbeatReply
 from raftmq.raft.progress import ProgressState
-from raftmq.replication.peer_messages import (
+from raftmq.replication.messages import (
     CONFUSED,
     QUIESCENCE_BUCKETS,
     NodeBeat,
@@ -37,7 +37,7 @@ from raftmq.replication.peer_messages import (
     Quiesce,
     Unquiesce,
 )
-from raftmq.replication.replica_ports import ReplicaConfig
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.timeout_backoff import TimeoutBackoff
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 

@@ -36,7 +36,7 @@ from raftmq.raft.messages import Role
 from raftmq.records import parse_header
 from raftmq.replication.append_checks import read_log_start
 from raftmq.replication.catch_up import CatchUp
-from raftmq.replication.peer_messages import (
+from raftmq.replication.messages import (
     PeerMessage,
     RepairReply,
     RepairRequest,

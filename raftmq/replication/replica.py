@@ -52,14 +52,12 @@ from raftmq.replication.append_checks import (
     check_place,
 )
 from raftmq.replication.broken_invariants import ReportBroken, reports_bugs
-from raftmq.replication.catch_up import CatchUp
+from raftmq.replication.catch_up import CatchUp, LogSource
 from raftmq.replication.durability import JournalFailedError, JournalPlace, Outbox
-from raftmq.replication.in_sync import InSyncTracker
-from raftmq.replication.installing import Installing
-from raftmq.replication.log_source import LogSource
-from raftmq.replication.log_start_moves import LogStartMoves, encode_proposal
+from raftmq.replication.leader_state import InSyncTracker, ReadBarriers
+from raftmq.replication.log_start import Installing, LogStartMoves, encode_proposal
 from raftmq.replication.membership import MembershipChanges, TargetMembership
-from raftmq.replication.peer_messages import (
+from raftmq.replication.messages import (
     PeerMessage,
     Quiesce,
     RepairReply,
@@ -69,16 +67,15 @@ from raftmq.replication.peer_messages import (
     Unquiesce,
     WrongReplica,
 )
-from raftmq.replication.quiescence import Quiescence
-from raftmq.replication.read_barriers import ReadBarriers
-from raftmq.replication.repair import Repairer
-from raftmq.replication.replica_ports import (
+from raftmq.replication.ports import (
     LogReader,
     Peers,
     ReplicaConfig,
     StateChecker,
     StateMachine,
 )
+from raftmq.replication.quiescence import Quiescence
+from raftmq.replication.repair import Repairer
 from raftmq.replication.retention import Retention
 from raftmq.types import (
     LeaderEpoch,

@@ -23,7 +23,7 @@ from raftmq.metadata.broker_messages import encode as encode_control
 from raftmq.metadata.commands import Envelope, RegisterBroker, encode_envelope
 from raftmq.protocol import ApiKey, encode_request, encode_request_header
 from raftmq.raft.messages import Heartbeat, VoteRequest
-from raftmq.replication.peer_codec import encode
+from raftmq.replication.messages import encode
 from raftmq.runtime.broker_calls import _HEAD
 from raftmq.runtime.peer_links import (
     KIND_BROKER,

@@ -13,7 +13,7 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from raftmq.replication.replica_ports import ReplicaConfig
+from raftmq.replication.ports import ReplicaConfig
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import create_topic, in_sync, leaders
 from tests.node.exposition import Page

@@ -32,9 +32,9 @@ from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch
 from raftmq.replication.catch_up import CatchUpRate, InlineCatchUp
 from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import ReplicaOpener
 from raftmq.replication.replica import Replica
-from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.loop import TrioTasks

@@ -20,8 +20,8 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.records import NewRecord, build_batch, check_batches
 from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
-from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock
 

@@ -26,9 +26,9 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
-from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat, VoteReply
+from raftmq.replication.messages import SEVERAL_MAX, NodeBeat, PeerMessage, decode
 from raftmq.replication.multiraft import (
     BEATS_MAX,
     GATHERED_BYTES_MAX,
@@ -16,8 +17,6 @@ from raftmq.replication.multiraft import (
     FrameBatcher,
     Stream,
 )
-from raftmq.replication.peer_codec import SEVERAL_MAX, decode
-from raftmq.replication.peer_messages import NodeBeat, PeerMessage
 from raftmq.types import (
     Buffer,
     NodeId,

@@ -42,9 +42,8 @@ from raftmq.raft.messages import (
     VoteRequest,
 )
 from raftmq.replication.append_checks import check_append, read_log_start
-from raftmq.replication.log_start_moves import encode_proposal
-from raftmq.replication.peer_codec import decode, encode
-from raftmq.replication.peer_messages import Quiesce, TailReply
+from raftmq.replication.log_start import encode_proposal
+from raftmq.replication.messages import Quiesce, TailReply, decode, encode
 from raftmq.types import (
     METADATA_GROUP,
     LeaderEpoch,

@@ -27,9 +27,17 @@ from raftmq.raft.messages import (
     VoteRequest,
 )
 from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.replication.messages import (
+    NodeBeat,
+    PeerMessage,
+    Quiesce,
+    Unquiesce,
+    decode,
+    encode,
+    encode_beats,
+    encode_several,
+)
 from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
-from raftmq.replication.peer_codec import decode, encode, encode_beats, encode_several
-from raftmq.replication.peer_messages import NodeBeat, PeerMessage, Quiesce, Unquiesce
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica, ReplicaConfig
 from raftmq.types import (

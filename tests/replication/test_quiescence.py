@@ -6,8 +6,7 @@ import pytest
 
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Heartbeat
-from raftmq.replication.peer_codec import encode, encode_several
-from raftmq.replication.peer_messages import PeerMessage, Quiesce, Unquiesce
+from raftmq.replication.messages import PeerMessage, Quiesce, Unquiesce, encode, encode_several
 from raftmq.types import Offset
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import Network, SimNode

@@ -9,7 +9,7 @@ from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
 from raftmq.log.model import DamagedError
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat
 from raftmq.records import NewRecord, build_batch, stamp
-from raftmq.replication.peer_messages import WrongReplica
+from raftmq.replication.messages import WrongReplica
 from raftmq.replication.retention import RetentionClock
 from raftmq.types import Offset, RaftIndex, ReplicaId, StorageId
 from tests.replication.sim_cluster import SimCluster

@@ -12,7 +12,7 @@ from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendReply, VoteReply
 from raftmq.replication.durability import Outbox
-from raftmq.replication.in_sync import InSyncTracker
+from raftmq.replication.leader_state import InSyncTracker
 from raftmq.replication.membership import next_configuration
 from raftmq.replication.recovery import is_forgotten
 from raftmq.replication.retention import RetentionClock

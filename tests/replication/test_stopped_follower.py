@@ -6,7 +6,7 @@ from pathlib import Path
 
 from raftmq.partition.settings import PartitionSettings
 from raftmq.records import NewRecord, build_batch
-from raftmq.replication.replica_ports import ReplicaConfig
+from raftmq.replication.ports import ReplicaConfig
 from tests.replication.three_nodes import ThreeNodes
 
 BATCH = bytes(build_batch([NewRecord(None, bytes(1 << 20))], timestamp=1_000_000))

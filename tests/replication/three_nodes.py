@@ -18,8 +18,8 @@ from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
-from raftmq.replication.replica_ports import ReplicaConfig
 from raftmq.runtime.disk import RealDisk
 from raftmq.types import Buffer, NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock

@@ -21,6 +21,7 @@ from raftmq.types import NodeId
 if TYPE_CHECKING:
     from raftmq.replication.replica import Replica
 
+
 HEAR_EVERY_MS: Final = 1_000.0
 AFTER_PAUSE_MS: Final = 10_000.0
 """A process that stood still takes what it heard before for new until it has ticked for long."""

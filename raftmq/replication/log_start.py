@@ -1,30 +1,39 @@
-"""Dropping a prefix of the log: proposed by the leader in a bare entry, done by each replica once
-that entry is committed.
+"""The log start: when a leader moves it, how each replica does, and how a follower takes one.
 
-Retention and DeleteRecords go the same way, so all replicas drop the same records and none drops
-what another may still have to send. The tuple that replaces the prefix is durable before anything
-below it goes (`log.move_start`).
+Dropping a prefix of the log is proposed by the leader in a bare entry, and done by each replica
+once that entry is committed. Retention and DeleteRecords go the same way, so all replicas drop the
+same records and none drops what another may still have to send. The tuple that replaces the prefix
+is durable before anything below it goes (`log.move_start`).
 
-A replica that cannot do it yet (its disk is full, or damage must be mended first) tries again with
-its upkeep, and meanwhile shows nobody what is to go: other replicas have dropped it, so an earlier
-log start would be one that went back. So does one whose turn it is not: thousands of moves may be
-due at once, and the state of many producers takes long, while all of them may take a share of the
-loop's time only (`LoopShare`). It goes on at its next tick.
+A replica that cannot do it yet (its disk is full, or damage must be repaired first) tries again at
+every election timeout, and meanwhile hides the records that are to go: other replicas have dropped
+them, so an earlier log start would be one that went back. The same holds while its turn has not
+come: thousands of moves may be due at once, and the state of many producers takes long, while all
+of them together may take a share of the loop's time only (`LoopShare`). It goes on at its next
+tick.
 
 A follower whose disk is full cannot append what stands before the entry that would let it drop
 something. So a leader tells followers that make no headway where its own log starts, which is
 committed, in the message that serves those that are further behind (`InstallLogStart`). And every
 replica keeps room for the tuple that it would write by now, before its disk is full (`reserve`).
 
+A follower that is behind the leader's log start installs that. A snapshot of the metadata group may
+take seconds to decode, while this node's other groups have leaders to hear and followers to answer;
+so `Installing` has a worker decode it, and the core is told of the log start only then. The leader
+may have sent it again by that time, which changes nothing.
+
 Invariants: nothing above the high watermark is dropped, and nothing without a committed proposal.
 The log start never falls, whatever the order of proposals: each replica learns of commits in
-portions of its own, and goes to the greatest of what is committed.
+portions of its own, and goes to the greatest of what is committed. One install is under way at a
+time, the newest; it is stepped as it came, so that the core alone judges whether it still means
+anything.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import attrs
@@ -35,8 +44,9 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock, DiskError, DiskFullError
 from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import InstallLogStart
-from raftmq.replication.peer_messages import PeerMessage
-from raftmq.replication.replica_ports import GrowingState, StateMachine
+from raftmq.replication.catch_up import CatchUp
+from raftmq.replication.messages import PeerMessage
+from raftmq.replication.ports import GrowingState, SlowRestorer, StateMachine
 from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 
 _PROPOSAL: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
@@ -253,3 +263,48 @@ class LogStartMoves:
         replica.core.log_start_moved(index, Term(log_start.previous_epoch))
         replica.has_progressed = True
         return True
+
+
+class Installing:
+    """One replica's log start that is being read."""
+
+    __slots__ = ("_machine", "_on_read", "_pending", "_port")
+
+    def __init__(
+        self,
+        machine: object,
+        port: CatchUp,
+        on_read: Callable[[InstallLogStart, LogStart], None],
+    ) -> None:
+        """`on_read` gets a log start once `machine` can begin with it at once."""
+        self._machine = machine if isinstance(machine, SlowRestorer) else None
+        self._port = port
+        self._on_read = on_read
+        self._pending: InstallLogStart | None = None
+
+    def may_step(self, install: InstallLogStart, term: Term, commit_end: RaftIndex) -> bool:
+        """True when a core in `term` that knows of `commit_end` may have it now; else `on_read`
+        gets it as soon as it is read."""
+        if self._machine is None or install.term < term or install.log_start <= commit_end:
+            return True
+        pending = self._pending
+        if pending is not None and (pending.term, pending.log_start) == (
+            install.term,
+            install.log_start,
+        ):
+            return False
+        log_start = LogStart.decode(install.payload)
+        job = self._machine.restoring(log_start.state)
+        if job is None:
+            return True
+        self._pending = install
+        self._port.run_long(job, lambda error: self._read(install, log_start, error))
+        return False
+
+    def _read(
+        self, install: InstallLogStart, log_start: LogStart, _error: DiskError | None
+    ) -> None:
+        if self._pending is not install:
+            return
+        self._pending = None
+        self._on_read(install, log_start)

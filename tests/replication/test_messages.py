@@ -28,17 +28,10 @@ from raftmq.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from raftmq.replication import peer_codec
-from raftmq.replication.peer_codec import (
-    SEVERAL_MAX,
-    decode,
-    encode,
-    encode_beats,
-    encode_node_beat,
-    encode_several,
-)
-from raftmq.replication.peer_messages import (
+from raftmq.replication import messages
+from raftmq.replication.messages import (
     QUIESCENCE_BUCKETS,
+    SEVERAL_MAX,
     NodeBeat,
     PeerMessage,
     Quiesce,
@@ -48,6 +41,11 @@ from raftmq.replication.peer_messages import (
     TailRequest,
     Unquiesce,
     WrongReplica,
+    decode,
+    encode,
+    encode_beats,
+    encode_node_beat,
+    encode_several,
 )
 from raftmq.runtime import peer_links
 from raftmq.types import (
@@ -290,10 +288,10 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[object, ...]:
 
 def test_a_change_of_form_raises_the_peer_format_version() -> None:
     structs = {
-        name: value.format for name, value in vars(peer_codec).items() if isinstance(value, Struct)
+        name: value.format for name, value in vars(messages).items() if isinstance(value, Struct)
     }
-    forms = {name: value for name, value in vars(peer_codec).items() if name.startswith("FORM")}
-    tags = {kind.__name__: tag for kind, tag in peer_codec._TAGS.items()}
+    forms = {name: value for name, value in vars(messages).items() if name.startswith("FORM")}
+    tags = {kind.__name__: tag for kind, tag in messages._TAGS.items()}
     kinds = {name: value for name, value in vars(peer_links).items() if name.startswith("KIND_")}
     requests = {
         name: _fields(value)

@@ -12,7 +12,7 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Runnable
 from raftmq.raft.core import RaftConfig
 from raftmq.raft.messages import SoftState
-from raftmq.replication.peer_messages import PeerMessage
+from raftmq.replication.messages import PeerMessage
 from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from raftmq.replication.in_sync import SAMPLES, InSyncTracker
+from raftmq.replication.leader_state import SAMPLES, InSyncTracker
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
 A, B = (ReplicaId(NodeId(n), StorageId(n)) for n in (2, 3))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.replication.agreed_time import AFTER_PAUSE_MS, HEAR_EVERY_MS, AgreedTime, TimeBounds
+from raftmq.replication.clocks import AFTER_PAUSE_MS, HEAR_EVERY_MS, AgreedTime, TimeBounds
 from raftmq.types import NodeId, ReplicaId, StorageId
 
 DAY = 86_400_000

@@ -1,4 +1,9 @@
-"""Peer messages to bytes and back.
+"""What replicas say to each other beyond Raft, and the bytes of all their messages.
+
+The messages are plain values beside `raft/messages.py` that the Raft core never sees: which storage
+a node runs, repair of damage, quiescence. They carry sender and target as every peer message does,
+so that a message for another storage of the same node is told apart. None of them is a promise:
+losing, repeating or delaying one costs time, never data.
 
 A frame carries one message of one group, or small ones of many groups, or the heartbeats and
 heartbeat replies of many groups between two nodes. Batches are not copied: `encode` returns a list
@@ -6,7 +11,7 @@ of buffers to be sent one after the other, `decode` returns views into the frame
 change afterwards. The shell adds length and checksum (`runtime/peer_links.py`).
 
 Invariants: every count and size is checked against the bytes at hand before anything is built of
-them, every number against what it can mean (`raftmq/foreign.py`); whatever the peer may not send
+them, every number against what it can mean (`raftmq/foreign.py`); whatever a peer may not send
 raises `RemoteProtocolError`; nothing else is ever raised.
 
     frame   version u8 | form u8 | head size u32 | head | batches
@@ -16,7 +21,7 @@ raises `RemoteProtocolError`; nothing else is ever raised.
     beats   (form 2)    sender node i32 | to node i32 | count u32 | count * beat
     beat    tag u8 | topic id 16s | partition i32 | creation epoch i64 | sender storage u64
             | to storage u64 | term i64 | round i64 | commit or matched end i64 | clock ms i64
-    node    (form 3)    sender node i32 | to node i32 | incarnation i64 | digest of groups u64
+    node    (form 3)    sender node i32 | to node i32 | incarnation i64 | digests of groups u64
     several (form 4)    size u32 of each frame; behind the head, in place of batches, the frames,
                         which are all of form 1
 """
@@ -26,8 +31,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
+
+from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import (
@@ -47,24 +54,12 @@ from raftmq.raft.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallLogStart,
+    Message,
     PreVoteReply,
     PreVoteRequest,
     TimeoutNow,
     VoteReply,
     VoteRequest,
-)
-from raftmq.replication.peer_messages import (
-    CONFUSED,
-    QUIESCENCE_BUCKETS,
-    NodeBeat,
-    PeerMessage,
-    Quiesce,
-    RepairReply,
-    RepairRequest,
-    TailReply,
-    TailRequest,
-    Unquiesce,
-    WrongReplica,
 )
 from raftmq.types import (
     Buffer,
@@ -77,6 +72,113 @@ from raftmq.types import (
     Term,
     TopicId,
 )
+
+CONFUSED: Final = -1
+"""In place of an incarnation: we do not agree on what is quiescent; unquiesce what we share of
+each bucket whose number is not 0."""
+QUIESCENCE_BUCKETS: Final = 32
+"""Quiescent groups are compared in so many parts."""
+
+
+@frozen(slots=True)
+class WrongReplica:
+    """Your message named another storage of this node; `sender` is who really runs here.
+
+    `term` repeats the term of the message that went astray, so that a leader ignores late ones.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+
+
+@frozen(slots=True)
+class RepairRequest:
+    """Send me the batches in `[start, end)`; my copy of them is damaged."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    start: Offset
+    end: Offset
+
+
+@frozen(slots=True)
+class RepairReply:
+    """Whole, verified batches from `start` on; they may end before the asked range does.
+
+    Where the sender dropped the beginning of the range, its encoded log start instead.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    start: Offset
+    batches: tuple[Buffer, ...] = ()
+    log_start: Buffer = b""
+
+
+@frozen(slots=True)
+class TailRequest:
+    """Do you hold the log up to `floor`? I cut a torn tail that ended there (see `recovery.py`)."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    floor: RaftIndex
+
+
+@frozen(slots=True)
+class TailReply:
+    """My log ends at `log_end`, with an entry of `last_term`; repeats the `floor` asked for."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    floor: RaftIndex
+    log_end: RaftIndex
+    last_term: Term
+
+
+@frozen(slots=True)
+class Quiesce:
+    """The group is idle and all have everything up to `log_end`: quiesce (see `quiescence.py`).
+
+    Heartbeats up to `round` were sent before.
+    """
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+    log_end: RaftIndex
+    round: int
+
+
+@frozen(slots=True)
+class Unquiesce:
+    """I am not quiescent any more."""
+
+    term: Term
+    sender: ReplicaId
+    to: ReplicaId
+
+
+@frozen(slots=True)
+class NodeBeat:
+    """This process lives. `quiescent` digests the quiescent groups that it leads and `to` is in,
+    one digest (64 bits) for each of `QUIESCENCE_BUCKETS`: so two nodes that disagree know which."""
+
+    sender: NodeId
+    to: NodeId
+    incarnation: int
+    quiescent: tuple[int, ...]
+
+
+EngineMessage: TypeAlias = (
+    WrongReplica | RepairRequest | RepairReply | TailRequest | TailReply | Quiesce | Unquiesce
+)
+PeerMessage: TypeAlias = Message | EngineMessage
+
 
 FORMAT_VERSION: Final = 1
 FORM_MESSAGE: Final = 1

@@ -1,20 +1,27 @@
-"""The reported in-sync set: who keeps up with the leader, as Kafka's clients and operators see it.
+"""What a replica keeps beside the core while it leads: who is in sync, and reads that wait.
 
 A voter is in sync when its flushed end reached the leader's log end at some moment within
-`replica.lag.time.max.ms`. Under constant load nobody ever equals a moving end, and with megabytes
-on their way an acknowledgement is about an end of a second ago; so the leader remembers where its
-log ended when, and a follower was caught up at the last of those moments whose end it has by now.
+`replica.lag.time.max.ms`. Under constant load no follower ever equals a moving end, and with
+megabytes under way an acknowledgement is about an end of a second ago; so the leader remembers
+where its log ended when, and a follower was caught up at the last of those moments whose end it has
+by now. The in-sync set is a report and serves min.insync.replicas; Raft's commit rule never looks
+at it.
 
-It is a report and serves min.insync.replicas; Raft's commit rule never looks at it.
+A read barrier promises the committed end. A leader's word about that holds only if it still leads,
+so each barrier takes a round of heartbeats begun after it was asked for (Raft §8), and waits for
+the leader's first commit before that; barriers asked for together share one round.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from typing import Final
 
 from attrs import define
 
+from raftmq.promise import Promise
+from raftmq.raft.core import RaftCore
 from raftmq.types import RaftIndex, ReplicaId
 
 SAMPLES: Final = 64
@@ -88,3 +95,57 @@ class InSyncTracker:
         """True when it was caught up within the allowed lag."""
         follower = self._followers.get(replica)
         return follower is not None and now_ms - follower.caught_up_ms <= lag_ms_max
+
+
+@define(slots=True, eq=False)
+class _Barrier:
+    promise: Promise[RaftIndex]
+    round: int | None = None
+    index: RaftIndex = RaftIndex(0)
+
+
+class ReadBarriers:
+    """The barriers of one leadership.
+
+    Attributes:
+        waiting: those that are not kept yet, oldest first; every drain looks whether there are any.
+    """
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Barrier] = deque()
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self) -> Promise[RaftIndex]:
+        """A new one, asked for now."""
+        barrier = _Barrier(Promise())
+        self.waiting.append(barrier)
+        return barrier.promise
+
+    def begin(self, core: RaftCore) -> None:
+        """Take a round for those that have none yet; before the core's next `ready`."""
+        for barrier in self.waiting:
+            if barrier.round is None:
+                asked = core.read_index()
+                if asked is None:
+                    return  # no entry of this term is committed yet
+                barrier.round, barrier.index = asked
+
+    def settle(self, core: RaftCore) -> None:
+        """Keep those whose round a quorum answered."""
+        waiting = self.waiting
+        while waiting:
+            first = waiting[0]
+            if first.round is None or not core.read_confirmed(first.round):
+                return
+            waiting.popleft()
+            first.promise.resolve(first.index)
+
+    def fail(self, error: Exception) -> None:
+        """Leadership is lost: nothing can be promised."""
+        waiting, self.waiting = self.waiting, deque()
+        for barrier in waiting:
+            barrier.promise.fail(error)
