@@ -32,7 +32,6 @@ GIVES_NAMES = {
 
 WRITES_IN_PLACE = {
     "raftmq/testing/power.py": "the image of a disk",
-    "raftmq/testing/keeper_link.py": "a process' output",
     "spark/raftmq_spark/export/runner.py": "what Java says, for people",
     "spark/raftmq_spark/export/store.py": "the files that get their names afterwards",
     "spark/raftmq_spark/security.py": "a folder that is gone a moment later",

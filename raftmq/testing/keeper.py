@@ -22,7 +22,7 @@ from typing import Any, Final
 from raftmq.cli.dev import Signals, start_cluster, wait_ready
 from raftmq.cli.dev_cluster import DevCluster, DevError, DevNode
 from raftmq.errors import RaftmqError
-from raftmq.testing.errors import ClusterError, LackError
+from raftmq.testing.cluster import ClusterError, LackError
 from raftmq.testing.power import PowerDisk
 
 ORDER_BYTES_MAX: Final = 1 << 17

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from raftmq.testing.cluster import Cluster
-    from raftmq.testing.keeper_link import KeeperLink
+    from raftmq.testing.cluster import Cluster, KeeperLink
 
 _FIXTURE = "raftmq_cluster"
 _NAME_LENGTH_MAX = 60
@@ -28,7 +27,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     wanted = any(_FIXTURE in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not config.option.collectonly and _LINK not in config.stash:
-        from raftmq.testing.keeper_link import KeeperLink
+        from raftmq.testing.cluster import KeeperLink
 
         config.stash[_LINK] = KeeperLink()
 

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from raftmq.testing.errors import LackError
+from raftmq.testing.cluster import LackError
 
 DISK_BYTES: Final = 640 << 20
 """Of a file with holes; XFS wants 300 MB at least."""
