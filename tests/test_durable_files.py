@@ -31,7 +31,8 @@ GIVES_NAMES = {
 """Functions that give a file or folder its name, and why each is allowed to."""
 
 WRITES_IN_PLACE = {
-    "raftmq/testing/power.py": "the image of a disk",
+    "raftmq/testing/cluster.py": "a process' output",
+    "raftmq/testing/keeper.py": "the image of a disk",
     "spark/raftmq_spark/export/runner.py": "what Java says, for people",
     "spark/raftmq_spark/export/store.py": "the files that get their names afterwards",
     "spark/raftmq_spark/security.py": "a folder that is gone a moment later",

@@ -30,6 +30,21 @@ from attrs import frozen
 
 from raftmq.errors import RaftmqError
 
+__all__ = ["Cluster", "ClusterError", "LackError", "NodeView"]
+
+HOST: Final = "127.0.0.1"
+SIZES: Final = (1, 3, 5)
+VOTERS_MAX: Final = 3
+START_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.01
+QUICK: Final = {"group.initial.rebalance.delay.ms": "0"}
+"""A test's group has all the members it will have."""
+ANSWER_BYTES_MAX: Final = 1 << 17
+_GRACE_S: Final = 30.0
+"""How much longer than the order itself an answer may take."""
+_LOG_TAIL: Final = 2_000
+_NOT_FOR_NODES: Final = ("PYTHONOPTIMIZE", "PYTHONWARNINGS", "COVERAGE_PROCESS", "COV_CORE")
+
 
 class ClusterError(RaftmqError):
     """The test cluster cannot do that; the message says why."""
@@ -37,13 +52,6 @@ class ClusterError(RaftmqError):
 
 class LackError(ClusterError):
     """This machine cannot do that; the message says what is missing."""
-
-
-ANSWER_BYTES_MAX: Final = 1 << 17
-_GRACE_S: Final = 30.0
-"""How much longer than the order itself an answer may take."""
-_LOG_TAIL: Final = 2_000
-_NOT_FOR_NODES: Final = ("PYTHONOPTIMIZE", "PYTHONWARNINGS", "COVERAGE_PROCESS", "COV_CORE")
 
 
 class KeeperLink:
@@ -121,18 +129,6 @@ class KeeperLink:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)  # a keeper that was killed left it
-
-
-__all__ = ["Cluster", "ClusterError", "LackError", "NodeView"]
-
-HOST: Final = "127.0.0.1"
-SIZES: Final = (1, 3, 5)
-VOTERS_MAX: Final = 3
-START_TIMEOUT_S: Final = 60.0
-_POLL_S: Final = 0.01
-_LOG_TAIL: Final = 2_000
-QUICK: Final = {"group.initial.rebalance.delay.ms": "0"}
-"""A test's group has all the members it will have."""
 
 
 @frozen

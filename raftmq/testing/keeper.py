@@ -1,19 +1,26 @@
 """The process that keeps the nodes of a test cluster: forks, signals, reaps them, and cleans up.
 
-Started by `keeper_link.py` before anything is known of the cluster, it imports what nodes need;
-then it follows orders, JSON over a socket, one answer each. It has no threads, for it forks. It
-ends with nodes, mount and folder when its socket closes or the tests' process is gone, also by
+Started by `cluster.py:KeeperLink` before anything is known of the cluster, it imports what nodes
+need; then it follows orders, JSON over a socket, one answer each. It has no threads, for it forks.
+It ends with nodes, mount and folder when its socket closes or the tests' process is gone, also by
 `kill -9`. Nodes get SIGKILL when it is gone itself.
+
+`PowerDisk` is a disk that can lose its power: XFS in a file, mounted through a loop device.
+`xfs_io -x -c shutdown` without a log flush ends the filesystem as a power cut would: after the next
+mount only what was synced is there. The mount is made in a mount namespace of this process, so that
+it goes with the last process that uses it, however that one ends. It needs root.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +30,75 @@ from raftmq.cli.dev import Signals, start_cluster, wait_ready
 from raftmq.cli.dev_cluster import DevCluster, DevError, DevNode
 from raftmq.errors import RaftmqError
 from raftmq.testing.cluster import ClusterError, LackError
-from raftmq.testing.power import PowerDisk
+
+DISK_BYTES: Final = 640 << 20
+"""Of a file with holes; XFS wants 300 MB at least."""
+_CLONE_NEWNS: Final = 0x20000
+_SYSTEM_FOLDERS: Final = "/usr/sbin:/sbin"
+_COMMAND_S: Final = 60.0
+
+
+class PowerDisk:
+    """All nodes' disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make and mount it.
+
+        Raises:
+            LackError: no root, no XFS tools, or no loop devices.
+        """
+        if os.geteuid() != 0:
+            raise LackError("losing power needs root, for a loop device with XFS")
+        for name in ("mkfs.xfs", "xfs_io", "mount", "umount"):
+            _tool(name)
+        _leave_mount_namespace()
+        self.folder = folder / "disk"
+        self._image = folder / "disk.img"
+        self.folder.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(DISK_BYTES)
+        _command("mkfs.xfs", "-q", str(self._image))
+        self._mount()
+
+    def lose_power(self) -> None:
+        """Forget what was not synced; nothing works until `repower`."""
+        _command("xfs_io", "-x", "-c", "shutdown", str(self.folder))
+
+    def repower(self) -> None:
+        """Mount it again; whoever had files open is gone."""
+        self.close()
+        self._mount()
+
+    def close(self) -> None:
+        """Unmount it."""
+        _command("umount", str(self.folder))
+
+    def _mount(self) -> None:
+        _command("mount", "-o", "loop", str(self._image), str(self.folder))
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":" + _SYSTEM_FOLDERS)
+    if path is None:
+        raise LackError(f"losing power needs the command {name} (Debian: xfsprogs, mount)")
+    return path
+
+
+def _command(name: str, *words: str) -> None:
+    done = subprocess.run(
+        [_tool(name), *words], capture_output=True, text=True, timeout=_COMMAND_S, check=False
+    )
+    if done.returncode:
+        what = (done.stderr or done.stdout).strip()
+        raise LackError(f"losing power is not possible here: {name}: {what}")
+
+
+def _leave_mount_namespace() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
+        reason = os.strerror(ctypes.get_errno())
+        raise LackError(f"losing power needs a mount namespace of its own: {reason}")
+    _command("mount", "--make-rprivate", "/")
+
 
 ORDER_BYTES_MAX: Final = 1 << 17
 PORTS: Final = range(10_000, 32_000, 200)

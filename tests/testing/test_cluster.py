@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from raftmq.testing import Cluster, ClusterError, LackError
-from raftmq.testing.keeper import PORTS, claim_ports
-from raftmq.testing.power import PowerDisk
+from raftmq.testing.keeper import PORTS, PowerDisk, claim_ports
 
 AT_IMPORT = """
 import json, sys, pytest, time
