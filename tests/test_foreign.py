@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from raftmq.controller.control_plane import decode_quorum
 from raftmq.controller.leaders import decode_rows
-from raftmq.controller.quorum_state import decode_quorum
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import check_bounds, decode_foreign
 from raftmq.metadata.broker_messages import decode_admin, decode_outcomes, decode_reply

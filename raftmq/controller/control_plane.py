@@ -1,15 +1,18 @@
 """All of the control plane of one node, composed: engine, controller, lifecycle, leader table.
 
 Owns the one way in for other nodes' requests (`receive`) and the ways out for this node's handlers
-(`call`, `move_leadership`). Requests to this node itself take no wire. Sans-IO: the node drives
-`tick` and `drain`, and hands over a `Forwarder`.
+(`call`, `move_leadership`). Requests to this node itself take no wire. Also says how far every
+member of the metadata group is, as DescribeQuorum (KIP-595) tells it: only the leader knows others'
+log ends, so a follower asks it (`ask_quorum`) and falls back to what it knows itself. Sans-IO: the
+node drives `tick` and `drain`, and hands over a `Forwarder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
+import msgspec
 from attrs import define
 
 from raftmq.controller.broker_lifecycle import (
@@ -19,8 +22,8 @@ from raftmq.controller.broker_lifecycle import (
 )
 from raftmq.controller.controller import Controller, ControllerConfig
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
-from raftmq.controller.quorum_state import AskQuorum, QuorumState, decode_quorum, encode_quorum
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
+from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import (
     FORMAT_MAX,
     AdminCall,
@@ -50,7 +53,96 @@ from raftmq.metadata.engine import DrivenEngine, Forwarder
 from raftmq.metadata.image import MetadataImage
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
-from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
+from raftmq.types import Buffer, LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId
+
+UNKNOWN: Final = -1
+
+
+class QuorumMember(msgspec.Struct, frozen=True, array_like=True):
+    """One voter or observer; times are the leader's wall clock."""
+
+    node_id: int
+    storage_id: int
+    log_end_offset: int = UNKNOWN
+    last_fetch_ms: int = UNKNOWN
+    last_caught_up_ms: int = UNKNOWN
+
+
+class QuorumState(msgspec.Struct, frozen=True, array_like=True):
+    """The metadata group at one moment; -1 stands for unknown, as in Kafka."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[QuorumMember, ...]
+    observers: tuple[QuorumMember, ...]
+
+
+AskQuorum: TypeAlias = Callable[[], "QuorumState | None"]
+"""This node's own view; None where metadata is no Raft group of ours."""
+
+
+class QuorumReplica(Protocol):
+    """The part of the metadata replica that is asked."""
+
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_end_offset(self) -> Offset: ...
+    @property
+    def voters(self) -> tuple[ReplicaId, ...]: ...
+    @property
+    def learners(self) -> tuple[ReplicaId, ...]: ...
+    def follower_end_offset(self, replica: ReplicaId) -> Offset | None: ...
+
+
+def view_of(
+    replica: QuorumReplica, *, node_id: NodeId, leader_id: int, wall_ms: int
+) -> QuorumState:
+    """What `node_id` knows by its own replica."""
+    now_ms = wall_ms if replica.is_leader else UNKNOWN
+
+    def member(other: ReplicaId) -> QuorumMember:
+        is_own = other.node_id == node_id
+        end = replica.log_end_offset if is_own else replica.follower_end_offset(other)
+        return QuorumMember(
+            other.node_id,
+            other.storage_id,
+            UNKNOWN if end is None else end,
+            UNKNOWN if end is None else now_ms,
+            now_ms if end == replica.log_end_offset else UNKNOWN,
+        )
+
+    return QuorumState(
+        leader_id,
+        replica.leader_epoch,
+        replica.high_watermark,
+        tuple(member(voter) for voter in replica.voters),
+        tuple(member(learner) for learner in replica.learners),
+    )
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(QuorumState)
+
+
+def encode_quorum(state: QuorumState) -> bytes:
+    """Bytes for another node."""
+    return _encoder.encode(state)
+
+
+def decode_quorum(data: Buffer) -> QuorumState:
+    """Read what `encode_quorum` wrote.
+
+    Raises:
+        RemoteProtocolError: other bytes.
+    """
+    return decode_foreign("quorum state", _decoder.decode, data)
+
 
 CALL_RETRY_MS: Final = 50.0
 CALL_GRACE_MS: Final = 2_000.0

@@ -18,8 +18,8 @@ from uuid import UUID
 import structlog
 
 from raftmq.config import NodeConfig
+from raftmq.controller.control_plane import QuorumReplica, QuorumState, view_of
 from raftmq.controller.leaders import LeaderRow, LeaderTable
-from raftmq.controller.quorum_state import QuorumReplica, QuorumState, view_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from immutables import Map
 
-from raftmq.controller.quorum_state import (
+from raftmq.controller.control_plane import (
     QuorumMember,
     QuorumState,
     decode_quorum,

@@ -13,8 +13,8 @@ import attrs
 from immutables import Map
 
 from raftmq.config import NodeConfig
+from raftmq.controller.control_plane import QuorumState
 from raftmq.controller.leaders import LeaderTable
-from raftmq.controller.quorum_state import QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AdminRequest, Outcome
 from raftmq.metadata.commands import Endpoint, ProducerIds

@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 from uuid import UUID
 
-from raftmq.controller.quorum_state import QuorumMember, QuorumState
+from raftmq.controller.control_plane import QuorumMember, QuorumState
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import FeatureRequest, Outcomes, UpdateFeaturesCall
 from raftmq.metadata.features import SAFE_DOWNGRADE, UPGRADE, Ranges
