@@ -33,6 +33,9 @@ _CRC: Final = struct.Struct(">I")
 _CHECKED_HEADER: Final = struct.Struct(">hiqqqhii")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _TIMESTAMP: Final = struct.Struct(">q")
+# The end of a transaction: version int16, kind int16 | version int16, coordinator_epoch int32.
+_MARKER_KEY: Final = struct.Struct(">hh")
+_MARKER_VALUE: Final = struct.Struct(">hi")
 
 HEADER_SIZE: Final = 61
 LENGTH_OVERHEAD: Final = 12
@@ -59,6 +62,10 @@ SEQUENCE_MODULUS: Final = 1 << 31
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+
+_MARKER_VERSION: Final = 0
+_ABORT: Final = 0
+_COMMIT: Final = 1
 
 assert _HEADER.size == HEADER_SIZE
 
@@ -171,6 +178,13 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_type: int = CREATE_TIME
     leader_epoch: int = -1
+
+
+class Marker(NamedTuple):
+    """The end of a transaction, as the one record of a control batch says it (KIP-98)."""
+
+    is_commit: bool
+    coordinator_epoch: int = 0
 
 
 _make_header: Final = tuple.__new__
@@ -501,6 +515,47 @@ def empty_batch(start: int, end: int, leader_epoch: int) -> bytes:
         offset_count=end - start,
     )
     return bytes(batch)
+
+
+def build_marker(
+    marker: Marker,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp: int,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+) -> bytearray:
+    """The control batch that ends a producer's transaction, byte for byte as Kafka's."""
+    key = _MARKER_KEY.pack(_MARKER_VERSION, _COMMIT if marker.is_commit else _ABORT)
+    return build_batch(
+        [NewRecord(key, _MARKER_VALUE.pack(_MARKER_VERSION, marker.coordinator_epoch))],
+        timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )
+
+
+def parse_marker(batch: Buffer) -> Marker:
+    """What a control batch says, whose CRC the caller has checked or trusts. As in Kafka, a later
+    version of key or value may be longer.
+
+    Raises:
+        CorruptBatchError: it ends no transaction.
+    """
+    records = list(read_records(batch))
+    try:
+        version, kind = _MARKER_KEY.unpack_from(records[0].key or b"")
+        _, coordinator_epoch = _MARKER_VALUE.unpack_from(records[0].value or b"")
+    except (IndexError, struct.error) as error:
+        raise CorruptBatchError("a control batch without a whole marker") from error
+    if version < _MARKER_VERSION or kind not in (_ABORT, _COMMIT):
+        raise CorruptBatchError(f"a control batch of kind {kind}, version {version}")
+    return Marker(kind == _COMMIT, coordinator_epoch)
 
 
 def read_records(batch: Buffer, *, output_max: int = OUTPUT_MAX) -> Iterator[Record]:

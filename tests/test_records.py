@@ -20,15 +20,18 @@ from raftmq.records import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
     InvalidRecordError,
+    Marker,
     NewRecord,
     OldFormatError,
     build_batch,
+    build_marker,
     check_batch,
     check_batches,
     check_produced,
     encode_varint,
     find_timestamp,
     parse_header,
+    parse_marker,
     read_records,
     read_varint,
     set_log_append_time,
@@ -425,3 +428,58 @@ def test_reads_batches_of_librdkafka(name: str, codec: Codec) -> None:
         got += [(r.key, r.value, list(r.headers), r.timestamp) for r in read_records(batch)]
     # librdkafka's binding sends an empty key as an empty key, None as null.
     assert got == [(k, v, h, 1000) for k, v, h in CONTENT]
+
+
+# Made by MemoryRecords.withEndTransactionMarker of Kafka 4.1.1.
+KAFKA_MARKERS = [
+    (
+        Marker(is_commit=False, coordinator_epoch=7),
+        "00000000000004d2000000420000000502b1e113330030000000000000018bcfe5687b0000018bcfe5687b"
+        "0000000000001267000cffffffff000000012000000008000000000c00000000000700",
+    ),
+    (
+        Marker(is_commit=True, coordinator_epoch=300),
+        "00000000000004d200000042000000050236e6df260030000000000000018bcfe5687b0000018bcfe5687b"
+        "0000000000001267000cffffffff000000012000000008000000010c00000000012c00",
+    ),
+]
+
+
+@pytest.mark.parametrize(("marker", "theirs"), KAFKA_MARKERS, ids=["abort", "commit"])
+def test_markers_are_those_of_kafka(marker: Marker, theirs: str) -> None:
+    data = bytes.fromhex(theirs)
+    header = check_batch(data)
+    assert header.is_control
+    assert header.is_transactional
+    assert parse_marker(data) == marker
+    assert data == build_marker(
+        marker,
+        producer_id=4711,
+        producer_epoch=12,
+        timestamp=1_700_000_000_123,
+        base_offset=1234,
+        leader_epoch=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (struct.pack(">hh", 0, 2), struct.pack(">hi", 0, 0)),  # KRaft's leader change
+        (struct.pack(">hh", -1, 0), struct.pack(">hi", 0, 0)),
+        (b"\0\0\0", struct.pack(">hi", 0, 0)),
+        (struct.pack(">hh", 0, 1), b"\0\0"),
+        (None, struct.pack(">hi", 0, 0)),
+        (struct.pack(">hh", 0, 1), None),
+    ],
+)
+def test_what_is_no_marker(key: bytes | None, value: bytes | None) -> None:
+    with pytest.raises(CorruptBatchError):
+        parse_marker(build_batch([NewRecord(key, value)], control=True))
+
+
+def test_a_marker_of_a_later_version_is_longer() -> None:
+    key = struct.pack(">hhb", 1, 1, 9)
+    value = struct.pack(">hib", 1, 5, 9)
+    batch = build_batch([NewRecord(key, value)], control=True)
+    assert parse_marker(batch) == Marker(is_commit=True, coordinator_epoch=5)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.partition.ports import AppendResult, DeleteResult
 from raftmq.ports import Clock
 from raftmq.promise import Promise
@@ -187,6 +187,36 @@ class ParkedProduces:
         parked, self._parked = self._parked, deque()
         for entry in parked:
             entry.settle(AppendResult(code, message=message))
+
+
+class ParkedEnds:
+    """Who waits until all below an end of the log is committed, however long that takes."""
+
+    __slots__ = ("_parked",)
+
+    def __init__(self) -> None:
+        self._parked: deque[tuple[Offset, Promise[Offset]]] = deque()  # by end
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, end: Offset, promise: Promise[Offset]) -> None:
+        """Keep `promise` once all below `end`, the log's, is committed."""
+        assert not self._parked or self._parked[-1][0] <= end, "the log's end does not fall"
+        self._parked.append((end, promise))
+
+    def settle(self, high_watermark: Offset) -> None:
+        """All below is committed."""
+        parked = self._parked
+        while parked and parked[0][0] <= high_watermark:
+            end, promise = parked.popleft()
+            promise.resolve(end)
+
+    def fail_all(self, code: ErrorCode) -> None:
+        """Break all of them: whether it will be committed is not known here."""
+        parked, self._parked = self._parked, deque()
+        for _, promise in parked:
+            promise.fail(KafkaError(code=code))
 
 
 WOKEN_AT_ONCE: Final = 8

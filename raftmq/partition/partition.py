@@ -12,6 +12,7 @@ when leadership or its term changes every parked produce is failed, its outcome 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from raftmq.counts import ReplicaCounts, TopicCounts
@@ -21,7 +22,13 @@ from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.prefetch import IndexJob
 from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import BatchOpening, OpeningWorkers
-from raftmq.partition.parked import Deadlines, ParkedDeletes, ParkedFetches, ParkedProduces
+from raftmq.partition.parked import (
+    Deadlines,
+    ParkedDeletes,
+    ParkedEnds,
+    ParkedFetches,
+    ParkedProduces,
+)
 from raftmq.partition.ports import (
     AppendResult,
     DeleteResult,
@@ -37,6 +44,7 @@ from raftmq.partition.produce_checks import (
     prepare,
 )
 from raftmq.partition.producer_state import (
+    NO_OFFSET,
     Duplicate,
     ProducerCheckpoints,
     ProducerStateTable,
@@ -44,10 +52,11 @@ from raftmq.partition.producer_state import (
 )
 from raftmq.partition.producers import PartitionProducers
 from raftmq.partition.settings import PartitionSettings
+from raftmq.partition.transactions import NO_TRANSACTIONS, Decided, TransactionsPort
 from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind, Role, SoftState
-from raftmq.records import LOG_APPEND_TIME, BatchHeader, parse_header
+from raftmq.records import LOG_APPEND_TIME, BatchHeader, Marker, build_marker, parse_header
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
 from raftmq.types import (
     LeaderEpoch,
@@ -89,6 +98,7 @@ class Partition:
         counts: TopicCounts | None = None,
         replica_counts: ReplicaCounts | None = None,
         workers: OpeningWorkers | None = None,
+        transactions: TransactionsPort = NO_TRANSACTIONS,
         is_internal: bool = False,
         buggify: Buggify = never,
     ) -> None:
@@ -112,6 +122,8 @@ class Partition:
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
         self._end_lookups = ParkedProduces(deadlines)  # they wait as a produce would
+        self._ends = ParkedEnds()  # of transactions
+        self._transactions = transactions
         self._acknowledged_end = Offset(0)  # records below it were, perhaps before a flush
         self._buggify = buggify
         self._opening = BatchOpening(
@@ -340,6 +352,76 @@ class Partition:
             self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
         if len(self._end_lookups):
             self._end_lookups.acknowledge(replica.high_watermark, lambda _end: True)
+        if len(self._ends):
+            self._ends.settle(replica.high_watermark)
+
+    # ---- transactions ----
+
+    def end_transaction(self, decided: Decided) -> Promise[Offset]:
+        """Write the end of a transaction, if something of it is open here.
+
+        Called at the leader, after the read barrier of its term, by an image that shows the
+        decision of exactly this `txn_seq` and no report of this partition; any number of times.
+
+        Returns:
+            Kept when the marker is committed, or where nothing is open, when all is that the log
+            held by then, with the offset after that: the partition may be reported. Broken with a
+            KafkaError otherwise: NOT_LEADER_OR_FOLLOWER (what became of it is the next leader's to
+            find out), KAFKA_STORAGE_ERROR (nothing was written; later, perhaps),
+            INVALID_PRODUCER_EPOCH (what is open is of a later transaction).
+        """
+        promise: Promise[Offset] = Promise()
+        self._end_transaction(decided, promise)
+        return promise
+
+    @reports_assertions
+    def _end_transaction(self, decided: Decided, promise: Promise[Offset]) -> None:
+        try:
+            if self._is_closed:
+                raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if not self.replica.is_writable:
+                raise KafkaError(code=self._no_leader_code())
+            if not self._producers.read_on():
+                self._deadlines.soon(partial(self._end_transaction, decided, promise))
+                return
+            end = self._write_end(decided)
+        except KafkaError as error:
+            promise.fail(error)
+            return
+        self._ends.park(end, promise)
+        self._ends.settle(self.replica.high_watermark)
+
+    def _write_end(self, decided: Decided) -> Offset:
+        """Write the marker where something is open; where the log ends then.
+
+        Raises:
+            KafkaError: this leader cannot tell that it will be committed.
+        """
+        replica = self.replica
+        producer = self._producers.current().get(decided.producer_id)
+        if producer is None or producer.open_since == NO_OFFSET:
+            return replica.log_end_offset
+        if decided.producer_epoch < producer.epoch + decided.protocol - 1:
+            raise KafkaError(
+                f"producer {decided.producer_id} has epoch {producer.epoch} here, its transaction "
+                f"{decided.txn_seq} ended under {decided.producer_epoch}",
+                code=ErrorCode.INVALID_PRODUCER_EPOCH,
+            )
+        batch = build_marker(
+            Marker(decided.is_commit),
+            producer_id=decided.producer_id,
+            producer_epoch=decided.producer_epoch,
+            timestamp=replica.append_time_ms(),
+        )
+        self._header = header = parse_header(batch)
+        try:
+            end = Offset(replica.append(batch, header) + header.offset_count)
+        finally:
+            self._header = None
+        if not self.is_leader:
+            # Lost during the append, and what is parked was failed before this is parked.
+            raise KafkaError(code=self._no_leader_code())
+        return end
 
     # ---- fetch ----
 
@@ -698,6 +780,7 @@ class Partition:
         self._produces.fail_all(code)
         self._fsync_produces.fail_all(code)
         self._end_lookups.fail_all(code)
+        self._ends.fail_all(code)
         self._deletes.fail_all(code)
 
     def _progressed(self) -> None:
