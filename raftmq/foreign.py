@@ -1,9 +1,15 @@
-"""What other nodes send, judged before anything believes it.
+"""What others chose: judged before anything believes it, and made safe to show.
 
-One function decodes (`decode_foreign`): whatever goes wrong on the way, from a bad field to nesting
-that ends the interpreter's stack, becomes one `RemoteProtocolError`, which costs the stream that
-the bytes came on. The bounds say which numbers can be meant at all. Nothing outside them is
-journaled, appended or applied (docs/decisions/0012-bounds-between-nodes.md).
+What other nodes send is decoded by one function (`decode_foreign`). Whatever goes wrong on the way,
+from a bad field to nesting that ends the interpreter's stack, becomes one `RemoteProtocolError`,
+which costs the stream that the bytes came on. The bounds say which numbers can be meant at all:
+nothing outside them is journaled, appended or applied
+(docs/decisions/0012-bounds-between-nodes.md).
+
+Text that others chose (names of groups, clients and topics, refusals) could forge a line of the log
+with a newline, or reach the terminal of an operator with an escape code. Whatever writes lines for
+people (the renderer of the log, tables and messages of the command line) passes text through
+`visible`; what machines read is encoded as JSON.
 """
 
 from __future__ import annotations
@@ -60,3 +66,31 @@ def check_bounds(what: str, value: int, value_max: int) -> None:
     """
     if not 0 <= value <= value_max:
         raise RemoteProtocolError(f"{what} {value} is outside [0, {value_max}]")
+
+
+def visible(text: str) -> str:
+    r"""`text` on one line, with what does not print as an escape: `\n`, `\x1b`, `\u202e`.
+
+    Controls of both sets, marks that change the direction of writing, separators of lines and
+    paragraphs, lone surrogates and unassigned characters count as not printing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def ascii_json(encoded: bytes) -> str:
+    r"""JSON whose strings hold no character that does not print, but spelled `\uNNNN`.
+
+    Line ends between the tokens of indented JSON stay. Within strings the encoder has escaped the
+    controls below space already; those above (C1, DEL) and marks of direction it leaves raw.
+    """
+    text = encoded.decode()
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def _json_escape(char: str) -> str:
+    pair = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{pair[i : i + 2].hex()}" for i in range(0, len(pair), 2))

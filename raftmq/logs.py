@@ -24,7 +24,7 @@ else:
 
 import msgspec
 
-from raftmq.visible import ascii_json, visible
+from raftmq.foreign import ascii_json, visible
 
 __all__ = ["LEVELS", "RateLimitedLog", "configure_logs", "flush_all", "structlog"]
 

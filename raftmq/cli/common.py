@@ -22,8 +22,8 @@ from raftmq.cli.console import note, out, out_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
+from raftmq.foreign import ascii_json, visible
 from raftmq.ports import DiskError
-from raftmq.visible import ascii_json, visible
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import (
     BrokerError,

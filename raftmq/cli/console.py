@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from raftmq.visible import ascii_json, visible
+from raftmq.foreign import ascii_json, visible
 
 
 def out(line: str) -> None:

@@ -27,6 +27,7 @@ import msgspec
 from attrs import evolve
 
 from raftmq.errors import AheadError, NodeMustStopError
+from raftmq.foreign import visible
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import Envelope, Result, decode_envelope
@@ -37,7 +38,6 @@ from raftmq.ports import Runnable
 from raftmq.raft.messages import EntryKind, SoftState
 from raftmq.records import Record, check_batch, read_records
 from raftmq.types import Buffer, Offset, RaftIndex
-from raftmq.visible import visible
 
 SHOWN_MAX: Final = 1_000
 """Characters of a command in a log line."""

@@ -15,6 +15,7 @@ from attrs import frozen
 from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.foreign import visible
 from raftmq.metadata.config_keys import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -27,7 +28,6 @@ from raftmq.metadata.config_keys import (
 )
 from raftmq.metadata.image import MetadataImage
 from raftmq.types import NodeId
-from raftmq.visible import visible
 
 __all__ = [
     "BROKER_KEYS",

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from raftmq.cli.common import CommandError, column_widths, reported, show
 from raftmq.cli.console import note, out
+from raftmq.foreign import ascii_json, visible
 from raftmq.logs import configure_logs
-from raftmq.visible import ascii_json, visible
 from tests.cli.conftest import Call
 from tests.client.fake_broker import FakeBroker
 

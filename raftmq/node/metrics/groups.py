@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from raftmq.foreign import visible
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.types import Offset, RaftGroupId
-from raftmq.visible import visible
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
