@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from jepsen_like.disk import SimCrash, SimDisk
-from raftmq.durable_file import replace_file, replacing
-from raftmq.ports import DiskError, DiskFullError
+from raftmq.ports import DiskError, DiskFullError, replace_file, replacing
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = sorted(
@@ -19,7 +18,7 @@ PRODUCT = sorted(
 )
 
 GIVES_NAMES = {
-    "raftmq/durable_file.py:replacing": "the one way",
+    "raftmq/ports.py:replacing": "the one way",
     "raftmq/runtime/disk.py:rename": "the operation itself",
     "raftmq/log/model.py:run": "the journal's new file; syncs it before and the folder after",
     "raftmq/log/replicated_log.py:repaired": "built and synced by a worker; syncs the folder",
@@ -65,7 +64,7 @@ def test_only_known_functions_give_names() -> None:
         for name, function in functions(path)
         if any(gives_a_name(node) for node in ast.walk(function))
     }
-    assert found == set(GIVES_NAMES), "use raftmq.durable_file, or say here why not"
+    assert found == set(GIVES_NAMES), "use raftmq.ports.replacing, or say here why not"
 
 
 @pytest.mark.parametrize("name", sorted(set(GIVES_NAMES) - {"raftmq/runtime/disk.py:rename"}))
@@ -94,7 +93,7 @@ def test_no_module_writes_files_behind_the_disk() -> None:
         for path in PRODUCT
         if any(writes_a_file(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == set(WRITES_IN_PLACE), "use raftmq.durable_file, or say here why not"
+    assert found == set(WRITES_IN_PLACE), "use raftmq.ports.replacing, or say here why not"
 
 
 # ---- the one way ----

@@ -27,9 +27,8 @@ from attrs import define, field, frozen
 
 from raftmq.cli.console import note
 from raftmq.config import ConfigError, NodeConfig, load_config
-from raftmq.durable_file import replace_file
 from raftmq.errors import RaftmqError
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, replace_file
 from raftmq.runtime.disk import RealDisk
 
 if TYPE_CHECKING:

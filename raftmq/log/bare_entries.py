@@ -19,11 +19,10 @@ from typing import Final
 from attrs import define
 from crc32c import crc32c
 
-from raftmq.durable_file import replacing
 from raftmq.log.batch_reader import Epochs, is_zero
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BareEntry, NewerFormatError
-from raftmq.ports import Disk, DiskFullError, File
+from raftmq.ports import Disk, DiskFullError, File, replacing
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
 
 # magic 4s, version uint8, kind uint8, 2 spare bytes, payload size uint32, leader epoch int32,

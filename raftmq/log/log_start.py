@@ -22,10 +22,9 @@ from typing import Final
 from attrs import field, frozen
 from crc32c import crc32c
 
-from raftmq.durable_file import replacing
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import NewerFormatError, UnusableLogError
-from raftmq.ports import Disk, DiskError, DiskFullError
+from raftmq.ports import Disk, DiskError, DiskFullError, replacing
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
 VERSION: Final = 1

@@ -17,10 +17,9 @@ from typing import Final, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from raftmq.durable_file import replace_file
 from raftmq.errors import AheadError, RaftmqError
 from raftmq.metadata.formation import FormationState
-from raftmq.ports import Disk
+from raftmq.ports import Disk, replace_file
 from raftmq.types import NodeId, StorageId
 
 FORMAT_VERSION: Final = 1
