@@ -18,6 +18,13 @@ from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.apply_groups import apply_group, remove_topics
+from raftmq.metadata.apply_transactions import (
+    PRODUCER_ID_END,
+    apply_commits,
+    apply_rows,
+    is_transactional,
+    remove_partitions,
+)
 from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     AllocateProducerIds,
@@ -42,6 +49,7 @@ from raftmq.metadata.commands import (
     TopicCreation,
     TopicOutcome,
     TopicOutcomes,
+    TransactionRows,
     UnfenceBroker,
     UnregisterBroker,
     UpdateFeatures,
@@ -78,6 +86,13 @@ def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     rejection = _fencing(image, envelope)
     if rejection is not None:
         return evolve(image, version=offset, submitters=submitters), rejection
+    result: Result
+    if isinstance(command, TransactionRows):
+        after, result = apply_rows(image, command)
+        return evolve(after, version=offset, submitters=submitters), result
+    if is_transactional(command):
+        after, result = apply_commits(image, command)
+        return evolve(after, version=offset, submitters=submitters), result
     if isinstance(command, _GROUP_TYPES):
         groups, result = apply_group(image.groups, command, image.live_epoch)  # type: ignore[arg-type]
         return evolve(image, version=offset, submitters=submitters, groups=groups), result
@@ -327,7 +342,19 @@ def _delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> 
     if topics is image.topics:
         return image, result
     groups = remove_topics(image.groups, [o.name for o in outcomes if o.code is ErrorCode.NONE])
-    after = evolve(image, topics=topics, topic_names=names, removals=removals, groups=groups)
+    transactions = image.transactions
+    for topic_id in command.topic_ids:
+        gone = image.topic_by_id(topic_id)
+        if gone is not None:
+            transactions = remove_partitions(transactions, topic_id, range(len(gone.partitions)))
+    after = evolve(
+        image,
+        topics=topics,
+        topic_names=names,
+        removals=removals,
+        groups=groups,
+        transactions=transactions,
+    )
     return after, result
 
 
@@ -498,7 +525,6 @@ def _no_operation(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
 
 
 PRODUCER_ID_BLOCK_MAX: Final = 1_000_000
-PRODUCER_ID_END: Final = 2**63 - 1
 
 _GROUP_TYPES: Final[tuple[type, ...]] = tuple(GROUP_COMMANDS)
 _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]]] = {

@@ -5,16 +5,19 @@ clock: times are in the commands.
 
 Invariants: coordinator epochs come from one counter that only rises, so none is ever given twice,
 not even to a group that was deleted in between; a generation never goes back; offsets change only
-under the current coordinator epoch and, for members, the current generation.
+under the current coordinator epoch and, for members, the current generation. Offsets of a running
+transaction are pending: they count for nothing but expiry before `apply_transactions.py` settles
+them with its decision; a plain commit, and whatever deletes offsets, takes the pending ones away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import attrs
 import msgspec
+from immutables import MapMutation
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
@@ -24,6 +27,7 @@ from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
     CommitsDone,
+    CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
@@ -36,6 +40,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import (
     NO_COORDINATOR,
+    NO_OFFSETS,
     GroupsImage,
     GroupState,
     LiveEpoch,
@@ -82,8 +87,12 @@ def remove_topics(image: GroupsImage, names: Iterable[str]) -> GroupsImage:
     gone = frozenset(names)
     for group in image.groups.values():
         offsets = _without(group.offsets, [at for at in group.offsets if at.topic in gone])
-        if offsets is not group.offsets:
-            image = image.with_group(attrs.evolve(group, offsets=offsets))
+        after = group if offsets is group.offsets else attrs.evolve(group, offsets=offsets)
+        if group.pending:
+            pending = (at for commits in group.pending.values() for at in commits)
+            after = _without_pending(after, [at for at in pending if at.topic in gone])
+        if after is not group:
+            image = image.with_group(after)
     return image
 
 
@@ -167,28 +176,45 @@ def _commit(image: GroupsImage, group: GroupState, command: CommitOffsets) -> Ap
 
 def _commit_many(image: GroupsImage, command: CommitMany) -> Applied:
     groups = image.groups.mutate()
-    codes = []
-    for commit in command.commits:
-        group = groups.get(commit.group)
-        code = ErrorCode.NOT_COORDINATOR
-        if (
-            group is not None
-            and group.coordinator != NO_COORDINATOR
-            and group.coordinator_epoch == commit.coordinator_epoch
-        ):
-            rejection = check_commit(group, commit.generation, commit.member_id, commit.instance_id)
-            code = ErrorCode.NONE if rejection is None else rejection.code
-            if rejection is None:
-                groups[commit.group] = _with_offsets(group, commit)
-        codes.append(int(code))
-    return attrs.evolve(image, groups=groups.finish()), CommitsDone(tuple(codes))
+    codes = tuple(int(commit_plainly(groups, commit)) for commit in command.commits)
+    return attrs.evolve(image, groups=groups.finish()), CommitsDone(codes)
+
+
+def commit_plainly(groups: MapMutation[str, GroupState], commit: CommitOffsets) -> ErrorCode:
+    """One commit among several; NONE when it was kept."""
+    group = current_group(groups, commit)
+    if isinstance(group, ErrorCode):
+        return group
+    rejection = check_commit(group, commit.generation, commit.member_id, commit.instance_id)
+    if rejection is not None:
+        return rejection.code
+    groups[commit.group] = _with_offsets(group, commit)
+    return ErrorCode.NONE
+
+
+def current_group(
+    groups: MapMutation[str, GroupState], commit: CommitOffsets
+) -> GroupState | ErrorCode:
+    """The group of a commit, if that was made under its present coordinator epoch."""
+    group = groups.get(commit.group)
+    if (
+        group is None
+        or group.coordinator == NO_COORDINATOR
+        or group.coordinator_epoch != commit.coordinator_epoch
+    ):
+        return ErrorCode.NOT_COORDINATOR
+    return group
 
 
 def _with_offsets(group: GroupState, command: CommitOffsets) -> GroupState:
     offsets = group.offsets.mutate()
     for entry in command.offsets:
         offsets[TopicPartition(entry.topic, entry.partition)] = entry
-    return attrs.evolve(group, offsets=offsets.finish())
+    group = attrs.evolve(group, offsets=offsets.finish())
+    if not group.pending:
+        return group
+    # What is pending yields: it was committed before this one, whatever becomes of it.
+    return _without_pending(group, [TopicPartition(o.topic, o.partition) for o in command.offsets])
 
 
 def check_commit(
@@ -209,8 +235,9 @@ def check_commit(
 
 
 def _delete_offsets(image: GroupsImage, group: GroupState, command: DeleteOffsets) -> Applied:
-    offsets = _without(group.offsets, [TopicPartition(*at) for at in command.partitions])
-    return image.with_group(attrs.evolve(group, offsets=offsets)), GroupDone()
+    gone = [TopicPartition(*at) for at in command.partitions]
+    after = attrs.evolve(group, offsets=_without(group.offsets, gone))
+    return image.with_group(_without_pending(after, gone)), GroupDone()
 
 
 def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffsets) -> Applied:
@@ -218,15 +245,55 @@ def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffset
     for entry in command.expired:
         at = TopicPartition(entry.topic, entry.partition)
         saved = group.offsets.get(at)
-        # Committed anew while the command was on its way: it lives on.
-        if saved is not None and saved.timestamp_ms == entry.timestamp_ms:
+        # Committed anew while the command was on its way, or about to be: it lives on.
+        is_as_told = saved is not None and saved.timestamp_ms == entry.timestamp_ms
+        if is_as_told and not group.is_pending(at):
             expired.append(at)
     offsets = _without(group.offsets, expired)
-    if not offsets and not group.members:
+    if not offsets and not group.members and not group.pending:
         return attrs.evolve(image, groups=image.groups.delete(group.name)), GroupDone()
     return image.with_group(
         _dated(attrs.evolve(group, offsets=offsets), command.now_ms)
     ), GroupDone()
+
+
+def check_transactional_commit(group: GroupState, commit: CommitOffsets) -> Rejection | None:
+    """Why these credentials may not commit within a transaction, if so.
+
+    One that names no member at all may, also where the group has members: older clients name none.
+    """
+    if commit.generation < 0 and not commit.member_id and commit.instance_id is None:
+        return None
+    return check_commit(group, commit.generation, commit.member_id, commit.instance_id)
+
+
+def pend(
+    group: GroupState, producer_id: int, entries: Mapping[TopicPartition, CommittedOffset]
+) -> GroupState:
+    """These offsets are pending until the producer's running transaction is decided."""
+    mine = group.pending.get(producer_id, NO_OFFSETS).update(entries)
+    return attrs.evolve(group, pending=group.pending.set(producer_id, mine)) if mine else group
+
+
+def settle_pending(group: GroupState, producer_id: int, is_commit: bool) -> GroupState:
+    """The producer's running transaction is decided: its offsets are visible now, or gone."""
+    mine = group.pending.get(producer_id)
+    if mine is None:
+        return group
+    offsets = group.offsets.update(mine) if is_commit else group.offsets
+    return attrs.evolve(group, offsets=offsets, pending=group.pending.delete(producer_id))
+
+
+def _without_pending(group: GroupState, gone: Iterable[TopicPartition]) -> GroupState:
+    gone = [*gone]
+    pending = group.pending
+    for producer_id, mine in group.pending.items():
+        left = _without(mine, gone)
+        if not left:
+            pending = pending.delete(producer_id)
+        elif left is not mine:
+            pending = pending.set(producer_id, left)
+    return group if pending is group.pending else attrs.evolve(group, pending=pending)
 
 
 def _dated(group: GroupState, now_ms: int) -> GroupState:

@@ -2,7 +2,8 @@
 
 Owns the shape of every command and of its result, and their encoding: a record of the metadata log
 is one JSON object, so that an operator can read `__cluster_metadata` with any Kafka client. Never
-decides anything: what a command does is the matter of `apply.py` and `apply_groups.py`.
+decides anything: what a command does is the matter of `apply.py`, `apply_groups.py` and
+`apply_transactions.py`.
 
 Versions: an envelope says the least version that can express its command: that of its kind, or of
 the newest field it sets (`FIRST_VERSIONS`, `LATER_FIELDS`). Versions are levels of `raftmq.level`
@@ -18,6 +19,7 @@ replaced, or a member of an older generation, changes nothing however late its c
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, Union
 from uuid import UUID
 
@@ -51,6 +53,10 @@ NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
 PartitionNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=PARTITION_MAX)]
 _Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-POSITION_MAX, le=POSITION_MAX)]
+ProducerNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+ProducerEpoch: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 15) - 1)]
+Protocol: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2)]
+"""Of a transaction: 1 is KIP-98's, 2 that of KIP-890, in which each end raises the epoch."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -334,14 +340,36 @@ class ReplaceMember(GroupCommand, frozen=True, kw_only=True):
     rebalance_timeout_ms: int
 
 
+class OffsetsTransaction(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """The transaction whose decision makes offsets visible, or forgets them.
+
+    `txn_seq` and `protocol` as in AddPartitions. Under protocol 2 the commit adds its group to the
+    transaction, and begins one where none runs. `topic_ids` has one of each of the offsets: what
+    was deleted, or made again, since takes none.
+    """
+
+    transactional_id: str
+    producer_id: ProducerNumber
+    epoch: ProducerEpoch
+    txn_seq: _Number = -1
+    protocol: Protocol = 1
+    topic_ids: tuple[TopicId, ...] = ()
+
+
 class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
-    """Save positions. Generation -1 with member "" is a consumer outside group management."""
+    """Save positions. Generation -1 with member "" is a consumer outside group management.
+
+    With a `transaction` they are pending: nobody sees them before it is committed.
+    """
 
     coordinator_epoch: int
     generation: int = -1
     member_id: str = ""
     instance_id: str | None = None
     offsets: tuple[CommittedOffset, ...] = ()
+    transaction: OffsetsTransaction | None = None
 
 
 class CommitMany(GroupCommand, frozen=True, kw_only=True):
@@ -375,6 +403,116 @@ class DeleteGroup(GroupCommand, frozen=True, kw_only=True):
     coordinator_epoch: int
 
 
+# ---- transactions ----
+
+
+class TransactionRow(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """Base of all rows: one transition of one transactional id (or of one partition).
+
+    It names what it was made for, by (producer id, epoch) and by `txn_seq`, which numbers the
+    transactions of an id; one that comes at another moment changes nothing, however late it is.
+    """
+
+
+class InitProducer(TransactionRow, frozen=True, kw_only=True):
+    """A producer begins: it gets a producer id and an epoch above all that were given before.
+
+    `producer_id` and `epoch` are what the client named (KIP-360), -1 where it named nothing. Where
+    a transaction runs it is aborted, and CONCURRENT_TRANSACTIONS told until its end is complete.
+    """
+
+    transactional_id: str
+    timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+    producer_id: ProducerNumber = -1
+    epoch: ProducerEpoch = -1
+
+
+class AddPartitions(TransactionRow, frozen=True, kw_only=True):
+    """Partitions and groups are part of a transaction, all of them or none.
+
+    `txn_seq` is the number of the transaction that they are meant for: of the one that runs, or the
+    one after the last, which begins with this. -1 (protocol 2 alone): the epoch tells.
+    """
+
+    transactional_id: str
+    producer_id: ProducerNumber
+    epoch: ProducerEpoch
+    txn_seq: _Number = -1
+    protocol: Protocol = 1
+    partitions: tuple[tuple[TopicId, tuple[PartitionNumber, ...]], ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+class EndTransaction(TransactionRow, frozen=True, kw_only=True):
+    """The producer's decision; pending offsets become visible with it.
+
+    `txn_seq` is that of the transaction to end. -1 (protocol 2 alone): the epoch tells.
+    """
+
+    transactional_id: str
+    producer_id: ProducerNumber
+    epoch: ProducerEpoch
+    is_commit: bool
+    txn_seq: _Number = -1
+    protocol: Protocol = 1
+
+
+class ReportMarkers(TransactionRow, frozen=True, kw_only=True):
+    """One partition's leader: the ends of these transactions are committed in its log.
+
+    Each by the producer id in the log, and txn_seq; what is not awaited is passed over.
+    """
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    creation_epoch: _Number
+    ended: tuple[tuple[ProducerNumber, _Number], ...]
+
+
+class AbortExpired(TransactionRow, frozen=True, kw_only=True):
+    """This transaction has run for longer than its timeout: abort it, unless it was decided."""
+
+    transactional_id: str
+    producer_id: ProducerNumber
+    epoch: ProducerEpoch
+    txn_seq: _Number
+
+
+class ForgetId(TransactionRow, frozen=True, kw_only=True):
+    """Nobody has used this id for long: forget it, unless anything happened to it since.
+
+    One whose `changed_at_ms` is UNDATED is dated by the command's `now_ms` instead.
+    """
+
+    transactional_id: str
+    producer_id: ProducerNumber
+    epoch: ProducerEpoch
+    txn_seq: _Number
+    changed_at_ms: _Number
+
+
+Row: TypeAlias = (
+    InitProducer | AddPartitions | EndTransaction | ReportMarkers | AbortExpired | ForgetId
+)
+
+
+class TransactionRows(Command, frozen=True, kw_only=True):
+    """Transitions of transactions, one after the other; each succeeds or fails by itself.
+
+    `now_ms`: the time, for the expiry of ids and for people; UNDATED where nobody can tell it.
+    """
+
+    rows: tuple[Row, ...]
+    now_ms: _Number = UNDATED
+
+
 CONTROL_COMMANDS: Final = (
     RegisterBroker,
     FenceBroker,
@@ -406,10 +544,12 @@ GROUP_COMMANDS: Final = (
     DeleteGroup,
 )
 
+TRANSACTION_COMMANDS: Final = (TransactionRows,)
+
 if TYPE_CHECKING:
     AnyCommand: TypeAlias = msgspec.Struct
 else:
-    AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS]  # noqa: UP007 - made of a tuple
+    AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS + TRANSACTION_COMMANDS]  # noqa: UP007 - made of a tuple
 
 
 class Envelope(
@@ -433,16 +573,21 @@ class Envelope(
 
 # ---- versions ----
 
-FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys((*CONTROL_COMMANDS, *GROUP_COMMANDS), 1)
+FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys(
+    (*CONTROL_COMMANDS, *GROUP_COMMANDS, *TRANSACTION_COMMANDS), 1
+)
 FIRST_VERSIONS[UpdateFeatures] = 2
+FIRST_VERSIONS[TransactionRows] = 3
 """Since which version there is each kind of command."""
-LATER_FIELDS: Final[dict[type, dict[str, int]]] = {}
+LATER_FIELDS: Final[dict[type, dict[str, int]]] = {CommitOffsets: {"transaction": 3}}
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
 not written, and which means what its absence meant before."""
 
 
 def newest_version(kind: type) -> int:
     """The newest version of one kind of command that this code can read."""
+    if kind is CommitMany:
+        return max(FIRST_VERSIONS[kind], newest_version(CommitOffsets))
     first, later = FIRST_VERSIONS[kind], LATER_FIELDS.get(kind)
     return first if later is None else max(first, *later.values())
 
@@ -451,12 +596,19 @@ def version_of(command: AnyCommand) -> int:
     """The least version that can express a command."""
     kind = type(command)
     version, later = FIRST_VERSIONS[kind], LATER_FIELDS.get(kind)
+    if isinstance(command, CommitMany):
+        return max([version, *map(version_of, command.commits)])
     if later is not None:
-        defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+        defaults = _defaults(kind)
         for name, since in later.items():
             if getattr(command, name) != defaults[name]:
                 version = max(version, since)
     return version
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(kind)}
 
 
 _KINDS: Final = {kind.__name__: kind for kind in FIRST_VERSIONS}
@@ -587,6 +739,26 @@ class CommitsDone(msgspec.Struct, frozen=True):
     """Result of CommitMany: an ErrorCode for each of its commits, in order."""
 
     codes: tuple[int, ...]
+
+
+class RowDone(msgspec.Struct, frozen=True):
+    """What became of one row of a TransactionRows, and where its id stands after it.
+
+    `producer_id` and `epoch` are what its producer must name from now on; -1 where there is no such
+    id. `state` is a TransactionState, `txn_seq` the number of the id's running or last transaction.
+    """
+
+    code: int
+    producer_id: int = -1
+    epoch: int = -1
+    txn_seq: int = -1
+    state: int = -1
+
+
+class RowsDone(msgspec.Struct, frozen=True):
+    """Result of TransactionRows: one of each of its rows, in order."""
+
+    rows: tuple[RowDone, ...]
 
 
 Result: TypeAlias = Any

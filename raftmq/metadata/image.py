@@ -1,6 +1,7 @@
 """The state of the metadata group at one offset, as an immutable value.
 
-Owns the shape of brokers, topics, partitions, configs and consumer groups, and what follows from
+Owns the shape of brokers, topics, partitions, configs and consumer groups (transactions stand in
+`transactions.py`), and what follows from
 them alone: who coordinates a group, and which nodes the metadata group and each partition should
 have as members (a replaced node yields to its successor). Never changes: `apply.py` makes the next
 image, which shares all that did not change (`immutables.Map`), so that readers may keep one as long
@@ -20,6 +21,7 @@ from attrs import evolve, field, frozen
 from immutables import Map
 
 from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
+from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import TargetMembership
 from raftmq.types import (
@@ -129,6 +131,7 @@ LiveEpoch: TypeAlias = Callable[[NodeId], int | None]
 """The broker epoch of a broker that is registered and not fenced, else None."""
 
 NO_COORDINATOR = NodeId(-1)
+NO_OFFSETS: Final[OffsetMap] = Map()
 
 
 @frozen(slots=True)
@@ -148,6 +151,12 @@ class GroupState:
     """When the generation was completed; for an empty group, since when it has been empty.
     UNDATED where the coordinator could not tell."""
     offsets: OffsetMap = Map()
+    pending: Map[int, OffsetMap] = Map()
+    """Offsets of running transactions, by their producer ids; none without any."""
+
+    def is_pending(self, at: TopicPartition) -> bool:
+        """True while a running transaction may change the offset there (UNSTABLE_OFFSET_COMMIT)."""
+        return any(at in offsets for offsets in self.pending.values())
 
     def member(self, member_id: str) -> GroupMember | None:
         """The member of that id."""
@@ -210,6 +219,7 @@ class MetadataImage:
     recoveries: int = 0
     submitters: Map[NodeId, tuple[int, int]] = field(factory=Map)
     groups: GroupsImage = field(factory=GroupsImage)
+    transactions: TransactionsImage = NO_TRANSACTIONS
     features: Map[str, int] = field(factory=Map)
     """Levels that a command finalized; `features_epoch` is the offset of the last such command."""
     features_epoch: int = -1
