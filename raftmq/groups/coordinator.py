@@ -28,8 +28,7 @@ from raftmq.groups.descriptions import (
     describe_saved,
 )
 from raftmq.groups.group import Group
-from raftmq.groups.group_config import GroupConfig
-from raftmq.groups.membership import JoinRequest, JoinResult, Phase, SyncResult
+from raftmq.groups.membership import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
 from raftmq.groups.offsets import expired_offsets, is_undated, topics_in_use
 from raftmq.groups.owned_groups import (
     BARRIER_INTERVAL_MS,

@@ -17,9 +17,9 @@ from typing import Any
 from attrs import define, field
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.group_config import GroupConfig
 from raftmq.groups.membership import (
     TRANSITIONS,
+    GroupConfig,
     JoinedMember,
     JoinRequest,
     JoinResult,

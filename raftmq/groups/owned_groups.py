@@ -22,8 +22,7 @@ import msgspec
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.commit_queue import CommitQueue
 from raftmq.groups.group import Group
-from raftmq.groups.group_config import GroupConfig
-from raftmq.groups.membership import Phase
+from raftmq.groups.membership import GroupConfig, Phase
 from raftmq.metadata.commands import (
     UNDATED,
     ClaimGroup,

@@ -18,7 +18,7 @@ from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.group_config import GroupConfig
+from raftmq.groups.membership import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog

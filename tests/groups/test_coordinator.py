@@ -8,8 +8,7 @@ import pytest
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator, candidate
-from raftmq.groups.group_config import GroupConfig
-from raftmq.groups.membership import JoinRequest, Phase
+from raftmq.groups.membership import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import ALARM_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset

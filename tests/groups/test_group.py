@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.group_config import GroupConfig
-from raftmq.groups.membership import TRANSITIONS, Phase
+from raftmq.groups.membership import TRANSITIONS, GroupConfig, Phase
 from raftmq.metadata.commands import Generation
 from tests.groups.driver import Driver, completing, dead, empty, preparing, stable
 
