@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.groups.commit_queue import CommitQueue
 from raftmq.groups.group import Group
 from raftmq.groups.membership import GroupConfig, Phase
+from raftmq.groups.offsets import CommitQueue
 from raftmq.metadata.commands import (
     UNDATED,
     ClaimGroup,

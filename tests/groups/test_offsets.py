@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.groups.commit_queue import CommitQueue
+from raftmq.groups.offsets import CommitQueue
 from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
