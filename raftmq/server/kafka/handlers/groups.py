@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.descriptions import (
+from raftmq.groups.coordinator import (
     FetchedOffsets,
     GroupDescription,
     LeaveResult,
