@@ -43,6 +43,15 @@ from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition
 
+__all__ = ["CommandSink", "Coordinator", "candidate"]
+
+T = TypeVar("T")
+
+_EXPIRIES_AT_ONCE: Final = 100
+_LOOKED_AT_ONCE: Final = 2_000
+"""Groups and offsets: some milliseconds."""
+_NO_OFFSETS: Final[OffsetMap] = Map()
+
 
 @frozen(slots=True)
 class MemberDescription:
@@ -144,16 +153,6 @@ def describe_saved(state: GroupState) -> GroupDescription:
             for member in state.members
         ),
     )
-
-
-__all__ = ["CommandSink", "Coordinator", "candidate"]
-
-T = TypeVar("T")
-
-_EXPIRIES_AT_ONCE: Final = 100
-_LOOKED_AT_ONCE: Final = 2_000
-"""Groups and offsets: some milliseconds."""
-_NO_OFFSETS: Final[OffsetMap] = Map()
 
 
 class Coordinator(OwnedGroups):

@@ -5,8 +5,8 @@ answered, or one left only a moment ago, all commits that come wait, and the nex
 them together; a commit after a while without any leaves at once. A commit is judged when it is
 applied, each by itself; nothing here decides whether one is allowed.
 
-The rules of expiry (KIP-186, KIP-496) are pure, with time in wall-clock milliseconds, as in commits.
-With them stands the little of the consumer protocol's subscription that groups look at: its topics.
+The rules of expiry (KIP-186, KIP-496) are pure; time comes in as wall-clock milliseconds, as in
+commits. With them stands the little of the consumer protocol's subscription that groups look at.
 
 Invariants: what one member commits again before the last was sent replaces it there, and both are
 answered together; commits of one member keep their order; groups take turns, so that a storm of one
