@@ -42,8 +42,6 @@ LEFT_OUT = {
     "protocol/frames.py": "for clients with sockets",
     "raft/messages.py": "values",
     "server/admin/http.py": "the admin port",
-    "server/admin/leaders.py": "the admin port",
-    "server/admin/nodes.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
     "server/kafka/listener.py": "sockets",

@@ -30,9 +30,16 @@ from starlette.routing import Route
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
-from raftmq.server.admin.leaders import LeadersPage, leaders_routes
-from raftmq.server.admin.nodes import NodesPage, nodes_routes
-from raftmq.server.admin.pages import Page, answer, read_body, too_large
+from raftmq.server.admin.pages import (
+    LeadersPage,
+    NodesPage,
+    Page,
+    answer,
+    leaders_routes,
+    nodes_routes,
+    read_body,
+    too_large,
+)
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]

@@ -1,4 +1,18 @@
-"""What the pages of the admin port share: JSON answers, bounded bodies, requests to act.
+"""Pages of the admin port: what they share, and those that show and move nodes and leaders.
+
+`GET /nodes` shows every node with its role and what is being replaced; `POST /nodes/replace` takes
+`{"old_id": 1, "new_id": 4}`, with `even_if_alive` and `dry_run`, and answers when the controller
+has decided. What happens then is the cluster's work, shown by `GET /nodes`.
+
+`GET /leaders` shows every partition with its leader, preferred leader and in-sync replicas;
+`POST /leaders/transfer` takes `{"topic": "t", "partition": 0, "to": 2}` and answers when node 2
+leads, or at its timeout. A transfer is first a metadata command that puts the node in front of the
+partition's replicas (it becomes the preferred leader, or balancing would undo the transfer), and
+then a request to the present leader; only to a replica in sync, and by a command that names the
+state it was computed from.
+
+Any node can be asked: it reads its own copy of metadata and leader table, which is the same
+everywhere, give or take a moment.
 
 Invariants: a body is read up to a limit; a page that acts takes only `application/json`, which no
 page of another site can make a browser send unasked.
@@ -11,17 +25,32 @@ from contextlib import aclosing
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
+import trio
+from attrs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from raftmq.errors import RemoteProtocolError
+from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.replacement import progress
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import decode_foreign
+from raftmq.metadata.broker_messages import ReplaceNodeCall
+from raftmq.metadata.commands import ReassignPartition
+from raftmq.metadata.image import PartitionImage, TopicImage
+from raftmq.promise import Promise
+from raftmq.raft.membership import Configuration
+from raftmq.types import NodeId
 
 BODY_BYTES_MAX: Final = 4 << 10
+POLL_S: Final = 0.02
+ASK_AGAIN_S: Final = 0.5
+TIMEOUT_MS_MAX: Final = 60_000
 _JSON: Final = "application/json"
 
 Page: TypeAlias = Callable[[Request], Awaitable[Response]]
-_Wish = TypeVar("_Wish")
+_Value = TypeVar("_Value")
+_Wanted = TypeVar("_Wanted")
 
 
 def answer(body: dict[str, Any], status_code: int = 200) -> Response:
@@ -46,7 +75,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes | None:
     return body
 
 
-def wish_page(kind: type[_Wish], act: Callable[[_Wish], Awaitable[dict[str, Any]]]) -> Page:
+def action_page(kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str, Any]]]) -> Page:
     """A page that reads a `kind` from its body and answers what `act` makes of it."""
 
     decoder = msgspec.json.Decoder(kind)
@@ -58,9 +87,240 @@ def wish_page(kind: type[_Wish], act: Callable[[_Wish], Awaitable[dict[str, Any]
         if body is None:
             return too_large(BODY_BYTES_MAX)
         try:
-            wish = decode_foreign("body", decoder.decode, body)
+            wanted = decode_foreign("body", decoder.decode, body)
         except RemoteProtocolError as error:
             return answer({"error": str(error)}, 400)
-        return answer(await act(wish))
+        return answer(await act(wanted))
 
     return page
+
+
+async def _value_of(promise: Promise[_Value]) -> _Value:
+    """Wait for a promise; raises what it fails with."""
+    done = trio.Event()
+    promise.when_done(lambda _promise: done.set())
+    await done.wait()
+    return promise.result()
+
+
+class ReplaceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /nodes/replace`."""
+
+    old_id: int
+    new_id: int
+    even_if_alive: bool = False
+    dry_run: bool = False
+    timeout_ms: int = 10_000
+
+
+class NodesPage:
+    """What one node shows and does on these pages."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+
+    def show(self) -> dict[str, Any]:
+        """All nodes, and what is being replaced."""
+        engine, leaders = self._control.engine, self._control.leaders
+        image = engine.image
+        configuration = engine.configuration or Configuration()
+        led: dict[NodeId, int] = {}
+        held: dict[NodeId, int] = {}
+        for topic in image.topics_by_id():
+            for partition in topic.partitions:
+                row = leaders.get(topic.topic_id, partition.index)
+                if row is not None:
+                    led[row.leader_id] = led.get(row.leader_id, 0) + 1
+                for node_id in partition.replicas:
+                    held[node_id] = held.get(node_id, 0) + 1
+        node_ids = sorted({*image.brokers, *(m.node_id for m in configuration.members)})
+        controller = engine.controller_id
+        return {
+            "cluster_id": image.cluster_id,
+            "controller_id": -1 if controller is None else controller,
+            "nodes": [
+                {
+                    **self._describe(node_id, configuration),
+                    "leaders": led.get(node_id, 0),
+                    "replicas": held.get(node_id, 0),
+                }
+                for node_id in node_ids
+            ],
+            "replacements": [asdict(row) for row in progress(image, engine.configuration, leaders)],
+        }
+
+    def _describe(self, node_id: NodeId, configuration: Configuration) -> dict[str, Any]:
+        broker = self._control.engine.image.brokers.get(node_id)
+        role = "none"
+        if any(voter.node_id == node_id for voter in configuration.voters):
+            role = "voter"
+        elif any(learner.node_id == node_id for learner in configuration.learners):
+            role = "learner"
+        if broker is None:
+            return {"node_id": node_id, "role": role, "state": "never seen"}
+        addresses = {e.name: f"{e.host}:{e.port}" for e in broker.endpoints}
+        return {
+            "node_id": node_id,
+            "role": role,
+            "state": "fenced" if broker.is_fenced else "live",
+            "storage_id": f"{broker.storage_id:016x}",
+            "rack": broker.rack,
+            **{f"{name}_address": address for name, address in addresses.items()},
+        }
+
+    async def replace(self, wanted: ReplaceRequest) -> dict[str, Any]:
+        """Have the controller judge a replacement, and begin it unless only asked."""
+        call = ReplaceNodeCall(
+            old_id=wanted.old_id,
+            new_id=wanted.new_id,
+            even_if_alive=wanted.even_if_alive,
+            dry_run=wanted.dry_run,
+            timeout_ms=max(1, min(wanted.timeout_ms, 60_000)),
+        )
+        try:
+            verdict, *steps = await _value_of(self._control.call(call))
+        except KafkaError as error:
+            return {"code": error.code.name, "message": error.message, "steps": []}
+        return {
+            "code": ErrorCode(verdict.code).name,
+            "message": verdict.message or "",
+            "steps": [step.message or "" for step in steps],
+        }
+
+
+def nodes_routes(nodes: NodesPage) -> list[Route]:
+    """The pages' routes."""
+
+    async def show(_request: Request) -> Response:
+        return answer(nodes.show())
+
+    return [
+        Route("/nodes", show, methods=["GET"]),
+        Route("/nodes/replace", action_page(ReplaceRequest, nodes.replace), methods=["POST"]),
+    ]
+
+
+class TransferRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /leaders/transfer`."""
+
+    topic: str
+    partition: int
+    to: int
+    timeout_ms: int = 10_000
+
+
+class LeadersPage:
+    """What one node shows and does on these pages."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+
+    def show(self) -> dict[str, Any]:
+        """All partitions with their leaders and preferred leaders."""
+        control = self._control
+        rows = []
+        for topic in sorted(control.engine.image.topics_by_id(), key=lambda t: t.name):
+            for partition in topic.partitions:
+                row = control.leaders.get(topic.topic_id, partition.index)
+                rows.append(
+                    {
+                        "topic": topic.name,
+                        "partition": partition.index,
+                        "leader": None if row is None else row.leader_id,
+                        "leader_epoch": None if row is None else row.leader_epoch,
+                        "preferred": partition.preferred_leader,
+                        "replicas": list(partition.replicas),
+                        "isr": [] if row is None else list(row.isr),
+                    }
+                )
+        return {"partitions": rows}
+
+    async def transfer(self, wanted: TransferRequest) -> dict[str, Any]:
+        """Make a node the leader of a partition, and its preferred one."""
+        try:
+            with trio.fail_after(min(max(wanted.timeout_ms, 1), TIMEOUT_MS_MAX) / 1e3):
+                return {"code": ErrorCode.NONE.name, "message": await self._transfer(wanted)}
+        except KafkaError as error:
+            return {"code": error.code.name, "message": error.message}
+        except trio.TooSlowError:
+            return {
+                "code": ErrorCode.REQUEST_TIMED_OUT.name,
+                "message": f"node {wanted.to} does not lead yet",
+            }
+
+    async def _transfer(self, wanted: TransferRequest) -> str:
+        control = self._control
+        while True:
+            topic, partition = self._find(wanted)
+            to = NodeId(wanted.to)
+            row = control.leaders.get(topic.topic_id, partition.index)
+            leads = row is not None and row.leader_id == to
+            if leads and partition.preferred_leader == to:
+                return f"node {to} leads {topic.name}-{partition.index}"
+            self._check(to, partition, () if row is None else row.isr)
+            if partition.preferred_leader != to and not await self._prefer(topic, partition, to):
+                continue  # computed from a state that has changed meanwhile
+            if not leads:
+                control.move_leadership(topic.topic_id, partition.index, to)
+                with trio.move_on_after(ASK_AGAIN_S):
+                    await self._until_led(topic, partition.index, to)
+
+    def _find(self, wanted: TransferRequest) -> tuple[TopicImage, PartitionImage]:
+        topic = self._control.engine.image.topics.get(wanted.topic)
+        if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+            raise KafkaError(
+                f"there is no partition {wanted.topic}-{wanted.partition}",
+                code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        return topic, topic.partitions[wanted.partition]
+
+    def _check(self, to: NodeId, partition: PartitionImage, isr: tuple[NodeId, ...]) -> None:
+        if to not in partition.replicas:
+            raise KafkaError(
+                f"node {to} has no replica of it; nodes {list(partition.replicas)} have",
+                code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            )
+        if to not in isr:
+            raise KafkaError(
+                f"node {to} is not in sync; nodes {list(isr)} are",
+                code=ErrorCode.INELIGIBLE_REPLICA,
+            )
+
+    async def _prefer(self, topic: TopicImage, partition: PartitionImage, to: NodeId) -> bool:
+        """Put a node in front of a partition's replicas; False when the state has moved on."""
+        engine = self._control.engine
+        others = tuple(node_id for node_id in partition.replicas if node_id != to)
+        promise = engine.propose(
+            ReassignPartition(
+                topic_id=topic.topic_id, partition=partition.index, replicas=(to, *others)
+            ),
+            expected_version=engine.image.version,
+        )
+        try:
+            await _value_of(promise)
+        except KafkaError as error:
+            if error.code is ErrorCode.INVALID_UPDATE_VERSION:
+                return False
+            raise
+        return True
+
+    async def _until_led(self, topic: TopicImage, index: int, to: NodeId) -> None:
+        while True:
+            row = self._control.leaders.get(topic.topic_id, index)
+            if row is not None and row.leader_id == to:
+                return
+            await trio.sleep(POLL_S)
+
+
+def leaders_routes(leaders: LeadersPage) -> list[Route]:
+    """The pages' routes."""
+
+    async def show(_request: Request) -> Response:
+        return answer(leaders.show())
+
+    return [
+        Route("/leaders", show, methods=["GET"]),
+        Route(
+            "/leaders/transfer", action_page(TransferRequest, leaders.transfer), methods=["POST"]
+        ),
+    ]

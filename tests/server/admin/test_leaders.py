@@ -15,7 +15,7 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import Done, ReassignPartition
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage
 from raftmq.promise import Promise
-from raftmq.server.admin.leaders import LeadersPage, TransferWish
+from raftmq.server.admin.pages import LeadersPage, TransferRequest
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId
 
 TOPIC = TopicId(UUID(int=7))
@@ -77,7 +77,7 @@ class World:
 
     async def transfer(self, to: int, **fields: Any) -> dict[str, Any]:
         wish = {"topic": "t", "partition": 0, "to": to, **fields}
-        return await self.page.transfer(TransferWish(**wish))
+        return await self.page.transfer(TransferRequest(**wish))
 
 
 async def test_the_wish_is_stored_before_the_leader_is_asked() -> None:

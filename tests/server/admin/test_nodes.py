@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from raftmq.server.admin.http import serve_admin
-from raftmq.server.admin.nodes import ReplaceWish
-from raftmq.server.admin.pages import BODY_BYTES_MAX
+from raftmq.server.admin.pages import BODY_BYTES_MAX, ReplaceRequest
 from raftmq.server.kafka.listener import open_listen_socket
 
 
@@ -20,12 +19,12 @@ class FakeNodes:
     """Notes what was asked for."""
 
     def __init__(self) -> None:
-        self.wishes: list[ReplaceWish] = []
+        self.wishes: list[ReplaceRequest] = []
 
     def show(self) -> dict[str, Any]:
         return {"nodes": [1, 2]}
 
-    async def replace(self, wish: ReplaceWish) -> dict[str, Any]:
+    async def replace(self, wish: ReplaceRequest) -> dict[str, Any]:
         self.wishes.append(wish)
         return {"code": "NONE", "message": "begun", "steps": ["one"]}
 
@@ -87,7 +86,7 @@ async def test_nodes_are_shown_and_replaced() -> None:
         body = b'{"old_id": 1, "new_id": 4, "dry_run": true}'
         code, answer = await ask("POST", "/nodes/replace", body)
         assert (code, answer["message"]) == (200, "begun")
-        assert nodes.wishes == [ReplaceWish(old_id=1, new_id=4, dry_run=True)]
+        assert nodes.wishes == [ReplaceRequest(old_id=1, new_id=4, dry_run=True)]
         assert (await ask("GET", "/nodes/replace"))[0] == 405
 
 
