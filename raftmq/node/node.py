@@ -259,16 +259,15 @@ class Node(NodeCore):
             await trio.lowlevel.wait_readable(self._admin_sock)
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.http")
         exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
-        await admin_http.serve_admin(
-            self._admin_sock,
+        sources = admin_http.PageSources(
             health=lambda: health(self),
             status=lambda: describe(self),
             metrics=exposition.Exposition(self).render,
-            count_bug=self.broker.metrics.admin_bug,
             faults=self.faults,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
         )
+        await admin_http.serve_admin(self._admin_sock, sources, self.broker.metrics.admin_bug)
 
     # ---- going down ----
 

@@ -18,7 +18,7 @@ from raftmq.runtime.threads import Flusher
 from raftmq.server.admin.http import FAULTS_BYTES_MAX, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.runtime.test_peer_links import Node
-from tests.server.admin.test_http import ask, metrics, status
+from tests.server.admin.test_http import ask, sources
 
 WHOLE = {"block_to": [], "block_from": [], "fsync_delay_ms": 0}
 
@@ -43,14 +43,7 @@ async def admin_port(faults: FaultSwitch | None) -> AsyncIterator[Callable[..., 
     bugs: list[Exception] = []
 
     async def serve() -> None:
-        await serve_admin(
-            sock,
-            health=lambda: (True, {}),
-            status=status,
-            metrics=metrics,
-            count_bug=bugs.append,
-            faults=faults,
-        )
+        await serve_admin(sock, sources(faults=faults), bugs.append)
 
     async def request(method: str, body: bytes = b"") -> tuple[int, Any]:
         code, answer = await ask(sock.getsockname()[1], method, "/faults", body)

@@ -10,12 +10,13 @@ metadata group; /health/live only when the process should be started anew.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import h11
 import msgspec
 import trio
+from attrs import frozen
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event
@@ -73,6 +74,22 @@ class FaultPort(Protocol):
     def clear(self) -> dict[str, Any]: ...
 
 
+@frozen(slots=True, kw_only=True)
+class PageSources:
+    """What the pages show, and who acts on them.
+
+    Attributes:
+        faults: breaks this node on purpose; None: /faults is refused.
+    """
+
+    health: Health
+    status: Status
+    metrics: Metrics
+    faults: FaultPort | None
+    nodes: NodesPage
+    leaders: LeadersPage
+
+
 def _faults_page(faults: FaultPort | None) -> Page:
     async def page(request: Request) -> Response:
         if faults is None:
@@ -106,12 +123,13 @@ PAGES: Final[Mapping[str, tuple[str, str]]] = {
 """Methods and meaning of each page."""
 
 
-def _list_page(paths: Sequence[str]) -> Page:
-    """The list of these pages, for whoever looks at the port with a browser or curl."""
+def _list_page() -> Page:
+    """The list of all pages, for whoever looks at the port with a browser or curl."""
     rows = [
-        {"path": p, "methods": PAGES[p][0], "meaning": PAGES[p][1]} for p in PAGES if p in paths
+        {"path": path, "methods": methods, "meaning": meaning}
+        for path, (methods, meaning) in PAGES.items()
     ]
-    lines = [f"{row['path']:<17}{row['methods']:<18}{row['meaning']}\n" for row in rows]
+    lines = [f"{row['path']:<19}{row['methods']:<18}{row['meaning']}\n" for row in rows]
 
     async def page(request: Request) -> Response:
         if _JSON in request.headers.get("accept", ""):
@@ -125,46 +143,38 @@ def _indented(body: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(body))
 
 
-def make_app(
-    *,
-    health: Health,
-    status: Status,
-    metrics: Metrics,
-    faults: FaultPort | None = None,
-    nodes: NodesPage | None = None,
-    leaders: LeadersPage | None = None,
-) -> Starlette:
-    """All pages; without `faults` they are refused."""
+def make_app(sources: PageSources) -> Starlette:
+    """All pages."""
 
     async def metrics_page(request: Request) -> Response:
-        body, content_type = await metrics(request.headers.get("accept", ""))
+        body, content_type = await sources.metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def health_page(_request: Request) -> Response:
-        is_healthy, body = health()
+        is_healthy, body = sources.health()
         return answer(body, 200 if is_healthy else 503)
 
     async def status_page(_request: Request) -> Response:
-        body = await status()
+        body = await sources.status()
         return Response(await trio.to_thread.run_sync(_indented, body), media_type=_JSON)
 
     async def live_page(_request: Request) -> Response:
-        body = health()[1]
+        body = sources.health()[1]
         is_live = bool(body.get("is_live", True))
         return answer(body, 200 if is_live else 503)
 
     routes = [
+        Route("/", _list_page()),
         Route("/metrics", metrics_page),
         Route("/health", health_page),
         Route("/health/ready", health_page),
         Route("/health/live", live_page),
         Route("/status", status_page),
-        Route("/faults", _faults_page(faults), methods=["GET", "PUT", "DELETE"]),
-        *([] if nodes is None else nodes_routes(nodes)),
-        *([] if leaders is None else leaders_routes(leaders)),
+        Route("/faults", _faults_page(sources.faults), methods=["GET", "PUT", "DELETE"]),
+        *nodes_routes(sources.nodes),
+        *leaders_routes(sources.leaders),
     ]
-    paths = ["/", *(route.path for route in routes)]
-    return Starlette(routes=[Route("/", _list_page(paths)), *routes])
+    return Starlette(routes=routes)
 
 
 class _Parser(h11.Connection):
@@ -219,17 +229,7 @@ class _Connection(TCPServer):
         vars(self).clear()
 
 
-async def serve_admin(
-    sock: socket.socket,
-    *,
-    health: Health,
-    status: Status,
-    metrics: Metrics,
-    count_bug: CountBug,
-    faults: FaultPort | None = None,
-    nodes: NodesPage | None = None,
-    leaders: LeadersPage | None = None,
-) -> None:
+async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: CountBug) -> None:
     """Serve the admin port on a bound socket until cancelled; it stays the caller's.
 
     Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
@@ -241,10 +241,7 @@ async def serve_admin(
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.read_timeout = READ_TIMEOUT_S
     config.include_server_header = False
-    pages = make_app(
-        health=health, status=status, metrics=metrics, faults=faults, nodes=nodes, leaders=leaders
-    )
-    app: Any = ASGIWrapper(guarded(pages, count_bug))
+    app: Any = ASGIWrapper(guarded(make_app(sources), count_bug))
     context = WorkerContext(None)
     open_connections = 0
 

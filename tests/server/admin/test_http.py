@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from raftmq.server.admin import http as admin_http
-from raftmq.server.admin.http import PAGES, Status, serve_admin
+from raftmq.server.admin.http import PAGES, PageSources, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
 
@@ -52,6 +51,31 @@ async def status() -> dict[str, Any]:
     return {"node_id": 1}
 
 
+class NoCluster:
+    """In place of the pages of nodes and leaders."""
+
+    def show(self) -> dict[str, Any]:
+        return {}
+
+    async def replace(self, _wanted: Any) -> dict[str, Any]:
+        raise AssertionError("nobody asks for it")
+
+    transfer = replace
+
+
+def sources(**given: Any) -> PageSources:
+    """What a healthy node without faults shows, but for what is given."""
+    others: dict[str, Any] = {
+        "health": lambda: (True, {}),
+        "status": status,
+        "metrics": metrics,
+        "faults": None,
+        "nodes": NoCluster(),
+        "leaders": NoCluster(),
+    }
+    return PageSources(**{**others, **given})
+
+
 @pytest.mark.parametrize(("is_healthy", "is_live"), [(True, True), (False, True), (False, False)])
 async def test_pages(is_healthy: bool, is_live: bool) -> None:
     sock: socket.socket = open_listen_socket("127.0.0.1", 0)
@@ -62,13 +86,8 @@ async def test_pages(is_healthy: bool, is_live: bool) -> None:
     async with trio.open_nursery() as nursery:
 
         async def serve() -> None:
-            await serve_admin(
-                sock,
-                health=lambda: (is_healthy, told),
-                status=status,
-                metrics=metrics,
-                count_bug=bugs.append,
-            )
+            shown = sources(health=lambda: (is_healthy, told))
+            await serve_admin(sock, shown, bugs.append)
 
         nursery.start_soon(serve)
         with trio.fail_after(10):
@@ -97,13 +116,7 @@ async def served(
     port = sock.getsockname()[1]
 
     async def serve() -> None:
-        await serve_admin(
-            sock,
-            health=lambda: (True, {}),
-            status=status,
-            metrics=metrics,
-            count_bug=counted.append,
-        )
+        await serve_admin(sock, sources(status=status), counted.append)
 
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -116,7 +129,7 @@ async def served(
     assert bugs is not None or counted == []
 
 
-async def test_the_root_lists_the_pages_that_are_there() -> None:
+async def test_the_root_lists_all_pages() -> None:
     async with served() as port:
         for accept in ("*/*", "text/html,application/xhtml+xml"):
             code, body = await ask(port, "GET", "/", accept=accept)
@@ -124,19 +137,16 @@ async def test_the_root_lists_the_pages_that_are_there() -> None:
             assert code == 200
             assert max(map(len, lines)) <= 80
             paths = [line.split()[0] for line in lines]
-            assert paths == [path for path in PAGES if path[1:6] not in ("nodes", "leade")]
-        for path in paths:
-            assert (await get(port, path))[0] == (403 if path == "/faults" else 200)
+            assert paths == list(PAGES)
+        for path, (methods, _) in PAGES.items():
+            code = 200 if methods == "GET" else 403 if path == "/faults" else 405
+            assert (await get(port, path))[0] == code
         code, body = await ask(port, "GET", "/", accept="application/json")
         assert [page["path"] for page in json.loads(body)["pages"]] == paths
 
 
 def test_every_page_is_told_of_with_its_methods() -> None:
-    port: Any = None
-    some: Any = SimpleNamespace(replace=port, transfer=port, show=port)
-    made = admin_http.make_app(
-        health=port, status=port, metrics=port, faults=port, nodes=some, leaders=some
-    )
+    made = admin_http.make_app(sources())
     routes = [route for route in made.routes if isinstance(route, Route)]
     assert {
         route.path: ", ".join(sorted((route.methods or set()) - {"HEAD"})) for route in routes

@@ -13,19 +13,20 @@ import trio
 from raftmq.server.admin.http import serve_admin
 from raftmq.server.admin.pages import BODY_BYTES_MAX, ReplaceRequest
 from raftmq.server.kafka.listener import open_listen_socket
+from tests.server.admin.test_http import sources
 
 
 class FakeNodes:
     """Notes what was asked for."""
 
     def __init__(self) -> None:
-        self.wishes: list[ReplaceRequest] = []
+        self.asked: list[ReplaceRequest] = []
 
     def show(self) -> dict[str, Any]:
         return {"nodes": [1, 2]}
 
-    async def replace(self, wish: ReplaceRequest) -> dict[str, Any]:
-        self.wishes.append(wish)
+    async def replace(self, wanted: ReplaceRequest) -> dict[str, Any]:
+        self.asked.append(wanted)
         return {"code": "NONE", "message": "begun", "steps": ["one"]}
 
 
@@ -38,21 +39,8 @@ async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
     port = sock.getsockname()[1]
     bugs: list[Exception] = []
 
-    async def status() -> dict[str, Any]:
-        return {}
-
-    async def metrics(_accept: str) -> tuple[bytes, str]:
-        return b"", "text/plain"
-
     async def serve() -> None:
-        await serve_admin(
-            sock,
-            health=lambda: (True, {}),
-            status=status,
-            metrics=metrics,
-            count_bug=bugs.append,
-            nodes=nodes,
-        )
+        await serve_admin(sock, sources(nodes=nodes), bugs.append)
 
     async def ask(
         method: str, path: str, body: bytes = b"", kind: str = "application/json"
@@ -86,7 +74,7 @@ async def test_nodes_are_shown_and_replaced() -> None:
         body = b'{"old_id": 1, "new_id": 4, "dry_run": true}'
         code, answer = await ask("POST", "/nodes/replace", body)
         assert (code, answer["message"]) == (200, "begun")
-        assert nodes.wishes == [ReplaceRequest(old_id=1, new_id=4, dry_run=True)]
+        assert nodes.asked == [ReplaceRequest(old_id=1, new_id=4, dry_run=True)]
         assert (await ask("GET", "/nodes/replace"))[0] == 405
 
 
@@ -105,4 +93,4 @@ async def test_anything_else_changes_nothing(body: bytes, kind: str, code: int) 
     nodes = FakeNodes()
     async with serving(nodes) as ask:
         assert (await ask("POST", "/nodes/replace", body, kind))[0] == code
-        assert nodes.wishes == []
+        assert nodes.asked == []
