@@ -129,7 +129,7 @@ def _list_page() -> Page:
         {"path": path, "methods": methods, "meaning": meaning}
         for path, (methods, meaning) in PAGES.items()
     ]
-    lines = [f"{row['path']:<19}{row['methods']:<18}{row['meaning']}\n" for row in rows]
+    lines = [f"{row['path']:<18}{row['methods']:<18}{row['meaning']}\n" for row in rows]
 
     async def page(request: Request) -> Response:
         if _JSON in request.headers.get("accept", ""):
