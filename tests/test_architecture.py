@@ -1,9 +1,10 @@
-"""The map that a newcomer walks with names every room, and nothing that is not there."""
+"""The map for newcomers names every room and nothing else; the contracts leave nothing out."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -65,3 +66,39 @@ def test_every_file_and_name_is_there(page: Path) -> None:
         place = place_of(path)
         assert place is not None, f"{page.name} names {path}"
         assert not name or name in names_of(place), f"{page.name}: {path} has no {name}"
+
+
+# ---- contracts of imports ----
+
+ABOVE = {"testing", "cli", "node", "server"}
+"""What may see requests."""
+PERFORMS = ABOVE | {"runtime"}
+CLIENTS_MAY_USE = {"protocol", "records", "codec", "ports", "errors", "types"}
+LEAVES = {path.stem for path in PRODUCT.glob("*.py") if path.name != "__init__.py"}
+ALL = LEAVES | {path.parent.name for path in PRODUCT.glob("*/__init__.py")}
+
+
+def contract(name: str, side: str) -> set[str]:
+    """The rooms and leaves that a contract names."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = [contract for contract in settings["contracts"] if contract["name"] == name]
+    return {each.removeprefix("raftmq.") for each in found[side] if each.startswith("raftmq.")}
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "expected"),
+    [
+        ("the deciding code is sans-IO", "source_modules", ALL - PERFORMS),
+        ("one door to kio", "source_modules", ALL - {"protocol"}),
+        ("requests die in handlers", "source_modules", ALL - ABOVE - LEAVES - {"protocol"}),
+        (
+            "the client and the Spark source know nothing of the broker",
+            "forbidden_modules",
+            ALL - CLIENTS_MAY_USE,
+        ),
+    ],
+    ids=["sans-IO", "kio", "requests", "clients"],
+)
+def test_contracts_leave_nothing_out(name: str, side: str, expected: set[str]) -> None:
+    """The order of layers needs no such test: that contract is exhaustive by itself."""
+    assert contract(name, side) == expected

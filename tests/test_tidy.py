@@ -15,12 +15,12 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("raftmq", "client")]
+PERFORMS = {"cli", "node", "runtime", "server", "testing", "config.py", "logs.py"}
 DECIDING = [
     path
     for path in PRODUCT
-    if path.relative_to(ROOT).parts[:2]
-    in {("raftmq", part) for part in ("raft", "log", "protocol", "groups", "cluster")}
-    or path.name in ("records.py", "codec.py", "promise.py", "types.py")
+    if path.relative_to(ROOT).parts[0] == "raftmq"
+    and path.relative_to(ROOT).parts[1] not in PERFORMS
 ]
 BANNED_MODULES = {"time", "random", "os", "socket", "threading", "trio", "asyncio", "subprocess"}
 LINES_MAX = 1000
