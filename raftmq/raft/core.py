@@ -158,12 +158,14 @@ class RaftCore:
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
         self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
-        self.timeout_doublings_floor = (
-            0  # set by the engine while its loop is late, see `election.py`
-        )
+        # Set by the engine while its loop is late, see `election.py`.
+        self.timeout_doublings_floor = 0
 
         self.election: Final = Election(self, random)
-        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
+        self._handlers: Final = self._handlers_by_type()
+
+    def _handlers_by_type(self) -> dict[type, Callable[[Any], None]]:
+        return {
             VoteRequest: self.election.on_vote_request,
             VoteReply: self.election.on_vote_reply,
             PreVoteReply: self.election.on_pre_vote_reply,
