@@ -30,9 +30,8 @@ from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.metadata.engine import DrivenEngine, EngineConfig
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.node.composition import NodeCore
+from raftmq.node.composition import NodeCore, Shutdown
 from raftmq.node.environment import Environment, Links, PeerEvents
-from raftmq.node.shutdown import Shutdown
 from raftmq.partition.batch_opening import InlineBudget
 from raftmq.ports import DiskError, DiskFullError, Runnable
 from raftmq.promise import Promise

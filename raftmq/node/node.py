@@ -23,9 +23,8 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.machine import UnappliableCommandError
-from raftmq.node.composition import NodeCore
+from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
-from raftmq.node.shutdown import HANG_UP_S, Shutdown
 from raftmq.node.status import describe, health
 from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder

@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[2]
 RARE = (
     (stress.rot, "log/repair.py"),
     (stress.indexes, "log/prefetch.py"),
-    (stress.restarts, "node/shutdown.py"),
 )
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
-in time, or that makes a look-up wait; nodes that end in order."""
+in time, or that makes a look-up wait."""
 SEEDS_MAX = 16
 EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
