@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from raftmq.node.composition import NodeCore
-from raftmq.node.diagnostics import not_running
+from raftmq.node.status import not_running
 from raftmq.replication.replica import DISK_FULL
 
 if TYPE_CHECKING:

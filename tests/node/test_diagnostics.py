@@ -12,7 +12,6 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.image import GroupsImage, GroupState
-from raftmq.node.diagnostics import diagnose, not_running, unheld
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.groups import (
@@ -23,6 +22,7 @@ from raftmq.node.metrics.groups import (
     LEFT_OUT,
     group_label,
 )
+from raftmq.node.status import diagnose, not_running, unheld
 from raftmq.ports import DiskError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
