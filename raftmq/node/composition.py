@@ -39,8 +39,7 @@ from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Environment
 from raftmq.node.events import Events
-from raftmq.node.maintenance import run_maintenance
-from raftmq.node.partitions import Partitions, RoleWatch, tell_of_term
+from raftmq.node.partitions import Partitions, RoleWatch, run_maintenance, tell_of_term
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.settings import PartitionSettings
