@@ -501,6 +501,10 @@ class Watcher:
         self._was_leader = is_leader
         self.inner.role_changed(soft)
 
+    def progressed(self) -> None:
+        """The product's machine is told."""
+        self.inner.progressed()
+
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
         """Asked of the product's machine."""
         state: bytes | None = self.inner.state_at(offset, index)

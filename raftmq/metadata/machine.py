@@ -218,6 +218,8 @@ class MetadataMachine:
         self._commit_end = RaftIndex(0)
         self._log: CommittedEntries | None = None
         self._listeners: list[MetadataListener] = []
+        self.on_progress: list[Callable[[], None]] = []
+        """Called when readers of the log may see more."""
         self._recent: deque[LogEntry] = deque()
         self._recent_bytes = 0
         self._kept: dict[Offset, MetadataImage] = {}
@@ -315,6 +317,11 @@ class MetadataMachine:
         """Pass on who leads."""
         for listener in self._listeners:
             listener.role_changed(soft)
+
+    def progressed(self) -> None:
+        """Readers of the log may see more: a flushed end or the log start moved."""
+        for reader in self.on_progress:
+            reader()
 
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
         """The snapshot of the state exactly at `offset`, which is committed.

@@ -388,7 +388,7 @@ class NodeCore:
                 node=plane.self_id,
                 disk=plane.disk,
                 journal=plane.journal,
-                peers=plane.multiraft,
+                host=plane.multiraft,
                 clock=plane.clock,
                 random=plane.random,
                 shared=plane.shared,
@@ -426,6 +426,7 @@ class NodeCore:
             is_internal=True,
         )
         log.attach(replica)
+        self.machine.on_progress.append(log.progressed)
         self.partitions.registry.add_internal(log)
         self.engine.on_image(lambda _before, _after: log.fetches.wake_all())
         self.engine.on_role(log.fetches.wake_all)
@@ -496,7 +497,7 @@ class NodeCore:
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""
         if self.metadata_replica is not None:
-            self.plane.multiraft.touch(self.metadata_replica)
+            self.plane.multiraft.touch(METADATA_GROUP)
 
     def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         return self.plane.links.send(node_id, kind, pieces)

@@ -22,7 +22,7 @@ from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.multiraft import MultiRaft, Stream
-from raftmq.replication.replica import ReplicaConfig
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,

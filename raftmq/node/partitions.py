@@ -171,7 +171,7 @@ class Partitions:
             node=plane.self_id,
             disk=plane.disk,
             journal=plane.journal,
-            peers=plane.multiraft,
+            host=plane.multiraft,
             clock=plane.clock,
             random=plane.random,
             shared=plane.shared,
@@ -442,7 +442,7 @@ class Partitions:
         """Other brokers should hold the partition: a quiescent group must learn of it."""
         replica = self._replicas.get(group)
         if replica is not None:
-            self._plane.multiraft.touch(replica)
+            self._plane.multiraft.touch(replica.group)
 
     def _configure(self, action: UpdateConfigs) -> None:
         partition = self.registry.by_id(action.group.topic_id, action.group.partition)

@@ -148,7 +148,6 @@ class Partition:
         """As `attach`, but the state of producers is still to be rebuilt, by `read_on`."""
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
-        replica.on_progress = self._progressed
         self._opened_end = replica.log_end_offset
         if not self._is_internal:
             self._producers.attach(replica.log)
@@ -748,6 +747,21 @@ class Partition:
             self._producers.led(is_first=self._is_first_leader())
         self.fetches.wake_all()
 
+    def progressed(self) -> None:
+        """The flushed end, here or at a follower, or the log start moved: settle what waits for
+        those. (What waits for the high watermark was settled when it moved.)"""
+        if self._is_closed:
+            return
+        if len(self._produces) or len(self._fsync_produces):
+            self._settle_produces()
+        if len(self._deletes):
+            self._deletes.settle(self.replica.log_start_offset)
+        if len(self.fetches):
+            end = self.readable_end
+            if end > self._shown_end:  # a follower flushed records that it knew to be committed
+                self._shown_end = end
+                self.fetches.wake_all()
+
     def _is_first_leader(self) -> bool:
         log = self.replica.log
         before = LeaderEpoch(self.replica.leader_epoch - 1)
@@ -782,21 +796,6 @@ class Partition:
         self._end_lookups.fail_all(code)
         self._ends.fail_all(code)
         self._deletes.fail_all(code)
-
-    def _progressed(self) -> None:
-        """The flushed end, here or at a follower, or the log start moved: settle what waits for
-        those. (What waits for the high watermark was settled when it moved.)"""
-        if self._is_closed:
-            return
-        if len(self._produces) or len(self._fsync_produces):
-            self._settle_produces()
-        if len(self._deletes):
-            self._deletes.settle(self.replica.log_start_offset)
-        if len(self.fetches):
-            end = self.readable_end
-            if end > self._shown_end:  # a follower flushed records that it knew to be committed
-                self._shown_end = end
-                self.fetches.wake_all()
 
 
 class PartitionRegistry:

@@ -7,7 +7,7 @@ structs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -67,12 +67,7 @@ class LogPort(Protocol):
 
 
 class ReplicaPort(Protocol):
-    """What a partition needs of its replica (`replication/replica.py`).
-
-    `on_progress` is called after what is flushed, here or at a follower, or the log start moved.
-    """
-
-    on_progress: Callable[[], None]
+    """What a partition needs of its replica (`replication/replica.py`)."""
 
     @property
     def log(self) -> LogPort: ...

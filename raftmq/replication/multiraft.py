@@ -264,12 +264,9 @@ class MultiRaft:
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
         self._activate(replica)
-        replica.on_touched = self.touch
-        replica.on_journal_failed = self._journal_failed
-        replica.on_broken_invariant = self.on_broken_invariant
         self._heartbeat_ticks = replica.config.heartbeat_ticks
         self._election_ticks = replica.config.election_ticks
-        self.touch(replica)
+        self.touch(replica.group)
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
         """Let a replica go; the caller closes or deletes its log."""
@@ -315,10 +312,11 @@ class MultiRaft:
             for group, replica in self._active.items()
         )
 
-    def touch(self, replica: Replica) -> None:
-        """Something happened to `replica` from outside (an append, a proposal): drain it, at the
-        end of the current `batch()` or now. One that left is not touched any more."""
-        if self.replicas.get(replica.group) is not replica:
+    def touch(self, group: RaftGroupId) -> None:
+        """Something happened to a replica from outside (an append, a proposal): drain it, at the
+        end of the current `batch()` or now. One that is not registered is left alone."""
+        replica = self.replicas.get(group)
+        if replica is None:
             return
         self._dirty[replica] = None
         self._unquiesce(replica)
@@ -448,7 +446,7 @@ class MultiRaft:
     # ---- the way out ----
 
     def send(self, group: RaftGroupId, message: PeerMessage) -> None:
-        """Send a replica's message (`Peers` of every replica here)."""
+        """Send a replica's message."""
         to = message.to.node_id
         if to == self.node_id:
             return  # this node's earlier storage, which is gone
@@ -522,7 +520,7 @@ class MultiRaft:
             else:
                 replica.flush_failed(error)
             if self.replicas.get(replica.group) is replica:
-                self.touch(replica)
+                self.touch(replica.group)
 
         self._request_flush(job, done)
 
@@ -531,7 +529,7 @@ class MultiRaft:
             if self.has_failed or self._is_closed:
                 return
             if error is not None:
-                self._journal_failed(error)
+                self.journal_failed(error)
                 return
             with self.batch():
                 self._journal.complete(job)
@@ -542,7 +540,7 @@ class MultiRaft:
 
         self._request_flush(job, done)
 
-    def _journal_failed(self, error: DiskError) -> None:
+    def journal_failed(self, error: DiskError) -> None:
         """Votes and terms of every group rest on the journal: the node stops."""
         if self.has_failed:
             return

@@ -1,4 +1,4 @@
-"""What a replica needs around it: its state machine, the way to its peers, its settings."""
+"""What a replica needs: its state machine, the node that runs it, its settings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from attrs import frozen
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.ports import Runnable
+from raftmq.ports import DiskError, Runnable
 from raftmq.raft.core import RaftConfig
 from raftmq.raft.messages import SoftState
+from raftmq.replication.broken_invariants import ReportBroken
 from raftmq.replication.messages import PeerMessage
 from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId
 
@@ -33,6 +34,11 @@ class StateMachine(Protocol):
 
     def role_changed(self, soft: SoftState) -> None:
         """This replica leads, follows another leader, or stopped."""
+        ...
+
+    def progressed(self) -> None:
+        """A flushed end, here or at a follower, or the log start moved. Called after `committed`,
+        once for all that one input caused."""
         ...
 
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
@@ -83,11 +89,23 @@ class SlowRestorer(Protocol):
         ...
 
 
-class Peers(Protocol):
-    """The way out to the other replicas."""
+class ReplicaHost(Protocol):
+    """The node that runs a replica, beside others (`MultiRaft`)."""
+
+    @property
+    def on_broken_invariant(self) -> ReportBroken: ...
 
     def send(self, group: RaftGroupId, message: PeerMessage) -> None:
-        """Send without blocking; may drop when its bounded queue is full."""
+        """Send to another node without blocking; may drop when its bounded queue is full."""
+        ...
+
+    def touch(self, group: RaftGroupId) -> None:
+        """Something happened to the group's replica from outside a `drain`: drain it soon, and end
+        its quiescence."""
+        ...
+
+    def journal_failed(self, error: DiskError) -> None:
+        """The journal that all groups share cannot be written: the node must stop."""
         ...
 
 

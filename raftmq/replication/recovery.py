@@ -23,7 +23,8 @@ from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, never
 from raftmq.raft.membership import Configuration
 from raftmq.replication.catch_up import CatchUp, InlineCatchUp
 from raftmq.replication.durability import JournalFailedError
-from raftmq.replication.replica import Peers, Replica, ReplicaConfig, StateMachine
+from raftmq.replication.ports import ReplicaConfig, ReplicaHost, StateMachine
+from raftmq.replication.replica import Replica
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, RaftIndex, ReplicaId, StorageId
 
 
@@ -34,7 +35,7 @@ class Opening:
     node: ReplicaId
     disk: Disk
     journal: HardStateJournal
-    peers: Peers
+    host: ReplicaHost
     clock: Clock
     random: Random
     shared: Shared | None = None
@@ -163,7 +164,7 @@ class ReplicaOpener:
             self._log,
             opening.journal,
             machine=machine,
-            peers=opening.peers,
+            host=opening.host,
             clock=opening.clock,
             random=opening.random,
             config=config,

@@ -13,6 +13,7 @@ that failed says nothing any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -69,8 +70,8 @@ from raftmq.replication.messages import (
 )
 from raftmq.replication.ports import (
     LogReader,
-    Peers,
     ReplicaConfig,
+    ReplicaHost,
     StateChecker,
     StateMachine,
 )
@@ -86,17 +87,10 @@ from raftmq.types import (
     ReplicaId,
 )
 
-__all__ = ["LogReader", "Peers", "Replica", "ReplicaConfig", "StateMachine"]
-
-
 CLOSE_BYTES: Final = 4 << 20
 """A follower with no more than this to flush takes over at once."""
 DISK_FULL: Final = "disk full"
 """Begins the failure of a replica that stopped for want of space, and may begin again with it."""
-
-
-def _nobody(*_what: object) -> None:
-    """Nobody wants to be told."""
 
 
 def _answer_to_stray(self_id: ReplicaId, message: PeerMessage) -> WrongReplica | None:
@@ -118,7 +112,7 @@ class Replica:
         journal: HardStateJournal,
         *,
         machine: StateMachine,
-        peers: Peers,
+        host: ReplicaHost,
         clock: Clock,
         random: Random,
         config: ReplicaConfig,
@@ -133,7 +127,12 @@ class Replica:
         self.config = config
         self.failure: str | None = None
         self.place = JournalPlace(journal, group, self_id.storage_id)
-        self._peers = peers
+        self._host = host
+        self.on_broken_invariant: ReportBroken = host.on_broken_invariant  # for `reports_bugs`
+        self.send: Callable[[PeerMessage], None] = partial(host.send, group)
+        """Send to another replica of this group."""
+        self.touch: Callable[[], None] = partial(host.touch, group)
+        """Ask to be drained: something is to be done, and a quiescent group has to hear of it."""
         self._clock = clock
         self._random = random
         self._buggify = buggify
@@ -150,7 +149,7 @@ class Replica:
             log,
             self._repairer.look,
             lambda error: self.fail(f"read failed: {error}"),
-            lambda: self.on_touched(self),
+            self.touch,
             catch_up,
         )
         self._prewritten_end = RaftIndex(0)
@@ -160,11 +159,7 @@ class Replica:
         commit = min(RaftIndex(self.place.state.commit_end), log.flushed_end)
         self._commit_end = max(commit, log.log_start.index)
         self.high_watermark = log.offset_of(self._commit_end)
-        self.on_touched: Callable[[Replica], None] = _nobody
-        self.on_broken_invariant: ReportBroken = _nobody
-        self.on_progress: Callable[[], None] = _nobody
         self.has_progressed = False  # what is flushed anywhere, or the log start, moved
-        self.on_journal_failed: Callable[[DiskError], None] = _nobody
         self._has_started = False
         if isinstance(machine, LogReader):
             machine.attach_log(log)
@@ -229,7 +224,7 @@ class Replica:
         assert entry.start == start, "core and log disagree about the log's end"
         self._prewritten_end = entry.end
         self._appended(entry)
-        self.on_touched(self)
+        self.touch()
         return base_offset
 
     @reports_bugs
@@ -244,7 +239,7 @@ class Replica:
             raise NotLeaderError("the new leader has not committed in its term yet")
         assert target <= self.high_watermark, "only committed records may be dropped"
         entry = self.core.propose(encode_proposal(target), 1, EntryKind.LOG_START)
-        self.on_touched(self)
+        self.touch()
         return entry
 
     @reports_bugs
@@ -256,7 +251,7 @@ class Replica:
         """
         self._check_may_propose()
         entry = self.core.propose_membership(configuration)
-        self.on_touched(self)
+        self.touch()
         return entry
 
     @reports_bugs
@@ -270,7 +265,7 @@ class Replica:
                     self.core.transfer_leadership(voter)
                 except KafkaError:
                     return False  # damaged there, say
-                self.on_touched(self)
+                self.touch()
                 return True
         return False
 
@@ -281,7 +276,7 @@ class Replica:
         if not self.is_leader:
             return Promise.failed(NotLeaderError())
         promise = self._barriers.add()
-        self.on_touched(self)
+        self.touch()
         return promise
 
     def step(self, message: PeerMessage) -> None:
@@ -359,7 +354,7 @@ class Replica:
         """Stand for election now, as the preferred leader of a new group does."""
         if self.failure is None and self.leader is None:
             self.core.stand()
-            self.on_touched(self)
+            self.touch()
 
     # ---- heartbeats that change nothing ----
     #
@@ -425,7 +420,7 @@ class Replica:
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
         if self.quiescence.is_quiescent:
-            self.on_touched(self)  # the others must not stay quiescent on its word
+            self.touch()  # the others must not stay quiescent on its word
 
     def retire(self) -> None:
         """Let go of the parts that know this replica, once it failed and was unregistered.
@@ -438,7 +433,6 @@ class Replica:
         self.quiescence.retire()
         self._moves.retire()
         del self._source, self._repairer, self._installing, self._retention, self.machine
-        self.on_touched = self.on_progress = _nobody
 
     # ---- effects ----
 
@@ -458,7 +452,7 @@ class Replica:
         if self._outbox.held:
             ends = self.place.flushed_sequence, self.log.flushed_end, self.core.term
             for message in self._outbox.release(*ends):
-                self._peers.send(self.group, message)
+                self.send(message)
         if self._barriers.waiting:
             self._barriers.begin(self.core)
             self._perform_all()
@@ -467,7 +461,7 @@ class Replica:
             self.has_progressed = False
             if self.log.flushed_end > self.place.state.flushed_end:
                 self._claim()  # lazy in any case, so not before what others wait for
-            self.on_progress()
+            self.machine.progressed()
 
     def _perform_all(self) -> None:
         while self.failure is None and (ready := self.core.ready()) is not None:
@@ -509,7 +503,7 @@ class Replica:
             self.fail(f"write failed: {error}")
             return
         for message in ready.send_now:
-            self._peers.send(self.group, message)
+            self.send(message)
         for message in ready.send_after_flush:
             self._outbox.hold(message, self.place.sequence, self.log.end_index)
         if ready.soft_state is not None:
@@ -583,7 +577,7 @@ class Replica:
 
     def _journal_failed(self, error: DiskError) -> None:
         self.fail(str(error))
-        self.on_journal_failed(error)
+        self._host.journal_failed(error)
 
     # ---- the core ----
 
@@ -695,15 +689,7 @@ class Replica:
     def damage_found(self) -> None:
         """The log learned of damage: suspend, and have it repaired even in quiescence."""
         self._repairer.look()
-        self.on_touched(self)
-
-    def touch(self) -> None:
-        """Ask to be drained: something is to be done, and a quiescent group has to hear of it."""
-        self.on_touched(self)
-
-    def send(self, message: PeerMessage) -> None:
-        """Send to another replica of this group."""
-        self._peers.send(self.group, message)
+        self.touch()
 
     # ---- what others may read at any time, without effect ----
     #

@@ -40,8 +40,8 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
-from raftmq.replication.replica import ReplicaConfig
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,
@@ -194,7 +194,7 @@ class WorldNode:
                 node=self_id,
                 disk=disk,
                 journal=journal,
-                peers=self.multiraft,
+                host=self.multiraft,
                 clock=self.clock,
                 random=self.random,
                 shared=Shared.make(disk),
@@ -211,7 +211,7 @@ class WorldNode:
         self.replica = replica
         self.engine.first_voters = world.voters
         self.engine.attach(replica)
-        self.engine.wake = lambda: self.multiraft.touch(replica)
+        self.engine.wake = lambda: self.multiraft.touch(replica.group)
         self.control = ControlPlane(
             BrokerInfo(
                 self_id, "world", None, (), () if self.ranges is OLDER else named(self.ranges)

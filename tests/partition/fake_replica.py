@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -207,7 +207,6 @@ class FakeReplica:
         self.refusal: Exception | None = None
         self.damage_count = 0
         self.barrier: Promise[RaftIndex] = Promise.resolved(RaftIndex(0))
-        self.on_progress: Callable[[], None] = lambda: None
 
     def damage_found(self) -> None:
         self.damage_count += 1
@@ -265,7 +264,7 @@ class FakeReplica:
         for voter in self.voters[:count]:
             self.flushed[voter] = end
         self.log.flushed_end_offset = Offset(end)
-        self.on_progress()
+        self.partition.progressed()
 
     def commit(self, end: int, count: int = 2) -> None:
         """A majority flushed all below `end`."""
@@ -285,7 +284,7 @@ class FakeReplica:
             state=state,
         )
         self.log.batches = [row for row in self.log.batches if row[0].next_offset > offset]
-        self.on_progress()
+        self.partition.progressed()
 
     def follow(self, leader: ReplicaId | None = REPLICAS[1]) -> None:
         """Leadership goes to another."""

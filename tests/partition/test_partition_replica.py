@@ -76,7 +76,7 @@ class Node:
                 node=SELF,
                 disk=disk,
                 journal=journal,
-                peers=self.multiraft,
+                host=self.multiraft,
                 clock=clock,
                 random=Random(1),
             ),

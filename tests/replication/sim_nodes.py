@@ -79,6 +79,9 @@ class Machine:
     def role_changed(self, soft: SoftState) -> None:
         """Nothing comes of it."""
 
+    def progressed(self) -> None:
+        """Nothing comes of it."""
+
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
         """All that was before."""
         return b"%d" % index
@@ -188,7 +191,7 @@ class SimNode:
             node=ReplicaId(self.node_id, self.storage_id),
             disk=self.disk,
             journal=self.journal,
-            peers=self.multiraft,
+            host=self.multiraft,
             clock=self.clock,
             random=self._random,
             shared=Shared.make(self.disk),

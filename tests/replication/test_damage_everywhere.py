@@ -129,7 +129,7 @@ def test_the_batch_that_the_log_start_lies_within_is_mended() -> None:
     cluster.settle()
     leader = cluster.replica(cluster.leader)
     leader.move_log_start(Offset(7))
-    leader.on_touched(leader)
+    leader.touch()
     cluster.until(lambda: all(cluster.replica(n).log_start_offset == 7 for n in cluster.nodes))
     cluster.settle()
     node = cluster.followers()[0]

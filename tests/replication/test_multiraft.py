@@ -38,8 +38,9 @@ from raftmq.replication.messages import (
     encode_several,
 )
 from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
-from raftmq.replication.replica import Replica, ReplicaConfig
+from raftmq.replication.replica import Replica
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,
@@ -85,7 +86,7 @@ class Node:
             node=A,
             disk=self.disk,
             journal=self.journal,
-            peers=self.multiraft,
+            host=self.multiraft,
             clock=FakeClock(),
             random=Random(2),
         )
@@ -441,6 +442,6 @@ def test_what_stops_the_node_says_why(
     monkeypatch.setattr(Replica, "drain", raising)
     replica = next(iter(node.multiraft.replicas.values()))
     with pytest.raises(type(error)):
-        node.multiraft.touch(replica)
+        node.multiraft.touch(replica.group)
     assert len(reasons) == 1
     assert re.search(says, reasons[0])

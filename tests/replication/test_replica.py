@@ -153,7 +153,7 @@ class TestIdentity:
             cluster.replica(cluster.followers()[0]),
         )
         said: list[object] = []
-        follower._peers = type("P", (), {"send": lambda _self, _group, m: said.append(m)})()  # type: ignore[assignment]
+        follower.send = said.append
         other = ReplicaId(follower.self_id.node_id, StorageId(12345))
         term = follower.core.term + 5
         follower.step(Heartbeat(term, leader.self_id, other, RaftIndex(0), 1))  # type: ignore[arg-type]

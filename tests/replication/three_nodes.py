@@ -79,7 +79,7 @@ class ThreeNodes:
                 node=self_id,
                 disk=disk,
                 journal=journal,
-                peers=multiraft,
+                host=multiraft,
                 clock=self.clock,
                 random=Random(node_id),
             ),

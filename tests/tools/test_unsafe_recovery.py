@@ -14,11 +14,13 @@ from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.records import parse_header, read_records
+from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
-from raftmq.replication.replica import Replica, ReplicaConfig
+from raftmq.replication.replica import Replica
 from raftmq.tools.unsafe_recovery import (
     TERM_STEP,
     Findings,
@@ -216,7 +218,7 @@ def leads(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> Replica:
         node=ME,
         disk=disk,
         journal=journal,
-        peers=_Nobody(),
+        host=_Alone(),
         clock=FakeClock(),
         random=Random(2),
     )
@@ -257,6 +259,9 @@ class Silent:
     def role_changed(self, soft: SoftState) -> None:
         """Fine."""
 
+    def progressed(self) -> None:
+        """Fine."""
+
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
         return b""
 
@@ -264,9 +269,20 @@ class Silent:
         """Fine."""
 
 
-class _Nobody:
+class _Alone:
+    """The node of a replica without peers, which the test drains itself."""
+
+    def on_broken_invariant(self, reason: str) -> None:
+        pytest.fail(reason)
+
     def send(self, group: RaftGroupId, message: object) -> None:
-        """There is nobody."""
+        """There are no peers."""
+
+    def touch(self, group: RaftGroupId) -> None:
+        """The test drains."""
+
+    def journal_failed(self, error: DiskError) -> None:
+        pytest.fail(str(error))
 
 
 def values_of(log: ReplicatedLog) -> list[bytes]:
@@ -444,7 +460,7 @@ def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
     disk.sync_directory(f"data/topics/t-{TOPIC}")
     journal = open_journal(disk, is_expected=True)
     opening = Opening(
-        node=ME, disk=disk, journal=journal, peers=_Nobody(), clock=FakeClock(), random=Random(5)
+        node=ME, disk=disk, journal=journal, host=_Alone(), clock=FakeClock(), random=Random(5)
     )
     disk.make_directories(folder_of(1))
     lost = open_replica(
