@@ -251,7 +251,7 @@ class PeerFrameMaker:
 
 BROKER_REQUESTS: Final = (
     broker.BarrierRequest,
-    broker.JoinRequest,
+    broker.AdmissionRequest,
     broker.BrokerHeartbeat,
     broker.LeaderUpdate,
     broker.MoveLeadership,

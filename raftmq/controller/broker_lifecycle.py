@@ -17,8 +17,8 @@ from attrs import frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import (
+    AdmissionRequest,
     BrokerHeartbeat,
-    JoinRequest,
     Reply,
     encode,
     read_reply,
@@ -218,7 +218,7 @@ class BrokerLifecycle:
         self, node_id: NodeId, *, is_member: bool = False, is_hint: bool = False
     ) -> None:
         replica_id = self._info.replica_id
-        request = JoinRequest(replica_id.node_id, replica_id.storage_id, is_member)
+        request = AdmissionRequest(replica_id.node_id, replica_id.storage_id, is_member)
 
         def done(promise: Promise[bytes]) -> None:
             reply = read_reply(promise)

@@ -28,11 +28,11 @@ from raftmq.metadata.broker_messages import (
     FORMAT_MAX,
     AdminCall,
     AdminRequest,
+    AdmissionRequest,
     BarrierRequest,
     BrokerHeartbeat,
     ContactRequest,
     ForwardCommands,
-    JoinRequest,
     LeaderUpdate,
     MoveLeadership,
     Outcomes,
@@ -301,7 +301,7 @@ class ControlPlane:
                 if request.node_id != sender:
                     raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self.controller.heartbeat(request))
-            case JoinRequest():
+            case AdmissionRequest():
                 if request.node_id != sender:
                     raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self._admit(request))
@@ -434,7 +434,7 @@ class ControlPlane:
 
     # ---- inside ----
 
-    def _admit(self, request: JoinRequest) -> Reply:
+    def _admit(self, request: AdmissionRequest) -> Reply:
         if request.is_member and self.engine.is_leader:
             return self._tell_standing(request.node_id)
         try:

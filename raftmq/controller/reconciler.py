@@ -48,7 +48,7 @@ class UpdateConfigs:
 
 
 @frozen(slots=True)
-class UpdateWish:
+class UpdateTarget:
     """Other brokers should hold the partition: its leader makes it so, one member at a time."""
 
     name: TopicPartition
@@ -65,7 +65,7 @@ class Quarantine:
     partition: int
 
 
-Action: TypeAlias = StartReplica | StopReplica | UpdateConfigs | UpdateWish | Quarantine
+Action: TypeAlias = StartReplica | StopReplica | UpdateConfigs | UpdateTarget | Quarantine
 
 
 def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> list[Action]:
@@ -153,4 +153,4 @@ def _partition_actions(
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)
     if old is not None and (old.replicas, old.voters) != (partition.replicas, partition.voters):
-        yield UpdateWish(name, group, partition.replicas, partition.voters)
+        yield UpdateTarget(name, group, partition.replicas, partition.voters)

@@ -37,7 +37,7 @@ from raftmq.metadata.commands import (
     ExpireOffsets,
     GroupCommand,
 )
-from raftmq.metadata.image import GroupState, OffsetMap
+from raftmq.metadata.image import GroupImage, OffsetMap
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -133,7 +133,7 @@ def describe_live(group: Group) -> GroupDescription:
     )
 
 
-def describe_saved(state: GroupState) -> GroupDescription:
+def describe_saved(state: GroupImage) -> GroupDescription:
     """A group that nobody has spoken to since its coordinator went."""
     return GroupDescription(
         ErrorCode.NONE,

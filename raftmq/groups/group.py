@@ -1,9 +1,9 @@
 """One consumer group as its coordinator sees it: the classic protocol's state machine.
 
 Owns members, their parked JoinGroup and SyncGroup requests, and the deadlines. Pure: time comes in
-as monotonic milliseconds, answers and commands go out by `take_work`, performed by the coordinator
-*after* a step is complete. It never says that a generation stands: SyncGroup stays parked until the
-`Generation` command with its assignments was applied (`generation_applied`).
+as monotonic milliseconds, answers and commands go out by `take_effects`, and the coordinator
+performs them *after* a step is complete. It never says that a generation stands: SyncGroup stays
+parked until the `Generation` command with its assignments was applied (`generation_applied`).
 
 Invariants: the phase changes only as TRANSITIONS allows, in `_enter`; the generation only rises; a
 parked request is answered exactly once; in CompletingRebalance no member knows its assignment.
@@ -19,6 +19,7 @@ from attrs import define, field
 from raftmq.errors import ErrorCode
 from raftmq.groups.membership import (
     TRANSITIONS,
+    Effects,
     GroupConfig,
     JoinedMember,
     JoinRequest,
@@ -26,12 +27,11 @@ from raftmq.groups.membership import (
     Member,
     Phase,
     SyncResult,
-    Work,
     common_protocols,
 )
 from raftmq.groups.offsets import is_same_subscription
 from raftmq.metadata.commands import Generation, GroupMember, ReplaceMember
-from raftmq.metadata.image import GroupState
+from raftmq.metadata.image import GroupImage
 from raftmq.promise import Promise
 
 
@@ -55,10 +55,10 @@ class Group:
     _rebalance_by_ms: float = 0.0
     _sync_by_ms: float | None = None
     _stored_generation: int = 0  # the last one that the metadata group knows
-    _work: Work = field(factory=Work)
+    _effects: Effects = field(factory=Effects)
 
     @classmethod
-    def load(cls, state: GroupState, config: GroupConfig, now_ms: float) -> Group:
+    def load(cls, state: GroupImage, config: GroupConfig, now_ms: float) -> Group:
         """Go on with a persisted generation; every member gets a full session timeout."""
         group = cls(
             state.name,
@@ -89,10 +89,10 @@ class Group:
             group.members[saved.member_id] = member
         return group
 
-    def take_work(self) -> Work:
+    def take_effects(self) -> Effects:
         """What the last steps left to do."""
-        work, self._work = self._work, Work()
-        return work
+        effects, self._effects = self._effects, Effects()
+        return effects
 
     def static_member(self, instance_id: str) -> Member | None:
         """The member of that group.instance.id."""
@@ -240,7 +240,7 @@ class Group:
             self._park_join(known, request, promise, now_ms)
             self._rebalance(now_ms)
             return
-        self._work.commands.append(
+        self._effects.commands.append(
             ReplaceMember(
                 group=self.name,
                 coordinator_epoch=self.coordinator_epoch,
@@ -340,7 +340,7 @@ class Group:
         self.quiet_since_ms = now_ms
         self._sync_by_ms = None
         self._enter(Phase.EMPTY)
-        self._work.commands.append(self._generation_command({}))
+        self._effects.commands.append(self._generation_command({}))
 
     def _select_protocol(self) -> str:
         """Each member votes for the first of its protocols that all speak; most votes win."""
@@ -422,7 +422,7 @@ class Group:
             self._answer(member.sync, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync = promise
         if member.member_id == self.leader and is_first:
-            self._work.commands.append(self._generation_command(assignments))
+            self._effects.commands.append(self._generation_command(assignments))
 
     def _generation_command(self, assignments: dict[str, bytes]) -> Generation:
         return Generation(
@@ -615,7 +615,7 @@ class Group:
         return member, ErrorCode.NONE
 
     def _answer(self, promise: Promise[Any], result: Any) -> None:
-        self._work.answers.append((promise, result))
+        self._effects.answers.append((promise, result))
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"

@@ -155,7 +155,7 @@ class Member:
 
 
 @define(slots=True)
-class Work:
+class Effects:
     """What a step leaves to do: commands to propose first, then answers to give."""
 
     commands: list[GroupCommand] = field(factory=list)

@@ -32,7 +32,7 @@ from raftmq.metadata.commands import (
     ExpiredOffset,
     GroupCommand,
 )
-from raftmq.metadata.image import GroupState
+from raftmq.metadata.image import GroupImage
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 
@@ -234,7 +234,7 @@ def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozens
     return frozenset(topics)
 
 
-def expired_offsets(state: GroupState, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
+def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
     """Offsets that nobody used for `retention_ms`, sorted by partition.
 
     With members, only topics to which none subscribes; without, everything once the group has been
@@ -262,7 +262,7 @@ def expired_offsets(state: GroupState, now_ms: int, retention_ms: int) -> tuple[
     return tuple(expired)
 
 
-def is_undated(state: GroupState) -> bool:
+def is_undated(state: GroupImage) -> bool:
     """True when nobody could tell yet since when some of the group's offsets are unused."""
     if state.offsets and not state.members and state.changed_at_ms == UNDATED:
         return True

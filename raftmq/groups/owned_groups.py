@@ -299,13 +299,13 @@ class OwnedGroups:
 
     def _perform(self, group: Group) -> None:
         """Propose and answer what the state machine left to do."""
-        work = group.take_work()
-        for command in work.commands:
+        effects = group.take_effects()
+        for command in effects.commands:
             self.commits.flush(group.name)  # made in the generation before
             if isinstance(command, Generation):
                 command = msgspec.structs.replace(command, timestamp_ms=self._stamp_ms())
             self._propose(command).when_done(partial(self._stored, group, command))
-        for promise, result in work.answers:
+        for promise, result in effects.answers:
             promise.resolve(result)
         self._watch(group)
 

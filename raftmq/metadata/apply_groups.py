@@ -41,8 +41,8 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.image import (
     NO_COORDINATOR,
     NO_OFFSETS,
+    GroupImage,
     GroupsImage,
-    GroupState,
     LiveEpoch,
     OffsetMap,
     holder,
@@ -99,7 +99,7 @@ def remove_topics(image: GroupsImage, names: Iterable[str]) -> GroupsImage:
 def _claim(image: GroupsImage, command: ClaimGroup, live_epoch: LiveEpoch) -> Applied:
     if live_epoch(command.node_id) != command.broker_epoch:
         return image, Rejection(ErrorCode.STALE_BROKER_EPOCH, "the claimer is fenced")
-    group = image.get(command.group) or GroupState(name=command.group)
+    group = image.get(command.group) or GroupImage(name=command.group)
     current = holder(group, live_epoch)
     if current is not None and current != command.node_id:
         return image, Rejection(ErrorCode.NOT_COORDINATOR, f"broker {current} holds the claim")
@@ -114,7 +114,7 @@ def _claim(image: GroupsImage, command: ClaimGroup, live_epoch: LiveEpoch) -> Ap
 
 
 def _release(
-    image: GroupsImage, group: GroupState, command: ReleaseGroup, live_epoch: LiveEpoch
+    image: GroupsImage, group: GroupImage, command: ReleaseGroup, live_epoch: LiveEpoch
 ) -> Applied:
     successor_epoch = live_epoch(command.successor)
     # A new coordinator epoch fences the old holder; the successor claims before it serves.
@@ -128,7 +128,7 @@ def _release(
     return attrs.evolve(image.with_group(released), last_epoch=epoch), GroupDone()
 
 
-def _complete_generation(image: GroupsImage, group: GroupState, command: Generation) -> Applied:
+def _complete_generation(image: GroupsImage, group: GroupImage, command: Generation) -> Applied:
     if command.generation <= group.generation:
         return image, Rejection(
             ErrorCode.ILLEGAL_GENERATION, f"generation {group.generation} is complete already"
@@ -145,7 +145,7 @@ def _complete_generation(image: GroupsImage, group: GroupState, command: Generat
     return image.with_group(completed), GroupDone()
 
 
-def _replace_member(image: GroupsImage, group: GroupState, command: ReplaceMember) -> Applied:
+def _replace_member(image: GroupsImage, group: GroupImage, command: ReplaceMember) -> Applied:
     old = group.static_member(command.instance_id)
     if command.generation != group.generation:
         return image, Rejection(ErrorCode.ILLEGAL_GENERATION)
@@ -167,7 +167,7 @@ def _replace_member(image: GroupsImage, group: GroupState, command: ReplaceMembe
     return image.with_group(replaced), GroupDone()
 
 
-def _commit(image: GroupsImage, group: GroupState, command: CommitOffsets) -> Applied:
+def _commit(image: GroupsImage, group: GroupImage, command: CommitOffsets) -> Applied:
     rejection = check_commit(group, command.generation, command.member_id, command.instance_id)
     if rejection is not None:
         return image, rejection
@@ -180,7 +180,7 @@ def _commit_many(image: GroupsImage, command: CommitMany) -> Applied:
     return attrs.evolve(image, groups=groups.finish()), CommitsDone(codes)
 
 
-def commit_plainly(groups: MapMutation[str, GroupState], commit: CommitOffsets) -> ErrorCode:
+def commit_plainly(groups: MapMutation[str, GroupImage], commit: CommitOffsets) -> ErrorCode:
     """One commit among several; NONE when it was kept."""
     group = current_group(groups, commit)
     if isinstance(group, ErrorCode):
@@ -193,8 +193,8 @@ def commit_plainly(groups: MapMutation[str, GroupState], commit: CommitOffsets) 
 
 
 def current_group(
-    groups: MapMutation[str, GroupState], commit: CommitOffsets
-) -> GroupState | ErrorCode:
+    groups: MapMutation[str, GroupImage], commit: CommitOffsets
+) -> GroupImage | ErrorCode:
     """The group of a commit, if that was made under its present coordinator epoch."""
     group = groups.get(commit.group)
     if (
@@ -206,7 +206,7 @@ def current_group(
     return group
 
 
-def _with_offsets(group: GroupState, command: CommitOffsets) -> GroupState:
+def _with_offsets(group: GroupImage, command: CommitOffsets) -> GroupImage:
     offsets = group.offsets.mutate()
     for entry in command.offsets:
         offsets[TopicPartition(entry.topic, entry.partition)] = entry
@@ -218,7 +218,7 @@ def _with_offsets(group: GroupState, command: CommitOffsets) -> GroupState:
 
 
 def check_commit(
-    group: GroupState, generation: int, member_id: str, instance_id: str | None
+    group: GroupImage, generation: int, member_id: str, instance_id: str | None
 ) -> Rejection | None:
     """Why these credentials may not commit, if so."""
     if generation < 0 and not group.members:
@@ -234,13 +234,13 @@ def check_commit(
     return None
 
 
-def _delete_offsets(image: GroupsImage, group: GroupState, command: DeleteOffsets) -> Applied:
+def _delete_offsets(image: GroupsImage, group: GroupImage, command: DeleteOffsets) -> Applied:
     gone = [TopicPartition(*at) for at in command.partitions]
     after = attrs.evolve(group, offsets=_without(group.offsets, gone))
     return image.with_group(_without_pending(after, gone)), GroupDone()
 
 
-def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffsets) -> Applied:
+def _expire_offsets(image: GroupsImage, group: GroupImage, command: ExpireOffsets) -> Applied:
     expired: list[TopicPartition] = []
     for entry in command.expired:
         at = TopicPartition(entry.topic, entry.partition)
@@ -257,7 +257,7 @@ def _expire_offsets(image: GroupsImage, group: GroupState, command: ExpireOffset
     ), GroupDone()
 
 
-def check_transactional_commit(group: GroupState, commit: CommitOffsets) -> Rejection | None:
+def check_transactional_commit(group: GroupImage, commit: CommitOffsets) -> Rejection | None:
     """Why these credentials may not commit within a transaction, if so.
 
     One that names no member at all may, also where the group has members: older clients name none.
@@ -268,14 +268,14 @@ def check_transactional_commit(group: GroupState, commit: CommitOffsets) -> Reje
 
 
 def pend(
-    group: GroupState, producer_id: int, entries: Mapping[TopicPartition, CommittedOffset]
-) -> GroupState:
+    group: GroupImage, producer_id: int, entries: Mapping[TopicPartition, CommittedOffset]
+) -> GroupImage:
     """These offsets are pending until the producer's running transaction is decided."""
     mine = group.pending.get(producer_id, NO_OFFSETS).update(entries)
     return attrs.evolve(group, pending=group.pending.set(producer_id, mine)) if mine else group
 
 
-def settle_pending(group: GroupState, producer_id: int, is_commit: bool) -> GroupState:
+def settle_pending(group: GroupImage, producer_id: int, is_commit: bool) -> GroupImage:
     """The producer's running transaction is decided: its offsets are visible now, or gone."""
     mine = group.pending.get(producer_id)
     if mine is None:
@@ -284,7 +284,7 @@ def settle_pending(group: GroupState, producer_id: int, is_commit: bool) -> Grou
     return attrs.evolve(group, offsets=offsets, pending=group.pending.delete(producer_id))
 
 
-def _without_pending(group: GroupState, gone: Iterable[TopicPartition]) -> GroupState:
+def _without_pending(group: GroupImage, gone: Iterable[TopicPartition]) -> GroupImage:
     gone = [*gone]
     pending = group.pending
     for producer_id, mine in group.pending.items():
@@ -296,7 +296,7 @@ def _without_pending(group: GroupState, gone: Iterable[TopicPartition]) -> Group
     return group if pending is group.pending else attrs.evolve(group, pending=pending)
 
 
-def _dated(group: GroupState, now_ms: int) -> GroupState:
+def _dated(group: GroupImage, now_ms: int) -> GroupImage:
     offsets = group.offsets.mutate()
     for at, saved in group.offsets.items():
         if saved.timestamp_ms == UNDATED:

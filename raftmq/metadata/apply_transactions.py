@@ -49,7 +49,7 @@ from raftmq.metadata.commands import (
     RowsDone,
     TransactionRows,
 )
-from raftmq.metadata.image import GroupState, MetadataImage
+from raftmq.metadata.image import GroupImage, MetadataImage
 from raftmq.metadata.transactions import (
     EPOCH_LAST,
     NOBODY,
@@ -128,10 +128,10 @@ class Draft:
         self.decided = known.decided.mutate()
         self._last_decision = known.last_decision
         self._next_producer_id = image.next_producer_id
-        self._groups: MapMutation[str, GroupState] | None = None
+        self._groups: MapMutation[str, GroupImage] | None = None
 
     @property
-    def groups(self) -> MapMutation[str, GroupState]:
+    def groups(self) -> MapMutation[str, GroupImage]:
         """Groups, as `GroupsImage` has them."""
         if self._groups is None:
             self._groups = self.image.groups.groups.mutate()

@@ -42,7 +42,7 @@ class BarrierRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Up to where must I have applied to have seen all that was committed before this?"""
 
 
-class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Let me follow the metadata log as a learner (an observer).
 
     `is_member`: I follow it already as far as I know, but nobody leads me. What became of me?
@@ -94,13 +94,13 @@ class ContactRequest(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class QuorumRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To the controller: how far is every member of the metadata group (`quorum_state.py`)?"""
+    """To the controller: how far is every member of the metadata group (`QuorumState`)?"""
 
 
 Request: TypeAlias = (
     ForwardCommands
     | BarrierRequest
-    | JoinRequest
+    | AdmissionRequest
     | BrokerHeartbeat
     | AdminCall
     | LeaderUpdate

@@ -135,7 +135,7 @@ NO_OFFSETS: Final[OffsetMap] = Map()
 
 
 @frozen(slots=True)
-class GroupState:
+class GroupImage:
     """One group: who coordinates it, its last complete generation, its offsets."""
 
     name: str
@@ -177,10 +177,10 @@ class GroupState:
 class GroupsImage:
     """All groups, and the last coordinator epoch that was given."""
 
-    groups: Map[str, GroupState] = Map()
+    groups: Map[str, GroupImage] = Map()
     last_epoch: int = 0
 
-    def get(self, name: str) -> GroupState | None:
+    def get(self, name: str) -> GroupImage | None:
         """The group of that name."""
         return self.groups.get(name)
 
@@ -188,12 +188,12 @@ class GroupsImage:
         """All groups, sorted: a Map's own order differs from process to process."""
         return sorted(self.groups)
 
-    def with_group(self, group: GroupState) -> GroupsImage:
+    def with_group(self, group: GroupImage) -> GroupsImage:
         """The same with another state of one group."""
         return evolve(self, groups=self.groups.set(group.name, group))
 
 
-def holder(group: GroupState | None, live_epoch: LiveEpoch) -> NodeId | None:
+def holder(group: GroupImage | None, live_epoch: LiveEpoch) -> NodeId | None:
     """Who coordinates the group: the claim's holder while its commands would be accepted."""
     if group is None or group.coordinator == NO_COORDINATOR:
         return None

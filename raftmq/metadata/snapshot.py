@@ -27,8 +27,8 @@ from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,
+    GroupImage,
     GroupsImage,
-    GroupState,
     MetadataImage,
     PartitionImage,
     RemovalImage,
@@ -135,7 +135,7 @@ class SnapshotEncoder:
 
     def __init__(self) -> None:
         self._topics: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
-        self._groups: dict[str, tuple[GroupState, msgspec.Raw]] = {}
+        self._groups: dict[str, tuple[GroupImage, msgspec.Raw]] = {}
         self._warming: Iterator[None] | None = None
 
     def warm(self, image: MetadataImage, parts_max: int) -> bool:
@@ -203,7 +203,7 @@ class SnapshotEncoder:
             self._topics[topic.name] = known
         return known[1]
 
-    def _group(self, group: GroupState) -> msgspec.Raw:
+    def _group(self, group: GroupImage) -> msgspec.Raw:
         known = self._groups.get(group.name)
         if known is None or known[0] is not group:
             known = group, msgspec.Raw(msgspec.msgpack.encode(_to_group_record(group)))
@@ -357,7 +357,7 @@ def _read_broker(row: _BrokerRow) -> BrokerImage:
     )
 
 
-def _to_group_record(group: GroupState) -> _GroupRecord:
+def _to_group_record(group: GroupImage) -> _GroupRecord:
     return _GroupRecord(
         name=group.name,
         coordinator=group.coordinator,
@@ -373,8 +373,8 @@ def _to_group_record(group: GroupState) -> _GroupRecord:
     )
 
 
-def _from_group_record(record: _GroupRecord) -> GroupState:
-    return GroupState(
+def _from_group_record(record: _GroupRecord) -> GroupImage:
+    return GroupImage(
         name=record.name,
         coordinator=NodeId(record.coordinator),
         coordinator_broker_epoch=record.coordinator_broker_epoch,

@@ -29,7 +29,7 @@ from raftmq.controller.reconciler import (
     StartReplica,
     StopReplica,
     UpdateConfigs,
-    UpdateWish,
+    UpdateTarget,
     at_start,
     reconcile,
 )
@@ -291,7 +291,7 @@ class Partitions:
                 await self._stop(action)
             elif isinstance(action, UpdateConfigs):
                 self._configure(action)
-            elif isinstance(action, UpdateWish):
+            elif isinstance(action, UpdateTarget):
                 self._follow(action.group)
             elif isinstance(action, Quarantine):
                 self._quarantine(action)

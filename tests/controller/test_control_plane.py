@@ -11,11 +11,11 @@ from raftmq.controller.broker_lifecycle import UNLED_MS, BrokerInfo, BrokerLifec
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import (
     FORMAT_MAX,
+    AdmissionRequest,
     AlterConfigsCall,
     BrokerHeartbeat,
     CreateTopicsCall,
     DeleteTopicsCall,
-    JoinRequest,
     NewTopic,
     Reply,
     decode_request,
@@ -179,7 +179,7 @@ def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() 
     cluster = MetadataCluster.formed(3)
     cluster.elect(3)
     cluster.run(300)
-    answer = cluster.nodes[1].control.receive(NodeId(4), encode(JoinRequest(NodeId(4), 104)))
+    answer = cluster.nodes[1].control.receive(NodeId(4), encode(AdmissionRequest(NodeId(4), 104)))
     learned: list[tuple[NodeId, str]] = []
 
     class OnlyFirst:
@@ -218,7 +218,7 @@ def test_a_joiner_whose_file_does_not_name_the_controller_is_told_where_it_is() 
 
 
 def _ask_standing(cluster: MetadataCluster, asked: int, node_id: int) -> Reply:
-    request = JoinRequest(NodeId(node_id), 100 + node_id, is_member=True)
+    request = AdmissionRequest(NodeId(node_id), 100 + node_id, is_member=True)
     answer = cluster.nodes[asked].control.receive(NodeId(node_id), encode(request))
     reply = read_reply(answer)
     assert reply is not None
@@ -257,7 +257,7 @@ def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
 
         def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
-            assert isinstance(request, JoinRequest)
+            assert isinstance(request, AdmissionRequest)
             asked.append((node_id, request.is_member))
             if node_id == 2:
                 return Promise.resolved(encode(Reply(ErrorCode.NOT_CONTROLLER, NodeId(4))))
@@ -293,7 +293,7 @@ def test_a_member_whom_nobody_knows_joins_anew() -> None:
 
         def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
             request = decode_request(payload)
-            assert isinstance(request, JoinRequest)
+            assert isinstance(request, AdmissionRequest)
             asked.append((node_id, request.is_member))
             code = ErrorCode.INELIGIBLE_REPLICA if request.is_member else ErrorCode.NONE
             return Promise.resolved(encode(Reply(code, NodeId(2), message="no member")))

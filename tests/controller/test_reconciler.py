@@ -14,7 +14,7 @@ from raftmq.controller.reconciler import (
     StartReplica,
     StopReplica,
     UpdateConfigs,
-    UpdateWish,
+    UpdateTarget,
     at_start,
     reconcile,
 )
@@ -122,7 +122,7 @@ def test_a_reassigned_replica_stays_until_its_group_let_it_go(machine: Machine) 
     [start] = reconcile(before, wished, node(4))[:1]
     assert isinstance(start, StartReplica)
     assert _names(reconcile(before, wished, node(1)), StopReplica) == []
-    assert _names(reconcile(before, wished, node(2)), UpdateWish) == [TopicPartition("a", 0)]
+    assert _names(reconcile(before, wished, node(2)), UpdateTarget) == [TopicPartition("a", 0)]
     row = VotersReport(topic_id(1), 0, 3, (node(2), node(3), node(4)))
     machine.apply(ReportVoters(reports=(row,)))
     actions = reconcile(wished, machine.image, node(1))

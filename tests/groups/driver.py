@@ -22,9 +22,9 @@ class Driver:
         self.ids = 0
 
     def perform(self) -> None:
-        work = self.group.take_work()
-        self.commands += work.commands
-        for promise, result in work.answers:
+        effects = self.group.take_effects()
+        self.commands += effects.commands
+        for promise, result in effects.answers:
             promise.resolve(result)
 
     def join(self, member_id: str = "", **kwargs: object) -> Promise[JoinResult]:

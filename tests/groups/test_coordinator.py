@@ -12,7 +12,7 @@ from raftmq.groups.membership import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import ALARM_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset
-from raftmq.metadata.image import GroupState
+from raftmq.metadata.image import GroupImage
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 
@@ -645,7 +645,7 @@ def test_no_look_for_expiry_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.groups.coordinator._LOOKED_AT_ONCE", 4)
     looked: list[str] = []
 
-    def look(state: GroupState, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
+    def look(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
         looked.append(state.name)
         return expired_offsets(state, now_ms, retention_ms)
 

@@ -22,7 +22,7 @@ def test_a_group_keeps_so_many_bytes() -> None:
             instance_id=instance,
         )
         group.join(request, member, 0.0)
-        answers = group.take_work().answers
+        answers = group.take_effects().answers
         return answers[0][1].error if answers else ErrorCode.NONE
 
     assert join("a", 400, "static") is ErrorCode.NONE

@@ -10,7 +10,7 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.membership import JoinRequest, Phase
 from raftmq.metadata.commands import GroupMember, ReplaceMember
-from raftmq.metadata.image import GroupState
+from raftmq.metadata.image import GroupImage
 from tests.groups.driver import CONFIG, RANGE, Driver
 
 NONE, UNKNOWN = ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID
@@ -170,7 +170,7 @@ def test_a_loaded_group_goes_on_without_a_rebalance() -> None:
         )
         for i in (1, 2)
     )
-    state = GroupState(
+    state = GroupImage(
         name="g",
         coordinator_epoch=9,
         generation=5,
@@ -190,5 +190,5 @@ def test_a_loaded_group_goes_on_without_a_rebalance() -> None:
     driver.wait(1)
     assert list(driver.group.members) == []
     assert driver.group.generation == 6
-    fresh = Group.load(GroupState(name="g"), CONFIG, 0)
+    fresh = Group.load(GroupImage(name="g"), CONFIG, 0)
     assert fresh.phase is Phase.EMPTY

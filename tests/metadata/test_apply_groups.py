@@ -31,7 +31,7 @@ from raftmq.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.image import GroupsImage, GroupState, MetadataImage, holder
+from raftmq.metadata.image import GroupImage, GroupsImage, MetadataImage, holder
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, TopicPartition
 
@@ -73,7 +73,7 @@ def refused(image: GroupsImage, command: GroupCommand) -> ErrorCode:
     return result.code
 
 
-def group(image: GroupsImage, name: str = "g") -> GroupState:
+def group(image: GroupsImage, name: str = "g") -> GroupImage:
     state = image.get(name)
     assert state is not None
     return state

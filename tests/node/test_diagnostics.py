@@ -11,7 +11,7 @@ from immutables import Map
 
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
-from raftmq.metadata.image import GroupsImage, GroupState
+from raftmq.metadata.image import GroupImage, GroupsImage
 from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.groups import (
@@ -217,7 +217,7 @@ class Lagging:
 
 
 def group_node(partitions: list[Lagging], committed: dict[str, int], rows_max: int = 100) -> Any:
-    groups: Map[str, GroupState] = Map()
+    groups: Map[str, GroupImage] = Map()
     for name, offset in committed.items():
         offsets = {
             TopicPartition("t", i): CommittedOffset(
@@ -225,7 +225,7 @@ def group_node(partitions: list[Lagging], committed: dict[str, int], rows_max: i
             )
             for i in range(len(partitions))
         }
-        groups = groups.set(name, GroupState(name=name, offsets=Map(offsets)))
+        groups = groups.set(name, GroupImage(name=name, offsets=Map(offsets)))
     registry = SimpleNamespace(by_name=lambda _topic, index: partitions[index])
     image = SimpleNamespace(groups=GroupsImage(groups=groups))
     return SimpleNamespace(

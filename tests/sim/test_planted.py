@@ -17,7 +17,7 @@ from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolati
 from jepsen_like.planted import BUGS, hunt, hunt_with
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.commands import Envelope, GroupDone, GroupMember, NoOperation
-from raftmq.metadata.image import GroupsImage, GroupState
+from raftmq.metadata.image import GroupImage, GroupsImage
 from raftmq.types import NodeId, Offset
 
 
@@ -148,7 +148,7 @@ _MEMBER = GroupMember(member_id="m", session_timeout_ms=1, rebalance_timeout_ms=
 def _groups(*names: str, members: int = 0) -> GroupsImage:
     image = GroupsImage()
     for name in names:
-        group = GroupState(name, members=(_MEMBER,) * members)
+        group = GroupImage(name, members=(_MEMBER,) * members)
         image = attrs.evolve(image, groups=image.groups.set(name, group))
     return image
 
