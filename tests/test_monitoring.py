@@ -13,7 +13,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from raftmq.node.metrics.collectors import COLLECTORS
+from raftmq.node.metrics.exposition import COLLECTORS
 from tests.node.test_metrics import PROCESS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "monitoring"

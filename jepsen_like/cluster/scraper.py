@@ -1,6 +1,6 @@
 """Scrapes nodes now and then, as Prometheus would, and judges every answer.
 
-Reads by the product's own tables (`raftmq/node/metrics/collectors.py`), in turns of the node's loop
+Reads by the product's own tables (`raftmq/node/metrics/exposition.py`), in turns of the node's loop
 and with its work in a thread. Draws from a stream of its own and sends nothing over the wires, so
 that a run goes on as if nothing had been scraped.
 """
@@ -19,10 +19,9 @@ from attrs import define, field
 
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.model import DamagedError
-from raftmq.node.metrics.ages import Ages
-from raftmq.node.metrics.collectors import COLLECTORS, read
+from raftmq.node.metrics.exposition import COLLECTORS, read, write
 from raftmq.node.metrics.families import OTHER, Family, Scrape, Work
-from raftmq.node.metrics.text import write
+from raftmq.node.metrics.partitions import Ages
 from raftmq.records import LOG_APPEND_TIME
 from raftmq.types import Offset, RaftGroupId
 

@@ -12,14 +12,14 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.image import GroupImage, GroupsImage
-from raftmq.node.metrics.ages import Ages
 from raftmq.node.metrics.families import OTHER, Scrape
-from raftmq.node.metrics.groups import (
+from raftmq.node.metrics.partitions import (
     GROUPS,
+    GROUPS_LEFT_OUT,
     LABEL_BYTES_MAX,
     LAG,
     LAG_SECONDS,
-    LEFT_OUT,
+    Ages,
     group_label,
 )
 from raftmq.node.status import diagnose, not_running, unheld
@@ -314,7 +314,7 @@ def test_too_many_lags_are_summed() -> None:
     rows = dict(scrape[LAG].rows)
     assert len(rows) == 5
     assert rows[OTHER, OTHER, "-1"] == 5 * 10
-    assert scrape[LEFT_OUT].rows == [((), 5)]
+    assert scrape[GROUPS_LEFT_OUT].rows == [((), 5)]
     assert len(scrape[LAG_SECONDS].rows) == 4
 
 

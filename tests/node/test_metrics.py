@@ -37,12 +37,10 @@ from raftmq.node.loop_watch import (
     watch_collections,
 )
 from raftmq.node.metrics import exposition
-from raftmq.node.metrics.collectors import COLLECTORS
-from raftmq.node.metrics.exposition import Exposition
+from raftmq.node.metrics.exposition import COLLECTORS, Exposition, write
 from raftmq.node.metrics.families import OTHER, Family, Metric
+from raftmq.node.metrics.node import SERVER
 from raftmq.node.metrics.partitions import PARTITIONS
-from raftmq.node.metrics.server import SERVER
-from raftmq.node.metrics.text import write
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until

@@ -32,7 +32,6 @@ LEFT_OUT = {
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
     "metadata/machine.py": "names such a command; none is ever written here",
-    "node/metrics/exposition.py": "text of the admin port; the simulation reads the values",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",

@@ -19,7 +19,7 @@ from jepsen_like.disk import SimDisk
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.reader import ReadableLog
 from raftmq.node.metrics.families import Family, Metric
-from raftmq.node.metrics.node_metrics import FSYNC
+from raftmq.node.metrics.node import FSYNC
 
 BEFORE = [Dated(5, 6, 100, 1), Dated(6, 8, 90, 1), Dated(8, 9, 120, 1), Dated(9, 10, 120, 2)]
 AFTER = [Dated(10, 11, 110, 2), Dated(11, 12, 130, 2), Dated(12, 13, 125, 2)]

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from attrs import define, field, frozen
 
 from raftmq.counts import Histogram
-from raftmq.node.metrics.ages import Ages
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
+    from raftmq.node.metrics.partitions import Ages
 
 TURN_S: Final = 0.002
 """Reading for a scrape keeps the loop for about so long, then others have it."""
@@ -73,7 +73,11 @@ class Family:
 
 
 class Scrape:
-    """The families of one scrape."""
+    """The families of one scrape.
+
+    Attributes:
+        ages: what earlier scrapes looked up, for the lag of groups in seconds.
+    """
 
     def __init__(self, ages: Ages) -> None:
         self.families: dict[str, Family] = {}
