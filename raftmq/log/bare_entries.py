@@ -126,7 +126,7 @@ def read_slots(data: bytes) -> Found:
             slots.append(Slot(entry, position, 2 * padded, False))  # its second copy
             position += 2 * padded
         else:
-            position = at  # a whole slot is lost; a step in the indexes will tell
+            position = at  # a whole slot is lost; a step in the indexes will show it
     return Found(slots, position, False)
 
 
@@ -146,7 +146,7 @@ class BareEntries:
         self.entries: list[BareEntry] = []
         self.indexes: list[int] = []
         self.offsets: list[int] = []
-        self.dropped = 0  # entries that left at the front, so that counts in flush jobs stay true
+        self.dropped = 0  # entries that were dropped at the front: flush jobs count these, too
         self.is_new = False  # `read` made the file, whose name is not durable then
 
     # --- opening ----------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class BareEntries:
         self._allocated = allocated
 
     def _allocate_room(self, file: File, end: int, *, must: bool) -> int:
-        """Reserve room behind `end`; a rewrite that has to be does without, if it must."""
+        """Reserve room behind `end`; unless `must`, do without it on a full disk."""
         try:
             file.allocate(end + self._reserve_bytes)
         except DiskFullError:

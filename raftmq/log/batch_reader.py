@@ -191,7 +191,7 @@ def walk_headers(
 def confirmed_headers(
     file: File, position: int, end: int, offset: int, end_offset: int, epochs: Epochs
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """As `walk_headers`, but a header counts only when what follows it (at last, `end_offset`)
+    """As `walk_headers`, but a header counts only when the next one (for the last, `end_offset`)
     agrees on where its batch ends. Where it does not, the whole batch is read and checked.
 
     Raises:
@@ -228,8 +228,8 @@ def find_next_batch(
     """Find the first sound batch after damage: (position, base offset), or None.
 
     Looks at every byte that could be a magic, since lengths before it cannot be trusted. Offsets
-    must lie in `[offset_min, offset_max]`. One that its own successor confirms is preferred: base
-    offsets are not in the CRC.
+    must lie in `[offset_min, offset_max]`. A batch whose successor has the offset that must follow
+    is preferred, since base offsets are not in the CRC.
 
     Raises:
         DiskError: the device failed.
@@ -283,7 +283,7 @@ def find_after(
             try:
                 next(checked_batches(file, at, at + header.size, header.base_offset, epochs))
             except BadBatch:
-                pass  # the length is what is damaged, or two batches are: search on
+                pass  # the length is damaged, or two batches are: search on
             else:
                 return at, header.base_offset
     start = bad.position + HEADER_SIZE

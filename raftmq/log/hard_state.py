@@ -8,19 +8,19 @@ Each record is a whole state of one group, so the newest sound one counts. It is
 one write, into two sectors of one page; a sector reaches the device whole or not at all. So:
 
 - One copy sound, the other not: the record counts. Either a flushed copy went bad, or a power loss
-  kept half of a write that nobody was promised. To keep a promise that was never given is harmless.
+  kept half of a write that no promise rests on. Keeping a promise that was never made is harmless.
 - Neither sound, and both hold something: no power loss leaves that, so it is damage.
-- Neither sound, and one is empty: a write that was never promised, unless a later record says that
+- Neither sound, and one is empty: a write that no promise rests on, unless a later record says that
   the journal was flushed that far when it was written, or the header counts it: then it is damage.
 
-After damage nobody knows of which group the record was: `damaged` is set and no state is given out,
-since any may be older than what was promised. The n-th record has the sequence of the header plus
-n, so a record that belongs elsewhere is none.
+After damage it is not known to which group the record belonged: `damaged` is set and no state is
+given out, since any may be older than what was promised. The n-th record has the sequence of the
+header plus n; one with another sequence does not count.
 
 Room is kept allocated, so that votes work on a full disk. A full file is rewritten under another
 name, synced and renamed, all in a flush job. After a failed fsync the node stops. Files of format
-1, where each record is written once, stay so until `write_twice`, so that a node can go back to the
-version that wrote them.
+1, where each record is written once, keep that format until `write_twice`, so that a node can go
+back to the version that wrote them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERSION: Final = 2
 RECORD_SIZE: Final = 128
 SECTOR_SIZE: Final = 512
 _MAGIC: Final = b"RMQJ"
-# File header, twice in every sector of it, 256 bytes each, so that a reader of format 1 finds and
+# File header, twice in each of its sectors, 256 bytes each, so that a reader of format 1 finds and
 # refuses it: magic 4s, version uint16, is_damaged uint8, spare byte, first sequence uint64, count
 # of records that were written with the header uint32, crc uint32.
 _HEADER: Final = struct.Struct(">4sHBxQI")
@@ -56,7 +56,7 @@ _CRC_POSITION: Final = RECORD_SIZE - _CRC.size
 _HAS_VOTE: Final = 1
 _HAS_BOOTSTRAPPED: Final = 2
 _FORGOTTEN: Final = 4
-_VOID: Final = 8  # in the place of a record that was never flushed; says nothing
+_VOID: Final = 8  # takes the place of a record that was never flushed
 _EMPTY: Final = bytes(RECORD_SIZE)
 assert _RECORD.size <= _CRC_POSITION
 
@@ -69,7 +69,7 @@ class Layout:
     format 2 is two sectors of one 4 KiB page, so it costs the device no more than one.
 
     Attributes:
-        half_size: bytes of the records of a cell, once.
+        half_size: bytes of one copy of a cell's records.
     """
 
     version: int
@@ -123,11 +123,11 @@ class JournalConfig:
 
 @frozen(slots=True)
 class GroupState:
-    """What one group must not forget.
+    """The hard state of one group.
 
     Attributes:
         term: the current Raft term.
-        vote: who got this replica's vote in it.
+        vote: the replica that this one voted for in it.
         bootstrapped: the storage that takes part; None before the first promise.
         flushed_end: everything below this Raft index is known to be flushed (the claim that
             recovery starts from). Lower it durably before the log is truncated.
@@ -143,7 +143,7 @@ class GroupState:
     commit_end: int = 0
 
     def claiming(self, flushed_end: int, commit_end: int) -> GroupState:
-        """The same with another claim; every flush makes one, and `evolve` is slow."""
+        """The same with another claim. Made at every flush, and `evolve` is slow."""
         return GroupState(
             self.term, self.vote, self.bootstrapped, flushed_end, self.cut_floor, commit_end
         )
@@ -187,7 +187,7 @@ def _encode_void(sequence: int) -> bytes:
 
 @frozen(slots=True)
 class JournalRecord:
-    """A state, or what stands for none: of a group that is forgotten, or of nobody (`is_void`)."""
+    """The state of a group; None where the group is forgotten or the record is void."""
 
     sequence: int
     flushed_sequence: int
@@ -231,7 +231,7 @@ def decode_record(data: bytes) -> JournalRecord | None:
 
 
 def _sound_copy(pieces: list[bytes], sequence: int | None) -> tuple[bytes, JournalRecord] | None:
-    """The record of a place, from whichever copy is sound and belongs there."""
+    """The record of a place, from the first copy that is sound and belongs there."""
     for piece in pieces:
         record = decode_record(piece)
         if record is not None and sequence in (None, record.sequence):
@@ -245,7 +245,7 @@ class JournalHeader:
 
     Attributes:
         first: records from this sequence on must be there, as far as they were flushed.
-        count: of records that were written with the header.
+        count: how many records were written with the header.
         is_damaged: damage was found before.
     """
 
@@ -284,8 +284,8 @@ class _RecordFile:
     """A file and what its last cell holds so far.
 
     Attributes:
-        end: of the last cell.
-        missing: records that a rewrite put into another file, and this one lacks.
+        end: where the last cell ends.
+        missing: records that a rewrite put into another file, and that this one lacks.
     """
 
     file: File
@@ -328,8 +328,8 @@ class HardStateJournal:
     """The opened journal.
 
     Attributes:
-        damaged: a record that was durable once cannot be read: what all groups promised until then
-            is forgotten. Kept over restarts until `accept_damage`.
+        damaged: a record that was durable once cannot be read, so the promises of all groups until
+            then are lost. Kept over restarts until `accept_damage`.
         mended: records that were durable, and of which one copy was bad when the file was opened.
         flushed_sequence: every record up to this one is durable.
     """
@@ -346,7 +346,7 @@ class HardStateJournal:
         """Read the journal, or begin one; the folder must exist.
 
         Args:
-            is_expected: replicas have kept their hard state here, so that no file is a lost file.
+            is_expected: replicas kept their hard state here, so a missing file is a lost file.
 
         Raises:
             NewerFormatError: of a newer raftmq.
@@ -393,7 +393,7 @@ class HardStateJournal:
         if records is None:
             self.damaged = True
             self._states.clear()
-        # Anew: whatever was read becomes durable, and no torn bytes stay behind.
+        # Rewritten, so that all that was read becomes durable and no torn bytes stay behind.
         try:
             self._finish(self._begin_rewrite())
         except DiskFullError:

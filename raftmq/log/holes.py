@@ -1,14 +1,14 @@
 """Where a segment holds batches without records, so that readers are sent past them.
 
-Clients do not agree on a batch that carries nothing: some never get past one that stands alone in
-an answer, one jumps back, one lets each cost it twice the memory. So none is ever sent: an answer
-to Fetch holds batches that carry records, and where the first has none the next one goes along,
-whatever its size. What leaves holes is the acceptance of a loss (`fillers`) today; whatever will
-drop records and keep their offsets notes its holes here too: a batch whose records all went as the
-bytes that it takes, the end of one that lost its last records as a run of no bytes behind it.
+Clients do not agree on a batch without records: some never get past one that stands alone in an
+answer, one jumps back, one spends twice the memory on each. So none is ever sent: an answer to
+Fetch holds batches with records, and where the first batch has none the next one goes along,
+whatever its size. Today only an accepted loss leaves holes (`fillers`). Other code that drops
+records and keeps their offsets is to note its holes here too: a batch without any record left as
+the bytes that it takes, a batch that lost its last records as a run of no bytes behind it.
 
-Noted where a batch is checked, never from a header that nobody summed: a damaged count must not
-make readers pass over records. Since only checked bytes are served, what may be served is known.
+Holes are noted where a batch is checked, never from a header alone: a damaged count must not make
+readers pass over records. Only checked bytes are served, so all holes in what is served are known.
 
 Invariant: runs are disjoint, ascending in offset and in position, and merged where they touch, so
 that a long row of empty batches is passed in one step.
@@ -25,7 +25,7 @@ from raftmq.types import Buffer
 
 
 def carries_records(header: BatchHeader) -> bool:
-    """True for a batch that a client can be given: there is something in it."""
+    """True for a batch that may be sent to a client: it holds a record."""
     return header.record_count > 0
 
 
@@ -47,13 +47,13 @@ class Holes:
         return len(self._starts)
 
     def note(self, position: int, header: BatchHeader) -> None:
-        """Remember a checked batch if it carries nothing."""
+        """Remember a checked batch if it holds no records."""
         if not carries_records(header):
             end = position + header.size
             self.add(header.base_offset, header.next_offset, position, end)
 
     def add(self, start: int, end: int, position: int, position_end: int) -> None:
-        """No record has an offset in `[start, end)`, nor any byte in `[position, position_end)`."""
+        """Note that no record lies in offsets `[start, end)`, bytes `[position, position_end)`."""
         left = bisect_left(self._ends, start)
         right = bisect_right(self._starts, end)
         if left < right:
@@ -67,7 +67,7 @@ class Holes:
         self._position_ends[left:right] = [position_end]
 
     def add_all(self, other: Holes) -> None:
-        """Take over what another one knows of the same file."""
+        """Add the runs that `other` knows of the same file."""
         for run in zip(
             other._starts, other._ends, other._positions, other._position_ends, strict=True
         ):
@@ -79,12 +79,12 @@ class Holes:
         return max(offset, self._ends[at]) if at >= 0 else offset
 
     def before(self, end: int) -> int:
-        """The last offset at or below `end` with no hole right before it: `end` of the records."""
+        """Where the records below `end` end: the start of a hole that reaches `end`, else `end`."""
         at = bisect_left(self._starts, end) - 1
         return self._starts[at] if at >= 0 and self._ends[at] >= end else end
 
     def position_from(self, position: int, limit: int) -> int:
-        """Where bytes that carry nothing begin at or after `position`; at most `limit`."""
+        """Where bytes without records begin at or after `position`; at most `limit`."""
         at = bisect_right(self._position_ends, position)
         return min(limit, self._positions[at]) if at < len(self._positions) else limit
 
@@ -97,7 +97,7 @@ class Holes:
             self._ends[-1], self._position_ends[-1] = offset, position
 
     def clear(self) -> None:
-        """Nothing is known."""
+        """Forget all runs."""
         self.cut(-1, 0)
 
 
@@ -117,7 +117,7 @@ def fillers(start: int, end: int, epochs: Epochs) -> list[bytes]:
 
 
 def is_filler(header: BatchHeader) -> bool:
-    """True for a batch that may be cut into smaller ones: there is nothing in it."""
+    """True for a batch that may be cut into smaller ones: it holds nothing at all."""
     return header.record_count == 0 and not header.is_control and not header.has_producer_id
 
 

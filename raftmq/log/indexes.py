@@ -283,7 +283,7 @@ class SparseIndex:
 
     def take_over(self, other: Self) -> None:
         """Become what `other` collected, none of which was written yet."""
-        assert other._count == 0, "an index of its own"
+        assert other._count == 0, "none of it was written"
         self.reset()
         self._pending_keys = other._pending_keys
         self._pending_values = other._pending_values

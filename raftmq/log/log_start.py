@@ -1,14 +1,14 @@
 """Where the log begins: one small tuple, replaced atomically, and the intent of a change under way.
 
-The tuple says what cannot be learned from the log any more once its prefix is gone: the position,
-the epoch of the entry before it, the voter set and the state of the state machine exactly there.
+The tuple says what cannot be read from the log any more once its prefix is gone: the position, the
+epoch of the entry before it, the voter set and the state of the state machine exactly there.
 Encoded it is also what a leader sends to a follower that fell behind.
 
 The file `log-start` wraps it with a truncation or reset that must be finished after a crash. It
 holds the record twice, in different blocks, so that one bad block loses nothing. Each copy has room
 to grow: on a full disk, where no second file fits, the next record is written over the copies, one
 after the other, since moving the log start is what gives space back. The state may have grown much
-since the last record, so whoever knows its size has room kept for it beforehand (`reserve`).
+since the last record, so room for it is kept beforehand (`reserve`).
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class Pending(IntEnum):
 
 @contextmanager
 def no_way_back(folder: str) -> Iterator[None]:
-    """A pending change is on disk: only opening the log again may finish what fails now.
+    """Make a full disk fatal while a pending change is on disk.
 
-    Going on after a full disk would be worse than stopping: that opening would carry the change out
-    once more, over what was appended since.
+    Only opening the log again may finish such a change. If the log went on, that opening would
+    carry the change out over what was appended since.
     """
     try:
         yield
@@ -230,9 +230,9 @@ class LogStartFile:
         return local
 
     def reserve(self, state_bytes: int) -> None:
-        """Have room for a record whose state has so many bytes: on a full disk there is no more.
+        """Have room for a record whose state has so many bytes, should the disk be full by then.
 
-        The room is twice as large, so that a state that grows asks for it now and then only.
+        The room is twice as large, so that a growing state needs a new file only now and then.
 
         Raises:
             DiskFullError: nothing changed.

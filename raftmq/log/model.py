@@ -96,7 +96,7 @@ class LogConfig:
 
 
 class DamagedError(StorageError):
-    """Bytes that this replica should hold are damaged; a peer has them. Never served or sent."""
+    """Bytes that this replica should hold are damaged: never served, and repaired from a peer."""
 
     def __init__(self, start: Offset, end: Offset) -> None:
         super().__init__(f"offsets [{start}, {end}) are damaged on this replica")
@@ -123,7 +123,7 @@ class RecoveryReport:
         is_new: there was nothing; a log was begun.
         cut: bytes after the recorded flushed end were cut off.
         cut_claimed_end: the end that the cut bytes claimed, 0 when they cannot have been whole
-            (the file ended before them), so that nobody can have been told they were durable.
+            (the file ended before them), so they were never promised to be durable.
             While it is above 0, votes are to be refused to logs that end below it.
         damaged: offset ranges that the replica should hold and cannot read.
         claimed_end: the log end that must be kept although bytes below it are damaged; 0 if sound.

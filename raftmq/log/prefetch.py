@@ -14,8 +14,8 @@ read for that, up to a gigabyte, so a twin of it looks at the same bytes in a th
 nothing, and the loop takes over what it found (`Segment.adopt`), together with what was appended
 meanwhile.
 
-Invariant: nothing is taken over from a twin whose segment was cut or given up since, or got its
-indexes from another one.
+Invariant: nothing is taken over from a twin whose segment was cut or let go since, or got its
+indexes from another twin.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WarmJob:
 def cold_job(
     segments: Sequence[Segment], offset: int, position: int | None, size: int
 ) -> WarmJob | IndexJob | None:
-    """What must come into memory before the batch at `offset` and `size` bytes can be found.
+    """What must come into memory before the batch at `offset`, and `size` bytes, can be read.
 
     `segments` begin with the one that holds the batch; `position` is where that batch begins, None
     when the index must say it.
@@ -131,8 +131,8 @@ class IndexJob:
     """Looks at one segment from its beginning.
 
     Attributes:
-        segment: whose indexes are needed.
-        version: of it when the job was made; another one voids the job.
+        segment: the one whose indexes are needed.
+        version: of the segment when the job was made; another one voids the job.
     """
 
     segment: Segment
@@ -160,7 +160,7 @@ class IndexJob:
             DiskError: the device failed.
         """
         if self.segment.version != self.version:
-            return  # cut, gone, or another job came first: several may wait for the same indexes
+            return  # cut, gone, or another job for the same indexes came first
         self.twin.describe(self.file, self.size, self.end_offset)
         self.is_done = True
 
@@ -172,5 +172,5 @@ class IndexJob:
         try:
             segment.adopt(self.twin)
         except DiskError:
-            return False  # it shows again when the segment is read, to somebody who can tell
+            return False  # reading the segment will meet it again, where it can be reported
         return bool(segment.damages)

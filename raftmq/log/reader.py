@@ -44,7 +44,7 @@ _BARE_OVERHEAD: Final = 64
 _SPANS_MAX: Final = 64
 """Each hole between two batches costs a span, and its span a look into the index."""
 _HOLE_CHECK_BYTES: Final = 64 << 10
-"""Of empty batches that nobody checked yet, about a thousand; at most twice in one look."""
+"""About a thousand empty batches that were not checked yet; at most twice in one `locate`."""
 
 
 @define(slots=True)
@@ -84,7 +84,7 @@ class TimestampJob:
                     self.timestamp = _timestamp_at(header, self.offset)
                     return
         except BadBatch:
-            return  # damaged: whoever reads it for a client or scrubs it will say so
+            return  # damaged: reading it for a client, or the scrub, reports it
 
 
 class ReadableLog:
@@ -355,7 +355,7 @@ class ReadableLog:
                 raise
             if span is None:
                 if after == at or has_met_hole:
-                    break  # a row of empty batches that takes longer is the next look's
+                    break  # a longer row of empty batches is left to the next call
                 has_met_hole = True
                 at = after
                 continue
@@ -387,7 +387,7 @@ class ReadableLog:
         verified_end = segment.verified.end_from(position)
         if verified_end < position + first.size:
             if not may_check:
-                return None, offset  # a worker's to check, when they are asked for
+                return None, offset  # left to a worker, once these bytes are asked for
             if not carries_records(first):
                 return None, self._check_hole(segment, position, first.base_offset)
             after, to = self._verify(segment, position, first, left, end)
@@ -431,7 +431,7 @@ class ReadableLog:
         return segment, position, header
 
     def _check_hole(self, segment: Segment, position: int, base: int) -> int:
-        """Check a row of empty batches, as far as one look may; returns the offset after it.
+        """Check a row of empty batches, as far as one call may; returns the offset after it.
 
         Raises:
             DamagedError: the first of them is damaged.
@@ -760,7 +760,7 @@ def _first_record(
     epoch = LeaderEpoch(header.leader_epoch)
     for record in read_records(batch.data):
         if record.timestamp >= timestamp_ms and start <= record.offset < end:
-            # The sum of two fields of the producer's; what is told has 64 bits.
+            # The sum of two fields that the producer chose; the answer has 64 bits.
             return min(record.timestamp, TIMESTAMP_MAX), Offset(record.offset), epoch
     return None
 

@@ -1,8 +1,8 @@
 """The newest batches in memory, so that followers and hot readers cost no disk read and no copy.
 
 Each log has a `RecentBatches`, contiguous up to its log end. One `RecentBudget` bounds the bytes of
-all logs of a process: the batch that was added first anywhere goes first. A batch is kept as the
-buffer it came in (a small one as a copy); nobody changes it any more.
+all logs of a process: the batch that was added first, in any log, goes first. A batch is kept as
+the buffer it came in (a small one as a copy), which is never changed any more.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from raftmq.log.model import LogEntry
 from raftmq.types import Buffer
 
 COPIED_BYTES_MAX: Final = 1 << 10
-"""A batch so small is kept as a copy: as a view it would hold the whole request or frame that it
-came in, and the view alone takes more than it."""
+"""A batch of at most this size is kept as a copy: a view would hold the whole request or frame that
+it came in, and the view alone takes more memory."""
 _COMPACT_AT: Final = 256
 _TOKENS_LEFT_MAX: Final = 4096
 OBJECT_BYTES: Final = 700
-"""What a batch takes beside its own bytes (measured): it is charged too, or a budget full of
-batches of one small record would take five times what it says. Copied ones take half."""
+"""What a batch takes beside its own bytes (measured). It is charged too: a budget full of batches
+of one small record would else take five times what it says. Copied ones take half."""
 
 
 def kept(batch: Buffer) -> Buffer:
@@ -37,8 +37,8 @@ class RecentBudget:
     def __init__(self, bytes_max: int = 64 << 20) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
-        # One token per added batch, oldest first. A batch that went before its turn leaves its
-        # token behind; the log then loses an older batch a little early, which is harmless.
+        # One token per added batch, oldest first. A batch that is dropped before its turn leaves
+        # its token behind; the log then loses an older batch a little early, which is harmless.
         self._tokens: deque[RecentBatches] = deque()
         self._batches = 0  # that are kept
 
@@ -53,7 +53,7 @@ class RecentBudget:
             self._tokens.popleft().evict_oldest()
 
     def release(self, size: int) -> None:
-        """A batch went."""
+        """Count a batch that was dropped."""
         self.used_bytes -= size
         self._batches -= 1
 

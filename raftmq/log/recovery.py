@@ -5,10 +5,10 @@ it, or before any sound later batch, were durable once: that is damage, kept in 
 reported, never cut. Only bytes after the claimed end that nothing sound follows were never promised
 and are cut. A batch whose epoch or offset the bare entries do not explain is bad whatever its CRC.
 
-Closed segments below the claimed end are not read: their index vouches for size and extent, and
-their bytes are checked before they are served. The tail is read from an index pair near the claimed
-end; where damage is known, the whole segment is. A truncation or reset that a crash interrupted is
-carried through first.
+Closed segments below the claimed end are not read: their index says size and extent, and their
+bytes are checked before they are served. The tail is read from an index pair near the claimed end;
+where damage is known, the whole segment is. A truncation or reset that a crash interrupted is
+finished first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CRC_POSITION: Final = 17
 
 @define(slots=True)
 class Recovered:
-    """What `ReplicatedLog` goes on with."""
+    """The parts of which `ReplicatedLog` is made."""
 
     local: LocalStart
     start_file: LogStartFile
@@ -58,7 +58,7 @@ class _Found:
     segment: Segment
     file_size: int
     next_base: int | None
-    scan: Scan | None  # None: its index vouches for it
+    scan: Scan | None  # None where the index says enough
 
     @property
     def valid_end(self) -> int:
@@ -77,7 +77,7 @@ def recover(
 ) -> Recovered:
     """Open the folder; makes a new log when there is none.
 
-    `before_cut` is told the end that a tail claims, if any, before it is cut off.
+    `before_cut` is called with the end that a tail claims, if any, before it is cut off.
 
     Raises:
         UnusableLogError: the log start or a bare entry below the claimed end is lost.
@@ -333,8 +333,8 @@ class _Recovery:
         if position and (
             scan.damages or scan.offset < wanted or segment.holes.past(offset) > offset
         ):
-            # It will be checked whole at each opening from now on; this one tells no less. A hole
-            # where the scan began may begin before it.
+            # From now on each opening checks it whole, so this one does, too. A hole where the scan
+            # began may begin before that.
             scan = self._scan(segment, segment.base_offset, 0, size, next_base)
         if next_base is not None and scan.offset > next_base:
             raise UnusableLogError(f"{segment.path}: runs into the next segment")
@@ -366,7 +366,7 @@ class _Recovery:
     def _settle(
         self, segments: Segments, found: list[_Found], start: int, end: int
     ) -> list[Segment]:
-        """Decide over each segment: keep, cut, or drop."""
+        """Keep, cut or drop each segment."""
         kept: list[Segment] = []
         if end > start and (not found or found[0].segment.base_offset > start):
             first = found[0].segment.base_offset if found else end
@@ -416,7 +416,7 @@ class _Recovery:
         return True
 
     def _note_claim(self, claim: int, claims: list[int]) -> None:
-        """Remember where a tail that is about to be cut claims to end, durably if someone cares."""
+        """Remember where a tail that is about to be cut claims to end; `before_cut` stores it."""
         claims.append(claim)
         if claim and self._before_cut is not None:
             self._before_cut(RaftIndex(claim))
@@ -433,8 +433,8 @@ class _Recovery:
             return self._index_of(tail.offset + 1, tail.offset)
         if tail.is_short and not _is_sound_but_for_length(data):
             return 0
-        # Of two counts that must agree one may be what is broken; the lower one still tells every
-        # log without this batch from every log with it.
+        # The two counts must agree, so one of them may be damaged. The lower one still tells logs
+        # without this batch from logs with it.
         count = max(1, min(tail.claimed.offset_count, tail.claimed.record_count))
         return self._index_of(tail.offset + count, tail.offset)
 

@@ -1,4 +1,4 @@
-"""Mend a damaged segment: a new file beside it, synced, then renamed over it.
+"""Repair a damaged segment: a new file beside it, synced, then renamed over it.
 
 Never in place: spans of the old file may be on their way to a consumer, and they keep it alive.
 A peer's batches are gathered in a file first; the new segment holds the sound ones around the
@@ -22,13 +22,13 @@ from raftmq.types import Buffer
 
 _COPY_BYTES: Final = 4 << 20
 _SYNC_BYTES: Final = 32 << 20
-"""Synced so often while copying: all at once would make every other flush wait."""
+"""Copied bytes are synced in such pieces: all at once would make every other flush wait."""
 
 
 @define(slots=True, eq=False)
 class Fill:
-    """Batches for one damaged range, gathered in a file until they fill it: a range may be a whole
-    segment, and memory is not for that. A crash leaves a file that the next opening removes.
+    """Batches for one damaged range, gathered in a file until they fill it, since a range may be a
+    whole segment. A crash leaves a file that the next opening removes.
 
     Attributes:
         next_offset: where the next batch must begin.
@@ -81,12 +81,12 @@ class Fill:
 
 @define(slots=True, eq=False)
 class RepairJob:
-    """Builds the mended copy of a closed segment; `ReplicatedLog.repaired` puts it in place.
+    """Builds the repaired copy of a closed segment; `ReplicatedLog.repaired` puts it in place.
 
     Attributes:
         old: the damaged segment, which goes on serving meanwhile.
-        new: a segment object that describes the mended file afterwards. It begins where `old`
-            does, or at the log start when the damage reaches below it: nobody can send what lies
+        new: a segment object that describes the repaired file afterwards. It begins where `old`
+            does, or at the log start when the damage reaches below it: no peer can send what lies
             there.
         version: of `old` when the job was made; another one voids it.
     """
@@ -102,7 +102,7 @@ class RepairJob:
 
     @property
     def temporary(self) -> str:
-        """Where the mended file is built."""
+        """Where the repaired file is built."""
         return f"{self.new.path}.tmp"
 
     def run(self) -> None:
@@ -131,7 +131,7 @@ class RepairJob:
         self.is_done = True
 
     def drop(self) -> None:
-        """Forget the mended file, and what it was made of."""
+        """Remove the repaired file and the gathered batches."""
         self.disk.remove(self.temporary)
         self.fill.drop()
 

@@ -41,8 +41,6 @@ from raftmq.ports import Clock, Disk, DiskFullError
 from raftmq.records import BatchHeader, parse_header
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
-__all__ = ["DamagedError", "FlushJob", "LogEntry", "ReplicatedLog"]
-
 EXPIRED_KEPT_MS: Final = 300_000
 """How long an active segment stays whose records had expired when they came: Kafka looks for such
 every `log.retention.check.interval.ms`."""
@@ -74,7 +72,7 @@ class ReplicatedLog(ReadableLog):
     ) -> ReplicatedLog:
         """Recover what the folder holds, or begin a log at `initial`.
 
-        `before_cut` is told the end that a torn tail claims, if any, before it is cut off.
+        `before_cut` is called with the end that a torn tail claims, if any, before it is cut off.
 
         Raises:
             UnusableLogError: the log start or a bare entry below the claimed end is lost.
@@ -130,7 +128,7 @@ class ReplicatedLog(ReadableLog):
             flushed = min(flushed, self._bare.entries[unflushed].index)
         self.flushed_end = flushed
 
-    # --- what it is -------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> Offset:
@@ -414,9 +412,9 @@ class ReplicatedLog(ReadableLog):
 
     def roll_if_aged(self, now_ms: int) -> bool:
         """Close an idle active segment that is older than `segment_ms`, or all of whose records are
-        older than `retention_ms`, so that retention can take it. As in Kafka, records are not kept
-        beyond their time because nothing comes after them, and records that are old when they come
-        can be read for some minutes: there retention looks every five.
+        older than `retention_ms`, so that retention can take it. As in Kafka, records expire also
+        when nothing comes after them, and records that are old when they arrive can be read for
+        some minutes (Kafka's retention looks every five).
 
         Raises:
             DiskError: fatal, unless it is a DiskFullError.
@@ -493,7 +491,7 @@ class ReplicatedLog(ReadableLog):
         self._flushed_bare = self._bare.dropped
         self._recount()
 
-    # --- mending ----------------------------------------------------------------------------
+    # --- repair -----------------------------------------------------------------------------
 
     def repair(self, start: Offset, batches: Sequence[Buffer]) -> None:
         """Replace the damaged range that begins at `start` by a peer's batches; durable on return.
@@ -531,7 +529,7 @@ class ReplicatedLog(ReadableLog):
         return Fill(self._disk, path, start, damage.end, self._bare.epochs(), next_offset=start)
 
     def filled_job(self, fill: Fill) -> RepairJob:
-        """Mend with what was gathered: `run` it in a worker thread, then hand it to `repaired`.
+        """Repair with what was gathered: `run` it in a worker thread, then hand it to `repaired`.
 
         Raises:
             CorruptBatchError: the range is not full, or not the same any more.
@@ -556,7 +554,7 @@ class ReplicatedLog(ReadableLog):
 
     def accept_loss(self, start: Offset) -> None:
         """Fill the damaged range that begins at `start` with batches without records; durable on
-        return. For ranges that nobody can repair, at an operator's word alone.
+        return. For ranges that no peer can repair, and only when an operator asks for it.
 
         Raises:
             DiskFullError: nothing changed.
@@ -566,7 +564,7 @@ class ReplicatedLog(ReadableLog):
         self.repair(start, fillers(start, damage.end, self._bare.epochs()))
 
     def repaired(self, job: RepairJob) -> bool:
-        """Put a mended segment in place, durably; False when the log was cut meanwhile.
+        """Put a repaired segment in place, durably; False when the log was cut meanwhile.
 
         Raises:
             DiskError: fatal.
@@ -601,7 +599,7 @@ class ReplicatedLog(ReadableLog):
         self._release()
 
     def _release(self) -> None:
-        """Hold no file any more: whoever keeps this object must not keep space on the disk."""
+        """Hold no file any more: an object that is kept must not keep space on the disk."""
         self._job = None
         self._checker.forget()
         self._segments.release()

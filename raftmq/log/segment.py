@@ -34,10 +34,8 @@ from raftmq.ports import DiskError, DiskFullError, File
 from raftmq.records import BatchHeader
 from raftmq.types import Buffer, Offset
 
-OFFSETS_MAX = (1 << 32) - 1
+OFFSETS_MAX: Final = (1 << 32) - 1
 """So many offsets fit above a base offset in the offset index."""
-
-
 WRITE_AGAIN_BYTES: Final = 1 << 20
 
 
@@ -96,38 +94,38 @@ class Ranges:
 class VerifiedRanges:
     """Two generations of ranges."""
 
-    __slots__ = ("_elder", "_younger")
+    __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._younger = Ranges()
-        self._elder = Ranges()
+        self._newer = Ranges()
+        self._older = Ranges()
 
     def add(self, start: int, end: int) -> None:
         """`[start, end)` was just written or checked."""
-        self._younger.add(start, end)
+        self._newer.add(start, end)
 
     def end_from(self, position: int) -> int:
         """How far bytes are verified from `position` on; `position` itself when they are not."""
         while True:
-            end = self._elder.end_from(self._younger.end_from(position))
+            end = self._older.end_from(self._newer.end_from(position))
             if end == position:
                 return end
             position = end
 
     def cut(self, end: int) -> None:
         """The file was cut to `end`."""
-        self._younger.cut(end)
-        self._elder.cut(end)
+        self._newer.cut(end)
+        self._older.cut(end)
 
     def rotate(self) -> None:
         """A verification period is over."""
-        self._elder = self._younger
-        self._younger = Ranges()
+        self._older = self._newer
+        self._newer = Ranges()
 
     def clear(self) -> None:
         """Nothing is verified."""
-        self._younger = Ranges()
-        self._elder = Ranges()
+        self._newer = Ranges()
+        self._older = Ranges()
 
 
 @define(slots=True)
@@ -191,8 +189,9 @@ class Segment:
         self.is_dirty = False  # bytes were written that no flush job covered yet
         self.allocated = 0  # bytes reserved in the file; beyond `size` they are zeros
         self.created_ms = 0
-        self.version = 0  # changes when bytes that a reader may have seen are cut, or all are given
-        # up, and when the indexes were made anew: what jobs found before that is void
+        # Changes when bytes that a reader may have seen are cut or all files are let go, and when
+        # the indexes were made anew: what jobs found before that is void.
+        self.version = 0
         self.verified = VerifiedRanges()
         self.holes = Holes()  # among what was ever verified
         self._reset()
@@ -306,8 +305,8 @@ class Segment:
     def write_indexes(self, *, is_closed: bool) -> None:
         """Write pending index entries; a full disk keeps them in memory.
 
-        The index does not vouch for a segment that ends in a hole: the next opening is to find the
-        hole, since readers are told that the log ends before it.
+        The header says that a segment which ends in a hole is still open. So the next opening scans
+        it and finds the hole, before which the log ends for readers.
         """
         ends_in_hole = self.holes.before(self.end_offset) < self.end_offset
         log_size = self.size if is_closed and not ends_in_hole else 0
@@ -400,7 +399,8 @@ class Segment:
         """Yield (position, header) from the batch that contains `offset` on.
 
         Args:
-            confirmed: believe no header about where it ends, for callers that read no bytes of it.
+            confirmed: compare each header with what follows its batch, for callers that read no
+                bytes of it.
 
         Raises:
             DamagedError: when it comes to damaged bytes.
@@ -420,7 +420,7 @@ class Segment:
                         position = found + header.size
             except BadBatch as bad:
                 if bad.position == hint > 0:
-                    # The index is what is wrong, or a batch that begins an index interval.
+                    # Either the index is wrong, or a batch that begins an index interval.
                     self.rebuild()
                     at, position = self.floor(offset)
                     hint = 0
@@ -504,7 +504,7 @@ class Segment:
         Does not decide what a bad tail means: see `recovery.py`.
         """
         damages: list[Damage] = []
-        self.damages = damages  # pairs that are written on the way tell of it
+        self.damages = damages  # so that indexes written on the way count the segment as damaged
         epochs = self._epochs()
         file = self.file
         while True:
@@ -540,7 +540,7 @@ class Segment:
     def describe(self, file: File, size: int, end_offset: int) -> None:
         """Become the segment that `file` holds; nothing is written. `close` puts it to use.
 
-        May run in another thread as long as nobody else knows this object.
+        May run in another thread as long as nothing else refers to this object.
         """
         self._file = file
         self._must_keep_pairs = True
@@ -550,7 +550,7 @@ class Segment:
         self.allocated = size
 
     def twin(self) -> Segment:
-        """An object of its own for the same bytes; nobody else knows it."""
+        """Another object for the same bytes, to which nothing else refers."""
         epochs = self._epochs()
         folder = self.path.rpartition("/")[0]
         return Segment(folder, self.base_offset, self._config, self._shared, lambda: epochs)

@@ -2,7 +2,7 @@
 loaded indexes, the newest batches, and the loop's time for moves of log starts.
 
 The least recently used file is forgotten when there are too many. Forgetting drops a reference and
-never closes by force: whoever still sends from the file keeps its descriptor until done. Active
+never closes by force: a connection that still sends from the file keeps its descriptor. Active
 segments, bare entries and the journal are held by their owners, not here.
 """
 
@@ -73,7 +73,7 @@ class FileCache:
         return self.disk.open(path, create=create)
 
     def _let_go(self) -> int:
-        """Forget the longest unused half; how many that were."""
+        """Forget the longest unused half; returns how many files that were."""
         with self._lock:
             count = -(-len(self._files) // 2)
             for _ in range(count):
@@ -136,7 +136,7 @@ class IndexCache:
 
 
 class LogWatch:
-    """What happened to the files of all logs: counts, and a listener told of each."""
+    """What happened to the files of all logs: counts, and a listener that is called each time."""
 
     __slots__ = ("damages_found", "damages_repaired", "on_event", "segments_rolled")
 
@@ -148,17 +148,17 @@ class LogWatch:
         """Called with "rolled", "damaged" or "repaired", the segment's path and an offset range."""
 
     def rolled(self, path: str, base_offset: int) -> None:
-        """A segment was begun."""
+        """Count a segment that was begun."""
         self.segments_rolled += 1
         self._tell("rolled", path, base_offset, base_offset)
 
     def damaged(self, path: str, start: int, end: int) -> None:
-        """Damage was found that was not known."""
+        """Count damage that was not known."""
         self.damages_found += 1
         self._tell("damaged", path, start, end)
 
     def repaired(self, path: str, start: int, end: int) -> None:
-        """Damage was repaired from a peer."""
+        """Count damage that was repaired from a peer."""
         self.damages_repaired += 1
         self._tell("repaired", path, start, end)
 
@@ -168,8 +168,8 @@ class LogWatch:
 
 
 class LoopShare:
-    """How much of the loop's time the moves of all log starts may take: a share of it, and so much
-    at once. Each writes and syncs a small file, and thousands may be due together."""
+    """How much of the loop's time the moves of all log starts may take: a share of it, and a burst
+    at most. Each writes and syncs a small file, and thousands may be due together."""
 
     __slots__ = ("_free_at_ms",)
 
@@ -177,22 +177,22 @@ class LoopShare:
     BURST_MS: Final = 40.0
 
     def __init__(self) -> None:
-        self._free_at_ms = 0.0  # before then what was spent lately is not paid off
+        self._free_at_ms = 0.0  # until then the time that was taken lately is paid off
 
     def is_free(self, now_ms: float) -> bool:
         """True when another move may begin."""
         return self._free_at_ms <= now_ms
 
     def spend(self, began_ms: float, ended_ms: float) -> None:
-        """A move, or a part of one, took so long."""
+        """Charge the time that a move, or a part of one, took."""
         paid_ms = max(self._free_at_ms, began_ms - self.BURST_MS)
         self._free_at_ms = paid_ms + (ended_ms - began_ms) / self.SHARE
 
 
 @frozen(slots=True)
 class Shared:
-    """Open files, loaded indexes and recent batches, each bounded; who watches the files; and what
-    moves of log starts may take."""
+    """Open files, loaded indexes and recent batches, each bounded; the watch over the files; and
+    the loop's time for moves of log starts."""
 
     files: FileCache
     indexes: IndexCache

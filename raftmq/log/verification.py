@@ -6,9 +6,9 @@ left memory since may come back from the device damaged. `Checker` makes the job
 holds its own file and the epochs it needs and reads in any thread; the loop takes the result back,
 and ignores it when the file was cut or replaced since.
 
-A `StoredJob` gathers whole batches for a replica that is far behind, megabytes that are in nobody's
-memory: it finds where batches begin, checks every one, and sums all bytes for the frame in which
-they will travel. Reading them brings them into the page cache, so that the `sendfile` that follows
+A `StoredJob` gathers whole batches for a replica that is far behind, megabytes that are on disk
+alone: it finds where batches begin, checks every one, and sums all bytes for the frame in which they
+will travel. Reading them brings them into the page cache, so that the `sendfile` that follows
 does not wait for the disk. A chunk is whole, sound, contiguous batches between two bare entries and
 of one file; what is damaged is reported, never sent.
 """
@@ -134,7 +134,7 @@ class VerifyJob:
     Attributes:
         verified: byte ranges found sound.
         holes: which of them hold no records.
-        damages: what is not.
+        damages: what was found damaged.
         sound_count: how many batches were found sound.
         offset: after `run`, the offset up to which the job came.
         version: of the segment when the job was made; another one voids the result.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
 from raftmq.log.log_start import LogStart
-from raftmq.log.model import DamagedError, LogConfig
-from raftmq.log.replicated_log import FlushJob, ReplicatedLog
+from raftmq.log.model import DamagedError, FlushJob, LogConfig
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
 from raftmq.records import check_batches, read_records
 from raftmq.types import LeaderEpoch, Offset, RaftIndex
