@@ -298,8 +298,8 @@ def is_older(newest_ms: int, retention_ms: int, now_ms: int) -> bool:
 
 
 def _newest_ms(segments: Sequence[Retained], now_ms: int) -> list[int]:
-    """How new each closed segment is. One without a timestamp counts as new as the one after it, one
-    before the last segment as new as that was made. Kafka asks the file system."""
+    """How new each closed segment is. One without a timestamp counts as new as the one after it;
+    for the last segment the time when it was made counts. Kafka asks the file system."""
     newest: list[int] = []
     after_ms = (segments[-1].created_ms or now_ms) if segments else now_ms
     for segment in reversed(segments[:-1]):

@@ -7,8 +7,8 @@ holds its own file and the epochs it needs and reads in any thread; the loop tak
 and ignores it when the file was cut or replaced since.
 
 A `StoredJob` gathers whole batches for a replica that is far behind, megabytes that are on disk
-alone: it finds where batches begin, checks every one, and sums all bytes for the frame in which they
-will travel. Reading them brings them into the page cache, so that the `sendfile` that follows
+alone: it finds where batches begin, checks every one, and sums all bytes for the frame in which
+they will travel. Reading them brings them into the page cache, so that the `sendfile` that follows
 does not wait for the disk. A chunk is whole, sound, contiguous batches between two bare entries and
 of one file; what is damaged is reported, never sent.
 """

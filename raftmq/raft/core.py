@@ -83,8 +83,8 @@ class EntrySource(Protocol):
     def stored(
         self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
     ) -> StoredChunk | None:
-        """Entries from `start` that are not in memory. None: being looked for, or held back by the
-        limits of catch-up (those of rate do not hold where the commit waits for `to`)."""
+        """Entries from `start` that are not in memory. None while they are being read, or held back
+        by the limits of catch-up (where `is_needed`, the limits of its rate do not hold)."""
         ...
 
     def log_start_payload(self) -> Buffer:
@@ -178,14 +178,13 @@ class RaftCore:
         }
 
     def retire(self) -> None:
-        """Take no message any more, and let go of what knows this core: nothing is left of a group
-        that ended once nobody holds it."""
+        """Take no more messages, and break the reference cycles of a group that ended."""
         self.role, self.leadership = Role.FOLLOWER, None
         self._handlers.clear()
         self.election.retire()
         del self.source
 
-    # What others may read.
+    # State that others may read.
 
     @property
     def log_end(self) -> RaftIndex:
@@ -237,8 +236,8 @@ class RaftCore:
     def is_term_absurd(self) -> bool:
         """True when the term is so far above the log that no election can have led there.
 
-        A replica that is asked never believes it, so this one is alone with it; `recover
-        --reset-term` sets it back.
+        No other replica adopts it, so this one stays alone in it; `recover --reset-term` sets it
+        back.
         """
         return self.term - self.epochs.last_term > TERM_JUMP_MAX
 
@@ -259,7 +258,7 @@ class RaftCore:
 
     @property
     def transferee(self) -> ReplicaId | None:
-        """Whom leadership is being handed to."""
+        """The replica that leadership is being handed to."""
         return None if self.leadership is None else self.leadership.transferee
 
     @property
@@ -289,16 +288,16 @@ class RaftCore:
 
     @property
     def wants_ready(self) -> bool:
-        """False when a tick surely gave `ready` nothing: a follower that waits, a leader between
-        its heartbeats."""
+        """False when a tick surely left `ready` nothing to do: at a follower that waits, or a
+        leader between its heartbeats."""
         if self.leadership is not None:
             return self.leadership.is_due
         return self.role is not Role.FOLLOWER or self._soft_state.leader != self.leader
 
     def answer(self, heartbeat: Heartbeat) -> HeartbeatReply | None:
-        """The reply to a heartbeat of the known leader that says nothing new; None: `step` it.
+        """The reply to a heartbeat of the known leader with nothing new in it; None: `step` it.
 
-        Thousands of groups hear little else, so it must cost no round of effects.
+        Most messages of thousands of groups are such, so it must cost no round of effects.
         """
         if (
             heartbeat.term != self.term
@@ -314,7 +313,7 @@ class RaftCore:
     def takes_quietly(self, reply: HeartbeatReply) -> bool:
         """Note the reply of a follower that has everything; False: `step` it.
 
-        True means that nothing is to be sent and nobody is to be told.
+        True means that nothing is to be sent or reported.
         """
         if self.leadership is None or reply.term != self.term or reply.to != self.self_id:
             return False
@@ -324,8 +323,8 @@ class RaftCore:
         """Advance the group by one message; never blocks, never performs I/O.
 
         Raises:
-            RemoteProtocolError: no correct replica sends this. It changed nothing but what any
-                message may change: the term, and when the leader was last heard.
+            RemoteProtocolError: no correct replica sends this. It changed no more than any message
+                may: the term, and when the leader was last heard.
         """
         if message.to != self.self_id:
             return  # for an earlier life of this node, with another storage
@@ -350,7 +349,7 @@ class RaftCore:
                     f"{message.sender} claims term {message.term}, this replica is at {self.term}"
                 )
             self.become_follower(message.term, None)
-        elif kind in _LEADERS_WORDS and self.leader not in (None, message.sender):
+        elif kind in _FROM_LEADER and self.leader not in (None, message.sender):
             raise RemoteProtocolError(
                 f"{message.sender} claims to lead term {self.term}, which {self.leader} leads"
             )
@@ -397,7 +396,7 @@ class RaftCore:
         self._leading().start_transfer(to)
 
     def abort_transfer(self) -> None:
-        """Take proposals again. The target may win all the same, if it was already told."""
+        """Take proposals again. The target may win all the same, if it was already asked to."""
         if self.leadership is not None:
             self.leadership.transferee = None
 
@@ -418,7 +417,7 @@ class RaftCore:
             self.election.leader_lost()
 
     def stand(self) -> None:
-        """Stand for election now where no leader is known; again where that was not heard."""
+        """Stand for election now where no leader is known; ask again where it was asked before."""
         if self.leadership is None:
             self.election.stand_at_once()
 
@@ -454,7 +453,7 @@ class RaftCore:
     # For election, leader and follower.
 
     def append_own(self, payload: Buffer, width: int, kind: EntryKind) -> Entry:
-        """Append an entry of the own term; any role's check was made by the caller."""
+        """Append an entry of the own term; the caller has checked that this replica may."""
         start = self.epochs.log_end
         entry = Entry(start, RaftIndex(start + width), self.term, kind, payload)
         self.epochs.append(self.term, start, entry.end)
@@ -463,7 +462,7 @@ class RaftCore:
         return entry
 
     def become_follower(self, term: Term, leader: ReplicaId | None) -> None:
-        """Follow `leader`, or nobody known yet; a later term forgets the vote (§5.1)."""
+        """Follow `leader`, None while it is not known; a later term forgets the vote (§5.1)."""
         assert term >= self.term, "terms never fall"
         if term > self.term:
             self._enter_term(term, None)
@@ -473,7 +472,7 @@ class RaftCore:
         self.election.reset()
 
     def become_candidate(self, *, is_real: bool) -> None:
-        """Stand for election: the next term is entered, with the own vote, only in earnest."""
+        """Stand for election; only a real candidate, not a pre-candidate, enters the next term."""
         assert self.can_campaign
         assert self.leadership is None
         if is_real:
@@ -496,7 +495,7 @@ class RaftCore:
         return self._round
 
     def set_commit_end(self, commit_end: RaftIndex) -> None:
-        """All below is on a majority, for good."""
+        """Note that all below `commit_end` is on a majority."""
         assert self.commit_end < commit_end <= self.log_end
         was_settled = self.configurations.is_committed(self.commit_end)
         self.commit_end = commit_end
@@ -527,8 +526,8 @@ class RaftCore:
     def _refuse_stale(self, message: Message) -> None:
         """Answer a sender of an earlier term, so that it learns of ours (§5.1).
 
-        By the time it arrives its receiver may lead our term, so it must say nothing that was not
-        true of that: no round, for it confirms none, and no refusal of a position.
+        By the time it arrives its receiver may lead our term, so it must hold nothing that is not
+        true of that term: no round, since it confirms none, and no refusal of a position.
         """
         reply: Message
         if isinstance(message, AppendRequest | Heartbeat | InstallLogStart):
@@ -557,5 +556,5 @@ class RaftCore:
             self.leadership.on_heartbeat_reply(reply)
 
 
-_LEADERS_WORDS: Final = frozenset({AppendRequest, Heartbeat, InstallLogStart})
+_FROM_LEADER: Final = frozenset({AppendRequest, Heartbeat, InstallLogStart})
 _REPLIES: Final = frozenset({PreVoteReply, VoteReply, AppendReply, HeartbeatReply})

@@ -1,19 +1,19 @@
-"""Who may lead: timeouts, pre-votes, votes, and the refusal of both while a leader is live.
+"""Elections: timeouts, pre-votes, votes, and the refusal of both while a leader is live.
 
 Pre-vote (Raft thesis §9.6): a replica asks whether it could win before it enters a new term, so
 that one that hears nothing, or was removed, never raises the term of others. Lease refusal
-(§4.2.3): who heard a leader within the least election timeout grants nothing, unless that leader
-hands over.
+(§4.2.3): a replica that heard a leader within the least election timeout grants nothing, unless
+that leader hands over.
 
 Timeout backoff: where messages take longer than a timeout (a busy machine, hundreds of groups that
 elect at once) replicas would depose leaders that live and give up elections that are under way, and
 each new election would make it worse, without end. So a replica that loses time that way doubles
-its timeouts, up to three times, and halves them again while a leader stays. One that knows that all
-it hears comes late (`timeout_doublings_floor`) does so before it loses anything. A leader that is
-gone with its node is noticed by its closed connection (`leader_lost`), whatever the backoff.
+its timeouts, up to three times, and halves them again while a leader stays. A replica whose node is
+known to be late (`timeout_doublings_floor`) does so before it loses anything. A leader that is gone
+with its node is noticed by its closed connection (`leader_lost`), whatever the backoff.
 
 Only voters are asked, and only their votes count, both by the candidate's configuration alone
-(thesis §4.1). So a replica that believes itself a learner does answer: whoever asks it holds a log
+(thesis §4.1). So a replica that believes itself a learner does answer: the candidate holds a log
 that promoted it, and without its vote a group could stay without a leader.
 """
 
@@ -71,7 +71,7 @@ class Election:
         self.reset()
 
     def retire(self) -> None:
-        """Let go of the core, which ended."""
+        """Drop the reference to the core, which ended."""
         del self._core
 
     @property
@@ -96,7 +96,7 @@ class Election:
         self.timeout_doublings = min(self.timeout_doublings + 1, TIMEOUT_DOUBLINGS_MAX)
 
     def decay_backoff(self) -> None:
-        """A leader stays: after a while of that, be quick again when it falls silent."""
+        """While a leader stays, halve the timeouts again after a while."""
         if self.timeout_doublings and self._core.now - self._steady_since >= self._decay_ticks:
             self.timeout_doublings -= 1
             self.reset()
@@ -169,8 +169,8 @@ class Election:
             self._deadline = min(self._deadline, core.now + 2 * rank)
 
     def stand_at_once(self) -> None:
-        """Ask for pre-votes, again if need be: those asked before may not have had the group yet,
-        and without this the question would be repeated after a timeout only."""
+        """Ask for pre-votes, also again: voters asked before may not have had the group yet, and
+        would otherwise be asked again only after a timeout."""
         core = self._core
         if (
             core.leader is None
@@ -191,7 +191,7 @@ class Election:
         core.effects.send_now.append(PreVoteReply(term, core.self_id, request.sender, granted))
 
     def on_pre_vote_reply(self, reply: PreVoteReply) -> None:
-        """Count a pre-vote; with a majority of them, stand in earnest."""
+        """Count a pre-vote; with a majority of them, become a candidate."""
         core = self._core
         if core.role is not Role.PRE_CANDIDATE:
             return

@@ -1,4 +1,4 @@
-"""Which term each position of a log belongs to, and what it takes to find where two logs part.
+"""Which term each position of a log belongs to, and how to find where two logs part.
 
 Holds (term, start) pairs, never entries, so it costs a few words per election. A cache of the log's
 own bare entries, never a source of truth. Invariants: terms and starts ascend strictly, starts lie
@@ -112,7 +112,7 @@ class EpochHistory:
         return self.log_start <= end <= self.log_end and self.term_at_end(end) == term
 
     def hint(self, prev_end: RaftIndex, prev_term: Term) -> tuple[RaftIndex, Term]:
-        """The follower's answer to a request that does not match: where to try next, and its term.
+        """The follower's answer to a request that does not match: where to try next, and the term.
 
         That is the greatest end of a term not above `prev_term`: the leader's log before `prev_end`
         has no greater term, so nothing above can agree.

@@ -1,4 +1,4 @@
-"""What a replica does at its leader's word: append, commit, begin anew at a log start.
+"""What a follower does when its leader asks: append, commit, begin anew at a log start.
 
 Accepting a request means that its entries, and all before them, agree with the leader's log (Raft
 §5.3); the reply that says so leaves after the flush. Never drops a suffix that agrees, never

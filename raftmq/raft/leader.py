@@ -2,7 +2,7 @@
 
 Exists only while its replica leads, so nothing of one leadership can leak into the next. Messages
 to followers are built in `send`, once per Ready, so that all proposals since the last one leave in
-one request. How much may be sent to whom is `progress.py`'s matter.
+one request. How much may be sent to each follower is decided in `progress.py`.
 
 Invariants: commit_end moves only by counting what a majority flushed, this replica included, and
 only past an entry of the own term (Raft §5.4.2); nothing of this term leaves before it is certain
@@ -67,7 +67,7 @@ class Leadership:
         "_round",
         "_round_is_unsent",
         "_transfer_deadline",
-        "_transfer_is_told",
+        "_transfer_is_sent",
         "_voting",
         "progress",
         "term_start",
@@ -77,7 +77,7 @@ class Leadership:
     def __init__(self, core: RaftCore, term_start: RaftIndex) -> None:
         self._core = core
         self.term_start = term_start
-        self.progress: dict[ReplicaId, Progress] = {}  # everybody but this replica
+        self.progress: dict[ReplicaId, Progress] = {}  # of all members but this replica
         self._followers: list[Progress] = []  # the same, in a fixed order
         self._voting: list[Progress] = []  # those that count
         self._counts_self = True
@@ -87,7 +87,7 @@ class Leadership:
         self._round_is_unsent = False
         self.transferee: ReplicaId | None = None
         self._transfer_deadline = 0
-        self._transfer_is_told = False
+        self._transfer_is_sent = False
         self._chunks: dict[RaftIndex, tuple[tuple[Entry, ...], int]] = {}
         self.configuration_changed()
 
@@ -98,7 +98,7 @@ class Leadership:
 
     @property
     def is_due(self) -> bool:
-        """True when `send` has something to say that no message or proposal gave rise to."""
+        """True when `send` has a message that no other message or proposal gave rise to."""
         return self._round_is_unsent or any(p.is_far_behind for p in self._followers)
 
     # Time.
@@ -119,7 +119,7 @@ class Leadership:
         self._begin_round()
 
     def _hears_quorum(self) -> bool:
-        # As long as the slowest follower: a leader that resigns earlier does so for nobody.
+        # As long as the slowest follower waits: before that no other replica stands for election.
         since = self._core.now - 2 * self._core.election.least_timeout
         heard = int(self._counts_self)
         for progress in self._voting:
@@ -138,8 +138,8 @@ class Leadership:
         """Build the messages that are due: heartbeats first, then entries."""
         core = self._core
         if core.flushed_end <= self.term_start and core.is_sole_voter:
-            # Nobody else voted, so until the election entry is on disk a restart might enter this
-            # term again, with other entries: learners must not see any of it.
+            # No other replica voted, so until the election entry is on disk a restart might enter
+            # this term again, with other entries: learners must not see any of it.
             return
         if self._round_is_unsent:
             self._round_is_unsent = False
@@ -147,7 +147,7 @@ class Leadership:
                 self._send_heartbeat(progress)
         log_end = core.epochs.log_end
         for progress in self._followers:
-            # Every Ready comes by here, and nearly every one finds all followers served.
+            # Runs for every Ready, and nearly always finds all followers served.
             if (
                 progress.next_end < log_end
                 or progress.must_ask
@@ -187,7 +187,7 @@ class Leadership:
                     break  # an answer is on its way, and what is left goes then
                 entries, size_bytes = self._entries(progress.next_end)
                 if entries and entries[0].start < progress.next_end:
-                    progress.become_catch_up(core.log_start)  # it named a place within an entry
+                    progress.become_catch_up(core.log_start)  # it asked for a place in an entry
                     break
                 if entries:
                     if not progress.may_go_by(is_far_behind=False):
@@ -202,7 +202,7 @@ class Leadership:
         """Send what has to come from the disk; False when that has to wait."""
         core = self._core
         if core.effects.install is not None or core.effects.truncate_end is not None:
-            return False  # the engine's log is about to change under us
+            return False  # the engine's log is about to change
         if not progress.may_go_by(is_far_behind=True):
             return False
         chunk = core.source.stored(
@@ -214,7 +214,7 @@ class Leadership:
         if chunk is None:
             return False
         if chunk.entries[0].start < progress.next_end:
-            progress.become_catch_up(core.log_start)  # it named a place within an entry
+            progress.become_catch_up(core.log_start)  # it asked for a place within an entry
             return False
         self._send_entries(progress, chunk.entries, chunk.size_bytes, chunk)
         return True
@@ -294,7 +294,7 @@ class Leadership:
                 first = bisect_left(pending, start, key=_entry_start)
                 entries = pending[first:] if first else pending
             elif core.effects.install is not None or core.effects.truncate_end is not None:
-                return (), 0  # the engine's log is about to change under us
+                return (), 0  # the engine's log is about to change
             else:
                 entries = core.source.entries(start, bytes_max)
             chunk = self._chunks[start] = _cut(entries, bytes_max)
@@ -330,7 +330,7 @@ class Leadership:
         if progress is None:
             return
         if reply.round > self._round or reply.matched_end > core.log_end:
-            raise RemoteProtocolError(f"{reply.sender} answers what it was not asked")
+            raise RemoteProtocolError(f"{reply.sender} answers a round that was not begun")
         progress.last_heard_tick = core.now
         if reply.clock_ms:
             progress.clock_ms = reply.clock_ms
@@ -340,7 +340,7 @@ class Leadership:
         progress.heard_matched_end(reply.matched_end, core.now, patience_ticks)
 
     def takes_quietly(self, reply: HeartbeatReply) -> bool:
-        """Note a reply after which nothing is due: its sender holds all there is, for good."""
+        """Note a reply of a follower that holds all there is; False when something is due."""
         progress = self.progress.get(reply.sender)
         log_end = self._core.log_end
         if (
@@ -411,8 +411,8 @@ class Leadership:
         if self._counts_self:
             return
         core = self._core
-        heir = max(self._voting, key=attrgetter("match_end"))
-        core.effects.send_now.append(TimeoutNow(core.term, core.self_id, heir.replica))
+        successor = max(self._voting, key=attrgetter("match_end"))
+        core.effects.send_now.append(TimeoutNow(core.term, core.self_id, successor.replica))
         core.become_follower(core.term, None)
 
     # Transfer of leadership (thesis §3.10).
@@ -429,17 +429,17 @@ class Leadership:
             raise KafkaError(f"{to} cannot lead", code=ErrorCode.INELIGIBLE_REPLICA)
         self.transferee = to
         self._transfer_deadline = core.now + core.config.election_ticks
-        self._transfer_is_told = False
+        self._transfer_is_sent = False
         self._hand_over_if_ready()
 
     def _hand_over_if_ready(self) -> None:
         core = self._core
         to = self.transferee
         assert to is not None
-        # Nothing is left uncommitted either: whoever waits for an acknowledgement gets it.
+        # Nothing is left uncommitted either, so all pending acknowledgements are given.
         has_all = self.progress[to].match_end == core.log_end == core.commit_end
-        if has_all and not self._transfer_is_told:
-            self._transfer_is_told = True
+        if has_all and not self._transfer_is_sent:
+            self._transfer_is_sent = True
             core.effects.send_now.append(TimeoutNow(core.term, core.self_id, to))
 
     # Reads (Raft §8, thesis §6.4).

@@ -21,7 +21,7 @@ from raftmq.errors import AheadError, ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
 LEARNERS_MAX: Final = 1_000
-"""Of a group: who asks to join one gets no further."""
+"""Of a group; further requests to join are refused."""
 _VERSION: Final = 1
 _HEADER: Final = Struct(">BHH")  # version, number of voters, number of learners
 _REPLICA: Final = Struct(">iQ")  # node id, storage id; voters first, then learners
@@ -37,7 +37,7 @@ class NewerConfigurationError(RemoteProtocolError, AheadError):
 
 @frozen(slots=True)
 class Configuration:
-    """The members of a group: sorted, and nobody twice."""
+    """The members of a group, sorted, each of them once."""
 
     voters: tuple[ReplicaId, ...] = field(default=(), converter=_ascending)
     learners: tuple[ReplicaId, ...] = field(default=(), converter=_ascending)
@@ -81,12 +81,12 @@ class Configuration:
             raise RemoteProtocolError("a configuration that names a replica twice") from problem
 
     def with_learner(self, replica: ReplicaId) -> Configuration:
-        """The same with `replica` as a learner, whatever it was before."""
+        """The same with `replica` as a learner, also if it was a voter."""
         rest = self.without(replica)
         return Configuration(rest.voters, (*rest.learners, replica))
 
     def with_voter(self, replica: ReplicaId) -> Configuration:
-        """The same with `replica` as a voter, whatever it was before."""
+        """The same with `replica` as a voter, also if it was a learner."""
         rest = self.without(replica)
         return Configuration((*rest.voters, replica), rest.learners)
 
@@ -203,7 +203,7 @@ def quorum_end(ends: Iterable[RaftIndex]) -> RaftIndex:
 
 
 def vote_outcome(voters: Sequence[V], votes: Mapping[V, bool]) -> VoteOutcome:
-    """Count the votes of `voters` alone; anybody else's are not looked at (Raft §5.2)."""
+    """Count the votes of `voters`; votes of other replicas do not count (Raft §5.2)."""
     granted = refused = 0
     for voter in voters:
         vote = votes.get(voter)

@@ -33,7 +33,7 @@ class EntryKind(IntEnum):
     BATCH = 0  # a RecordBatch v2, opaque to the core
     ELECTION = 1  # a leader's first entry of its term (Raft §8)
     MEMBERSHIP = 2  # a new configuration, in force from its append on (Raft thesis §4.1)
-    LOG_START = 3  # the leader's wish to drop a prefix; opaque to the core
+    LOG_START = 3  # the leader's proposal to drop a prefix; opaque to the core
 
 
 @frozen(slots=True)
@@ -135,9 +135,9 @@ class AppendReply:
 
     Accepted: all below `flushed_end` agrees with the leader's log *and* is flushed here.
     Refused: `hint_end`, `hint_term` name the follower's greatest end of a term not above the
-    request's `prev_term`; `refused_prev_end` tells which request it was.
-    `is_promise` is False from a damaged replica: the position then only
-    steers the flow of entries and counts towards no quorum.
+    request's `prev_term`; `refused_prev_end` names the request.
+    `is_promise` is False from a damaged replica: the position then only steers the flow of entries
+    and counts in no majority.
     `clock_ms` is the follower's wall clock, for retention alone: no clock decides about safety.
     """
 
@@ -169,8 +169,8 @@ class Heartbeat:
 class HeartbeatReply:
     """I hear you.
 
-    `matched_end`: all below it arrived here and agrees with the leader's log, flushed or not. So a
-    leader tells lost messages, and a follower that restarted, from a slow disk.
+    `matched_end`: all below it arrived here and agrees with the leader's log, flushed or not. By it
+    a leader distinguishes a slow disk from lost messages and from a follower that restarted.
     """
 
     term: Term
@@ -275,7 +275,7 @@ class Effects:
         self.send_after_flush: list[Message] = []
 
     def truncate_to(self, end: RaftIndex) -> None:
-        """Drop the log's suffix from `end` on: first what the engine has not even seen."""
+        """Drop the log's suffix from `end` on, beginning with entries the engine has not seen."""
         append = self.append
         engine_end = append[0].start if append else None
         while append and append[-1].end > end:
@@ -284,7 +284,7 @@ class Effects:
             self.truncate_end = end if self.truncate_end is None else min(end, self.truncate_end)
 
     def install_log_start(self, install: InstallLogStart) -> None:
-        """Replace the log: what was to happen to the old one does not matter any more."""
+        """Replace the log; changes of the old one that are still due are dropped."""
         self.install = install
         self.truncate_end = None
         self.append.clear()

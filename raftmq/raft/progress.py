@@ -2,9 +2,9 @@
 
 All transitions between the states live here. PROBE: the leader does not know where the logs agree
 and sends one request at a time; REPLICATE: it does, and keeps a window of requests in flight;
-CATCH_UP: the replica is behind the leader's log start, was sent that start, and nothing else until
-it is there. In REPLICATE a replica may be far behind: what it lacks is no longer in memory, comes
-in chunks from the disk and travels apart from live requests.
+CATCH_UP: the replica is behind the leader's log start, was sent that start, and gets nothing else
+until it is there. In REPLICATE a replica may be far behind: the entries it needs are no longer in
+memory, come in chunks from the disk and travel apart from live requests.
 
 Invariants: `match_end <= next_end` outside CATCH_UP; `match_end` rises only by a promise of the
 replica itself, never by what was sent; the window exceeds its limits by less than one request;
@@ -21,7 +21,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.types import RaftIndex, ReplicaId
 
 FAR_PATIENCE: Final = 8
-"""So much longer the leader waits before it takes entries for lost that come from the disk."""
+"""The leader waits so many times longer before it takes entries from the disk for lost."""
 INSTALL_DOUBLINGS_MAX: Final = 8
 
 
@@ -76,14 +76,14 @@ class Progress:
         self.is_far_behind = False  # REPLICATE: served from the disk, in chunks
         self.is_promising = True  # False: damaged, as its last reply said
         self.last_heard_tick = now
-        self.last_ack_tick = now  # of the last append reply, or of the request it owes one for
+        self.last_ack_tick = now  # of the last append reply, or of the request that awaits one
         self.acked_round = 0
-        self.told_commit_end = RaftIndex(0)  # how far a message that left lets it commit
+        self.told_commit_end = RaftIndex(0)  # how far the messages sent so far let it commit
         self.clock_ms = 0
-        self.heard_end = RaftIndex(0)  # what had arrived there, flushed or not, when last heard
+        self.heard_end = RaftIndex(0)  # had arrived there, flushed or not, by its last reply
         self.inflight_bytes = 0
         self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first
-        self._installs = 0  # CATCH_UP: so often the log start was sent
+        self._installs = 0  # CATCH_UP: how often the log start was sent
         self._bytes_max = bytes_max
         self._messages_max = messages_max
 
@@ -109,7 +109,7 @@ class Progress:
         """A request with entries up to `end` left."""
         assert end > self.next_end, "entries end above their start"
         if self.state is ProgressState.PROBE:
-            # next_end stays at the asked position: it tells an answer to this request from others.
+            # next_end stays at the asked position, by which the answer to this request is known.
             self.is_awaiting = True
             self.last_ack_tick = now
             return
@@ -163,20 +163,20 @@ class Progress:
         if self.state is ProgressState.PROBE and asked_end != self.next_end:
             return False
         if asked_end < self.match_end:
-            return False  # sent before what was acknowledged since
+            return False  # older than an acknowledgement that came since
         if next_end is None:
             self.become_catch_up(log_start)
         else:
             if next_end >= asked_end:
                 raise RemoteProtocolError("a refusal that leads to no earlier try")
             self.become_probe(next_end)
-        # It refused what it had promised: bytes were lost there. What is committed stays so; the
-        # replica itself knows that it may not vote for shorter logs than it had promised.
+        # Below match_end it had promised to hold the entries, so bytes were lost there. What is
+        # committed stays committed: the replica does not vote for logs shorter than its promise.
         self.match_end = min(self.match_end, self.next_end)
         return True
 
     def heard_matched_end(self, matched_end: RaftIndex, now: int, patience_ticks: int) -> None:
-        """A heartbeat's reply says what arrived; find out what was lost on the way.
+        """A heartbeat's reply says what arrived; find out what was lost in transit.
 
         Heartbeats overtake appends, so only a silence of `patience_ticks` means anything; as long
         as more arrives there, nothing was lost, however slow its disk is.
@@ -188,8 +188,8 @@ class Progress:
             # A log start may be large, and take long to read: sent again ever more rarely.
             patience_ticks <<= min(max(0, self._installs - 1), INSTALL_DOUBLINGS_MAX)
         elif self.is_far_behind and self.match_end <= matched_end:
-            # It has all that it promised, so it did not restart. Streams lose nothing but with
-            # their connection; what is late is far more often in a queue than lost.
+            # It has all that it promised, so it did not restart. Streams lose messages only with
+            # their connection; a late one is far more often in a queue than lost.
             patience_ticks *= FAR_PATIENCE
         if now - self.last_ack_tick < patience_ticks:
             return
