@@ -16,15 +16,16 @@ from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
+    Bar,
     Bootstrap,
     CommandError,
     open_admin,
+    progress_bar,
     reported,
     show,
 )
 from raftmq.cli.console import note
 from raftmq.cli.produce import Acks, Compression
-from raftmq.cli.progress import Bar, progress_bar
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

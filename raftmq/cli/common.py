@@ -1,4 +1,4 @@
-"""What all commands share: options, tables or JSON, errors told in one line, exit codes.
+"""What all commands share: options, tables or JSON, progress, errors told in one line, exit codes.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 unknown outcome (the work may have been done), 130 ended by
 Ctrl-C. No command shows a traceback for anything that can happen to an operator.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.foreign import ascii_json, visible
 from raftmq.ports import DiskError
+from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import (
     BrokerError,
@@ -379,3 +380,73 @@ def printable(data: bytes | None) -> Any:
         import base64
 
         return {"base64": base64.b64encode(data).decode()}
+
+
+def known_offsets(
+    admin: Admin, partitions: Iterable[TopicPartition], which: int
+) -> dict[TopicPartition, int]:
+    """Earliest or latest offsets, in few requests; partitions without a live leader, or gone, are
+    left out: a table of a cluster in trouble is when it is read most."""
+    wanted = list(partitions)
+    if not wanted:
+        return {}
+    info = admin.cluster(sorted({key.topic for key in wanted}))
+    alive = {broker.node_id for broker in info.brokers}
+    led = {
+        TopicPartition(topic.name, item.partition)
+        for topic in info.topics
+        for item in topic.partitions
+        if item.leader in alive
+    }
+    try:
+        found = admin.list_offsets({key: which for key in wanted if key in led})
+    except ClientError as error:
+        if isinstance(error, BrokerError) and not error.retriable:
+            raise
+        return {}  # leaders are moving: the table shows dashes rather than nothing
+    return {key: item.offset for key, item in found.items()}
+
+
+class Bar:
+    """A progress bar on a terminal's standard error; elsewhere nothing but what is said."""
+
+    def __init__(self, progress: Any, name: str) -> None:
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(name, total=None, told="")
+
+    def name(self, text: str) -> None:
+        """What is going on."""
+        if self._progress is not None:
+            self._progress.update(self._task, description=text)
+
+    def update(self, done: int, of: int, told: str) -> None:
+        """How far it is."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=of, told=told)
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            note(text)
+
+
+@contextmanager
+def progress_bar(name: str, as_json: bool) -> Iterator[Bar]:
+    """A bar while the block runs; none with JSON, or where standard error is no terminal."""
+    if as_json or not sys.stderr.isatty():
+        yield Bar(None, name)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[told]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, name)

@@ -20,17 +20,18 @@ from raftmq.cli import completion
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
+    Bar,
     Bootstrap,
     CommandError,
     check_reachable,
     parse_pairs,
+    progress_bar,
     reported,
     show,
     show_json,
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
-from raftmq.cli.progress import Bar, progress_bar
 
 if TYPE_CHECKING:
     from raftmq_spark.export.engines import EngineRunner

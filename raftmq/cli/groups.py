@@ -1,14 +1,20 @@
-"""`raftmq group ...`: consumer groups, their members and how far behind they are.
+"""`raftmq group ...`: consumer groups, their members and lags, and moving their offsets.
 
 Columns are those of kafka-consumer-groups.sh. A dash stands for what nobody could tell: a partition
 without a leader, an offset never committed.
+
+`seek` does as kafka-consumer-groups.sh --reset-offsets: offsets beyond a log's ends become its
+ends, a time after the last record means the end, and a group with members is refused, since they
+would commit over what was set.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
+from attrs import frozen
 
 from raftmq.cli import completion
 from raftmq.cli.common import (
@@ -17,21 +23,23 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    known_offsets,
     open_admin,
+    parse_time,
     reported,
     show,
     show_json,
 )
 from raftmq.cli.console import out
-from raftmq.cli.offsets import known_offsets
-from raftmq.cli.seek import seek
+from raftmq.cli.main import EXIT_USAGE
+from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import LATEST
-from raftmq_client.core.group_admin import GroupDescription
+from raftmq_client.core.admin import EARLIEST, LATEST
+from raftmq_client.core.group_admin import CommittedOffset, GroupDescription
+from raftmq_client.errors import BrokerError
 
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
-group_app.command()(seek)
 
 Group = Annotated[
     str, typer.Argument(metavar="GROUP", autocompletion=completion.groups, help="The group's name.")
@@ -48,6 +56,139 @@ LAG_COLUMNS = (
     "HOST",
     "CLIENT-ID",
 )
+SEEK_COLUMNS: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
+_ENDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+_WITHOUT_MEMBERS: Final = ("Empty", "Dead")
+
+
+@frozen
+class _Target:
+    """Where to: an end or a time (`timestamp`), an `offset`, or so many records on (`shift`)."""
+
+    timestamp: int | None = None
+    offset: int | None = None
+    shift: int | None = None
+
+
+@group_app.command()
+def seek(
+    group: Annotated[
+        str,
+        typer.Argument(metavar="GROUP", autocompletion=completion.groups, help="The group's name."),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="earliest|latest|TIME|OFFSET",
+            help="TIME is ISO 8601 (2026-03-01T12:00:00Z), or @ and milliseconds.",
+        ),
+    ] = None,
+    shift: Annotated[
+        int | None, typer.Option(metavar="N", help="So many records on; back when negative.")
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t",
+            "--topic",
+            metavar="TOPIC[:PARTITION,...]",
+            autocompletion=completion.topics,
+            help="Repeatable; default: all that the group has offsets of.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the new offsets; change nothing.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Move a group's committed offsets. Its members must be stopped.
+
+    Examples: raftmq group seek billing --to 2026-03-01T12:00:00Z -t orders:0,1 --dry-run
+    """
+    with reported():
+        target = _target(to, shift)
+        scopes = [_scope(word) for word in topic or ()]
+        with open_admin(bootstrap, timeout) as admin:
+            if admin.describe_group(group).state not in _WITHOUT_MEMBERS:
+                raise BrokerError(
+                    ErrorCode.NON_EMPTY_GROUP, "it has members", about=f"group {group!r}"
+                )
+            current = {key: item.offset for key, item in admin.group_offsets(group).items()}
+            keys = _partitions(admin, scopes) if scopes else sorted(current)
+            if not keys:
+                raise CommandError(
+                    f"group {group!r} has no offsets; -t names topics to give it some"
+                )
+            found = _find(admin, keys, target, current)
+            if not dry_run:
+                admin.alter_group_offsets(
+                    group, {key: CommittedOffset(offset) for key, offset in found.items()}
+                )
+        rows = [(group, *key, current.get(key), found[key]) for key in keys]
+        show(SEEK_COLUMNS, rows, as_json=as_json)
+
+
+def _target(to: str | None, shift: int | None) -> _Target:
+    if (to is None) == (shift is None):
+        raise CommandError("where to? give one of --to and --shift", EXIT_USAGE)
+    if to is None:
+        return _Target(shift=shift)
+    if to in _ENDS:
+        return _Target(timestamp=_ENDS[to])
+    if to.isdecimal():
+        return _Target(offset=int(to))
+    moment = parse_time(to.removeprefix("@"))
+    if moment < 0:
+        raise CommandError(f"--to {to!r}: neither offsets nor times are negative", EXIT_USAGE)
+    return _Target(timestamp=moment)
+
+
+def _scope(word: str) -> tuple[str, list[int] | None]:
+    """A topic and its partitions; None: all of them."""
+    name, colon, numbers = word.partition(":")
+    parts = numbers.split(",") if colon else []
+    if not name or not all(part.isdecimal() for part in parts):
+        raise CommandError(f"-t {word!r} is not TOPIC[:PARTITION,...]", EXIT_USAGE)
+    return name, [int(part) for part in parts] if colon else None
+
+
+def _partitions(
+    admin: Admin, scopes: Sequence[tuple[str, list[int] | None]]
+) -> list[TopicPartition]:
+    keys: set[TopicPartition] = set()
+    for name, numbers in scopes:
+        if numbers is None:
+            numbers = [item.partition for item in admin.topic(name).partitions]
+        keys.update(TopicPartition(name, number) for number in numbers)
+    return sorted(keys)
+
+
+def _find(
+    admin: Admin,
+    keys: Sequence[TopicPartition],
+    target: _Target,
+    current: dict[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """The new offset of each partition, within its log."""
+    lows = admin.list_offsets(dict.fromkeys(keys, EARLIEST))
+    highs = admin.list_offsets(dict.fromkeys(keys, LATEST))
+    if target.timestamp is not None:
+        times = admin.list_offsets(dict.fromkeys(keys, target.timestamp))
+        wanted = {
+            key: item.offset if item.offset >= 0 else highs[key].offset
+            for key, item in times.items()
+        }
+    elif target.shift is not None:
+        missing = [str(key) for key in keys if key not in current]
+        if missing:
+            raise CommandError(f"no offset to shift: {', '.join(missing)}; --to sets one")
+        wanted = {key: current[key] + target.shift for key in keys}
+    else:
+        assert target.offset is not None
+        wanted = dict.fromkeys(keys, target.offset)
+    return {key: min(max(wanted[key], lows[key].offset), highs[key].offset) for key in keys}
 
 
 @group_app.command("list")

@@ -19,6 +19,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    known_offsets,
     open_admin,
     parse_pairs,
     raise_failures,
@@ -28,7 +29,6 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_USAGE
-from raftmq.cli.offsets import known_offsets
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

@@ -13,7 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from raftmq.cli.app import app
-from raftmq.cli.progress import Bar, progress_bar
+from raftmq.cli.common import Bar, progress_bar
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.records import parse_header
