@@ -532,7 +532,7 @@ def test_reads_wait_for_a_round_of_heartbeats() -> None:
     core.step(HeartbeatReply(core.term, TWO, ONE, round_number - 1))
     core.step(HeartbeatReply(core.term, THREE, ONE, round_number))
     assert not core.read_confirmed(round_number)
-    with pytest.raises(RemoteProtocolError, match="not asked"):
+    with pytest.raises(RemoteProtocolError, match="not begun"):
         core.step(HeartbeatReply(core.term, FOUR, ONE, round_number + 1))
     assert not core.read_confirmed(round_number)
     core.step(HeartbeatReply(core.term, FOUR, ONE, round_number))
