@@ -17,14 +17,13 @@ from typer.core import TyperGroup
 from raftmq.cli.bench import bench
 from raftmq.cli.cluster import cluster_app
 from raftmq.cli.common import end, tell_errors_as_json, tells_errors_as_json
-from raftmq.cli.config_check import config_app
+from raftmq.cli.configs import config_app
 from raftmq.cli.consume import consume
 from raftmq.cli.export import export
 from raftmq.cli.groups import group_app
-from raftmq.cli.leaders import leader_app
 from raftmq.cli.log import log_app
 from raftmq.cli.main import EXIT_USAGE
-from raftmq.cli.nodes import node_app
+from raftmq.cli.nodes import leader_app, node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover
 from raftmq.cli.topics import topic_app

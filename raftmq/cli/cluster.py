@@ -16,7 +16,6 @@ from typing import Annotated, Final
 import typer
 from attrs import define, field
 
-from raftmq.cli.broker_configs import cluster_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     REFUSED_S,
@@ -32,6 +31,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
+from raftmq.cli.configs import cluster_config_app
 from raftmq.cli.console import clear_screen, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
 from raftmq.cli.picture import (

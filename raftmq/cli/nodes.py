@@ -1,8 +1,10 @@
-"""`raftmq node ...`: who is there, and replacing a node that is gone for good.
+"""`raftmq node ...` and `raftmq leader ...`: which nodes are there, and which of them lead what;
+replacing a node that is gone for good, and moving leaderships.
 
-What only raftmq knows (storage ids, who votes on metadata, what is being replaced) is asked of the
-admin port of any live node, whose address a broker's configuration names. Against other brokers
-`node list` shows what the Kafka protocol tells.
+What only raftmq knows (storage ids, who votes on metadata, what is being replaced, a leader of
+one's own choice) is asked of the admin port of any live node, whose address a broker's
+configuration names. `node list` shows what the Kafka protocol tells where there is no such port;
+`leader list` and `leader balance` speak that protocol (Metadata, ElectLeaders) with any brokers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import msgspec
 import typer
 
 from raftmq.cli import completion
-from raftmq.cli.broker_configs import node_config_app
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -28,10 +29,14 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
+from raftmq.cli.configs import node_config_app
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
 from raftmq.cli.picture import find_addresses
+from raftmq.errors import ErrorCode
+from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.errors import BrokerError
 
 node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
 node_app.add_typer(node_config_app, name="config")
@@ -296,3 +301,150 @@ class AdminPort:
                 raise CommandError("the other side has no /nodes: an older raftmq?") from error
         parsed: dict[str, Any] = msgspec.json.decode(body)
         return parsed
+
+
+leader_app = typer.Typer(help="Leaders of partitions.", no_args_is_help=True)
+
+LEADER_COLUMNS: Final = ("Topic", "Partition", "Leader", "Preferred", "Replicas", "Isr")
+MOVE_COLUMNS: Final = ("Topic", "Partition", "From", "To", "Result")
+PARTITIONS_PER_CALL: Final = 50
+"""So many leaderships move at once, and each costs its producers some milliseconds."""
+_MOVED: Final = (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
+
+
+@leader_app.command("list")
+def list_leaders(
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t", "--topic", autocompletion=completion.topics, help="Only this topic; repeatable."
+        ),
+    ] = None,
+    unbalanced: Annotated[
+        bool, typer.Option("--unbalanced", help="Only where another than the preferred one leads.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """List partitions with their leaders.
+
+    Examples: raftmq leader list --unbalanced
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        rows = _leader_rows(admin, topic)
+        show(LEADER_COLUMNS, [r for r in rows if not unbalanced or r[2] != r[3]], as_json=as_json)
+
+
+@leader_app.command()
+def balance(
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t", "--topic", autocompletion=completion.topics, help="Only this topic; repeatable."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would move; change nothing.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Give preferred leaders their partitions back, now; the cluster does it by itself in a while.
+
+    Ends with 1 when a leadership could not be moved.
+
+    Examples: raftmq leader balance --dry-run
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        wanted = [
+            row for row in _leader_rows(admin, topic) if row[2] != row[3] and row[3] is not None
+        ]
+        results: dict[TopicPartition, str] = {}
+        failed = 0
+        for start in range(0, 0 if dry_run else len(wanted), PARTITIONS_PER_CALL):
+            part = wanted[start : start + PARTITIONS_PER_CALL]
+            names = [TopicPartition(str(row[0]), int(str(row[1]))) for row in part]
+            for name, code in admin.elect_leaders(names).items():
+                results[name] = "moved" if code is ErrorCode.NONE else code.name.lower()
+                failed += code not in _MOVED
+        moves = [
+            (
+                *(row[0], row[1], row[2], row[3]),
+                results.get(TopicPartition(str(row[0]), int(str(row[1]))), "would move"),
+            )
+            for row in wanted
+        ]
+        if as_json:
+            show_json([dict(zip(MOVE_COLUMNS, row, strict=True)) for row in moves])
+        elif moves:
+            show(MOVE_COLUMNS, moves, as_json=False)
+        else:
+            out("every partition is led by its preferred leader")
+        if failed:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@leader_app.command()
+def transfer(
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="TOPIC", autocompletion=completion.topics, help="The topic's name."),
+    ],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", min=0)],
+    node: Annotated[
+        int,
+        typer.Argument(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="An in-sync replica's node.",
+            min=0,
+        ),
+    ],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make NODE the leader of a partition, and its preferred leader from now on.
+
+    Examples: raftmq leader transfer orders 0 2
+    """
+    with reported():
+        with open_admin(bootstrap, timeout) as admin:
+            port = AdminPort.find(admin, timeout)
+        if port is None:
+            raise CommandError("no node of this cluster tells of an admin port")
+        wanted = {
+            "topic": topic,
+            "partition": partition,
+            "to": node,
+            "timeout_ms": round(timeout * 1000),
+        }
+        answer = port.post("/leaders/transfer", wanted)
+        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+        if as_json:
+            show_json(answer)
+        if code != "NONE":
+            message = answer.get("message") or answer.get("error") or code
+            is_unknown = code == "REQUEST_TIMED_OUT"
+            raise CommandError(f"{message} ({code})", EXIT_UNKNOWN if is_unknown else EXIT_FAILED)
+        if not as_json:
+            out(answer["message"])
+
+
+def _leader_rows(admin: Admin, topics: list[str] | None) -> list[tuple[object, ...]]:
+    info = admin.cluster(topics)
+    rows: list[tuple[object, ...]] = []
+    for topic in info.topics:
+        if topic.error_code:
+            raise BrokerError(topic.error_code, about=f"topic {topic.name!r}")
+        for item in sorted(topic.partitions, key=lambda one: one.partition):
+            preferred = item.replicas[0] if item.replicas else None
+            rows.append(
+                (
+                    *(topic.name, item.partition, item.leader, preferred),
+                    *(list(item.replicas), list(item.in_sync)),
+                )
+            )
+    return rows

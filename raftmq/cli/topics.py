@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from raftmq.cli import completion
-from raftmq.cli.broker_configs import nearest
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -27,6 +26,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
+from raftmq.cli.configs import nearest
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_USAGE
 from raftmq.errors import ErrorCode

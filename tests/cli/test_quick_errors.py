@@ -154,7 +154,7 @@ def test_ctrl_c_ends_with_130(
 @pytest.mark.parametrize(
     ("words", "where"),
     [
-        ("config keys", "raftmq.cli.config_check.documented_keys"),
+        ("config keys", "raftmq.cli.configs.documented_keys"),
         ("config check node.toml", "pathlib.Path.read_text"),
         ("log dump x.log", "raftmq.cli.log.reported"),
         ("log verify x", "raftmq.cli.log.reported"),

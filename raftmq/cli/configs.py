@@ -1,15 +1,21 @@
-"""`raftmq node config ...` and `raftmq cluster config ...`: brokers' settings while they run.
+"""Settings: brokers' while they run (`raftmq node config`, `raftmq cluster config`), and those of a
+node's file (`raftmq config`), which is read as `raftmq start` would, without starting the node.
 
 A value in force is a node's own, else the cluster's, else that of the node's file, else the
 default. Only what brokers can change while they run is set here; of the rest the node's file is
 named, with its key. Names are Kafka's, and a name that nobody knows is answered by the nearest.
+
+`raftmq config` speaks from `NodeConfig` itself: keys, defaults and meanings are written nowhere
+else. It touches no data folder and no port.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -29,7 +35,13 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.console import note, out
-from raftmq.config import KAFKA_FILE_KEYS
+from raftmq.config import (
+    ENVIRONMENT_PREFIX,
+    KAFKA_FILE_KEYS,
+    NodeConfig,
+    documented_keys,
+    load_config,
+)
 from raftmq.errors import ErrorCode
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ConfigEntry, ResourceType
@@ -390,3 +402,73 @@ def _as_json(entry: ConfigEntry) -> dict[str, object]:
         "Hidden": [{"Value": s.value, "Source": s.source} for s in entry.synonyms[1:]],
         "Documentation": entry.documentation,
     }
+
+
+config_app = typer.Typer(help="A node's configuration.", no_args_is_help=True)
+
+
+@config_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The node's TOML file.")],
+    environment: Annotated[
+        bool, typer.Option("--environment/--no-environment", help="Apply RAFTMQ_* variables.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a configuration means, or what is wrong with it.
+
+    Examples: raftmq config check node.toml
+    """
+    import os
+
+    with reported():
+        try:
+            text = file.read_text()
+        except UnicodeDecodeError:
+            raise CommandError(f"{file}: not a text file in UTF-8") from None
+        variables = dict(os.environ) if environment else {}
+        config = _load_file(file, text, variables)
+        in_file = tomllib.loads(text)
+        rows: list[tuple[object, ...]] = []
+        for name, _default, _doc in documented_keys():
+            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+            source = "file" if name in in_file else "default"
+            source = variable if variable in variables else source
+            rows.append((name, _as_value(getattr(config, name)), source))
+        show(("Key", "Value", "Source"), rows, as_json=as_json)
+        note(f"{file} can be used")
+
+
+@config_app.command()
+def keys(as_json: AsJson = False) -> None:
+    """List every key with its default and meaning.
+
+    Examples: raftmq config keys
+    """
+    show(("Key", "Default", "Meaning"), documented_keys(), as_json=as_json)
+
+
+def _load_file(file: Path, text: str, environment: dict[str, str]) -> NodeConfig:
+    from raftmq.config import ConfigError
+    from raftmq.errors import KafkaError
+    from raftmq.metadata.topic_configs import check_static_configs
+
+    try:
+        config = load_config(text, environment=environment)
+        check_static_configs(config.defaults)
+    except ConfigError as error:
+        raise CommandError(f"{file}: {error}") from error
+    except KafkaError as error:
+        raise CommandError(f"{file}: key 'defaults': {error.message}") from error
+    return config
+
+
+def _as_value(value: object) -> object:
+    """As JSON can hold it."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, tuple):
+        return [f"{p.id}@{p.host}:{p.port}" for p in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
