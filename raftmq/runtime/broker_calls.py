@@ -1,9 +1,9 @@
-"""Requests between brokers and their replies, over the control stream; heartbeats over that of
-beats, where a peer at rest hears them without waking for them.
+"""Requests between brokers and their replies, over the control stream; brokers' heartbeats go over
+the stream of heartbeats.
 
 This is the `Forwarder` of the metadata engine. A request carries a number that its reply repeats.
-Nothing is sent twice: a lost connection fails what was outstanding on it with NETWORK_EXCEPTION,
-outcome unknown, and the caller decides.
+Nothing is sent twice: a lost connection fails all requests outstanding on it with
+NETWORK_EXCEPTION, outcome unknown, and the caller decides.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BrokerCalls:
         promise: Promise[bytes] = Promise()
         waiting = self._outstanding.setdefault(node_id, {})
         if len(waiting) >= OUTSTANDING_MAX:
-            # Replies that a full queue dropped never come: the oldest make room for new ones.
+            # A reply that a full queue dropped never comes: the oldest request makes room.
             waiting.pop(next(iter(waiting))).fail(
                 KafkaError(f"node {node_id} did not answer", code=_UNREACHED)
             )
@@ -79,6 +79,6 @@ class BrokerCalls:
         self._serve(sender, payload).when_done(answer)
 
     def peer_lost(self, node_id: NodeId) -> None:
-        """The connection to a peer ended: what was asked of it has no known outcome."""
+        """The connection to a peer ended: requests to it have no known outcome."""
         for promise in list(self._outstanding.pop(node_id, {}).values()):
             promise.fail(KafkaError(f"connection to node {node_id} lost", code=_UNREACHED))

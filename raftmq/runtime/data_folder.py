@@ -1,10 +1,10 @@
-"""A node's data folder: who it belongs to, and which cluster formation it is part of.
+"""A node's data folder: its node and cluster, and the cluster formation that it is part of.
 
-`node.json` holds cluster id, node id, storage id and format version; it is written once, when the
-journal of hard states is there (so a folder with the one and without the other has lost promises),
-and only checked afterwards. `formation.json` holds what `metadata/formation.py` must
-not forget. A lock keeps a second process out. Both are replaced atomically, synced, and sealed with
-a checksum: one flipped digit of a storage id would be somebody else's identity.
+`node.json` holds cluster id, node id, storage id and format version. It is written once, when the
+journal of hard states is there (so a folder with `node.json` and no journal has lost promises), and
+only checked afterwards. `formation.json` holds what `metadata/formation.py` must not forget. A lock
+keeps a second process out. Both files are replaced atomically, synced, and sealed with a checksum:
+one flipped digit of a storage id would be the identity of another replica.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DataFolder:
     """The opened, locked folder of this node.
 
     Attributes:
-        is_new: nobody has promised anything under this folder's storage id yet.
+        is_new: nothing was promised under this folder's storage id yet.
     """
 
     def __init__(self, disk: Disk, path: str, node: NodeFile, *, is_new: bool) -> None:
@@ -97,8 +97,8 @@ class DataFolder:
     def unlocked(
         cls, disk: Disk, root: str, *, cluster_id: str, node_id: NodeId, draw: int
     ) -> DataFolder:
-        """As `open`, of a folder that is there and that nobody else can have; a new one's storage
-        id is made of `draw`.
+        """As `open`, for a folder that exists and that no other process can use; a new one's
+        storage id is made of `draw`.
 
         Raises:
             DataFolderError: as `open`.
@@ -115,10 +115,10 @@ class DataFolder:
 
     @classmethod
     def open_known(cls, disk: Disk, data: Path) -> DataFolder:
-        """Open a folder that a node has used before, whoever that was.
+        """Open a folder that any node has used before.
 
         Raises:
-            DataFolderError: it is none, is damaged, or its node runs.
+            DataFolderError: it is no data folder, is damaged, or its node runs.
         """
         path = f"{data.absolute()}/node.json"
         if not disk.exists(path):
@@ -132,7 +132,7 @@ class DataFolder:
             _replace(self._disk, self.path, "node.json", self.node)
 
     def load_formation(self) -> FormationState:
-        """What this node promised and learned while the cluster formed."""
+        """The promises that this node made, and what it learned, while the cluster formed."""
         path = f"{self.path}/formation.json"
         if not self._disk.exists(path):
             return FormationState()
@@ -142,7 +142,7 @@ class DataFolder:
         """Refuse to go on where a recovery was begun and not finished.
 
         Raises:
-            DataFolderError: it was; says what to do.
+            DataFolderError: such a recovery; the message says what to do.
         """
         survivors = self.load_formation().recovering
         if survivors:

@@ -7,9 +7,8 @@ is being sent keeps its bytes although the log has dropped or replaced the file.
 
 The last close of an unlinked file lets the kernel drop its pages and blocks: a tenth of a second
 for a quarter of a gigabyte, a second and more where the disk is still writing them, in which no
-heartbeat would leave. So what unlinks a large file holds it open meanwhile and leaves the close to
-the reaper's thread, and so does what closes one that has no name any more. Giving back needs
-nothing: where no thread can be started, the close is made at once.
+heartbeat would leave. So a large file is held open while it is unlinked, and its last close is left
+to the reaper's thread. Where no thread can be started, it is closed at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from raftmq.ports import DiskError, DiskFullError, File, TooManyFilesError
 from raftmq.types import Buffer
 
 REAP_BYTES_MIN: Final = 4 << 20
-"""Smaller files are gone in less time than a hand-over takes."""
+"""Smaller files are closed in less time than a hand-over takes."""
 
 
 class Reaper:
@@ -51,10 +50,10 @@ class Reaper:
                 self.close(fd)
 
     def start(self) -> None:
-        """Begin the thread, unless the system has none left; what is large is then closed here."""
+        """Begin the thread; where the system has none left, callers close large files."""
         if self._thread is not None:
             return
-        # A daemon: what it has not closed when the process ends, the kernel closes.
+        # A daemon: the kernel closes what is left when the process ends.
         thread = Thread(target=self._work, name="reaper", daemon=True)
         try:
             thread.start()
@@ -91,7 +90,7 @@ def _held(path: str) -> int | None:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return None  # no descriptor is left, say: then it is removed here and now
+        return None  # no descriptor is left, for example: then it is removed here and now
 
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -99,7 +98,7 @@ _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _PIECES_MAX: Final = 1024  # IOV_MAX of Linux
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 _CANNOT_TELL: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_PROBE: Final = (bytearray(1),)  # whoever reads into it looks at the outcome alone
+_PROBE: Final = (bytearray(1),)  # a read into it is only a question, its byte is not used
 _PROBE_STRIDE: Final = 128 << 10  # what the kernel reads ahead by itself
 
 
@@ -117,7 +116,7 @@ def _open_quietly(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0), 0o644)
     except PermissionError:
-        return os.open(path, flags, 0o644)  # only the owner of a file may leave its time alone
+        return os.open(path, flags, 0o644)  # O_NOATIME is for the file's owner only
 
 
 def _refuse(error: OSError, path: str, verb: str) -> NoReturn:
@@ -254,7 +253,7 @@ class RealDisk:
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR
 
     def start_reaper(self) -> None:
-        """Have large files closed in a thread from now on, wherever their last reference goes."""
+        """Close large files in a thread from now on, wherever their last reference is dropped."""
         self._reaper.start()
 
     def open(self, path: str, *, create: bool = False) -> File:

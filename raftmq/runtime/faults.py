@@ -1,9 +1,9 @@
 """The fault switch of a node: links cut in one direction or both, fsyncs slowed, by request.
 
 For tests and rehearsals, never for production: without `RAFTMQ_FAULTS=1` in the environment at
-start it does not exist, and the admin port refuses to know of it. Its state is replaced as a whole,
-lives in this process alone and ends with it. It changes nothing but what the links and the flusher
-threads do with what they are given: a cut link is silence, not a closed connection.
+start it does not exist, and the admin port refuses faults. Its state is replaced as a whole and
+lives in this process alone. It changes only how the links and the flusher threads treat frames and
+jobs: a cut link is silence, not a closed connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NONE: Final = Faults()
 
 
 def is_armed(environment: Mapping[str, str]) -> bool:
-    """True when whoever started this process wants to break it."""
+    """True when this process was started with the permission to break it."""
     return environment.get(VARIABLE) == "1"
 
 
@@ -65,10 +65,10 @@ class FaultSwitch:
         return msgspec.structs.asdict(self.faults)
 
     def replace(self, body: bytes) -> dict[str, Any]:
-        """Put other faults in force, given as JSON; what it does not name is whole again.
+        """Put other faults in force, given as JSON; faults that it does not name end.
 
         Raises:
-            msgspec.DecodeError: no such JSON; the message names the key. Nothing changed.
+            msgspec.DecodeError: the JSON is wrong; the message names the key. Nothing changed.
         """
         self._apply(msgspec.json.decode(body, type=Faults))
         return self.show()

@@ -195,7 +195,7 @@ T = TypeVar("T")
 
 
 class TrioTasks:
-    """Waits in the trio run of whoever calls."""
+    """Waits in the caller's trio run."""
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long; at least for one turn."""

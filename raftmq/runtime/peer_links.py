@@ -1,19 +1,21 @@
-"""Connections between nodes: four streams to each peer, so that heartbeats never queue behind bulk
-data, nor does what the cluster itself is run by (the metadata group, requests between brokers), and
-none of these behind what a peer that was away for long has to catch up with.
+"""Connections between nodes: four streams to each peer.
 
-A node dials every peer whose address the configuration or the metadata group names, never one that
-somebody gives at the door. It sends on what it dialled; to a peer that it cannot dial (one that
-joins, or moved) it answers on the streams that the peer dialled. A stream opens with a hello of
+Heartbeats never queue behind bulk data, nor do messages that the cluster itself needs (the metadata
+group, requests between brokers), and none of these wait behind the catch-up of a peer that was away
+for long.
+
+A node dials every peer whose address the configuration or the metadata group names, never an
+address that a hello names. It sends on the streams it dialled; to a peer that it cannot dial (one
+that joins, or moved) it sends on the streams that the peer dialled. A stream opens with a hello of
 both sides (formats spoken, cluster, node and storage id); another cluster, or no format in common,
 is refused by name. The stream has the newest format that both speak. Then frames: length, checksum,
-kind, payload. A queue to a peer is bounded and is thrown away with its connection: Raft repairs
-losses, stale messages help nobody.
+kind, payload. A queue to a peer is bounded and is dropped with its connection: Raft repairs losses,
+and stale messages are useless.
 
-Nothing at the door proves who speaks, so bounds hold for everybody: few connections before their
-hello, few nodes that nobody here has heard of, few streams of one kind for each node. No exception
-leaves the task of a stream: bad bytes cost the stream, and so does a bug of ours, which is told and
-counted; a broken invariant stops the node.
+A hello proves no identity, so bounds hold for all peers: few connections before their hello, few
+unknown nodes, few streams of one kind for each node. No exception leaves the task of a stream: bad
+bytes end the stream, and so does a bug of ours, which is logged and counted; a broken invariant
+stops the node.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ from raftmq.runtime.sockets import read_exactly, tune
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMATS: Final = (5, FORMAT_MAX)
-"""The oldest and the newest format of everything that nodes say to each other which this version
-speaks. A change that an older node would not understand is a new format: it is said on streams of
-that format alone (`version`), so nodes of two versions work together. 2: a frame may hold several
+"""The oldest and the newest format of messages between nodes that this version speaks. A change
+that an older node would not understand is a new format, used only on streams of that format
+(`version`), so nodes of two versions work together. 2: a frame may hold several
 messages (`FrameBatcher`); 3: quiescent groups are compared in parts; 4: the metadata group
 and requests between brokers have a stream of their own, brokers' heartbeats go by that of
 heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels."""
@@ -72,20 +74,20 @@ HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
 ACCEPT_RETRY_S: Final = 0.1
 NAMELESS_MAX: Final = 64
-"""So many connections may be open whose hello has not come; the oldest makes room for a new one,
-since a peer says hello within milliseconds, and who does not has time."""
+"""So many connections may be open whose hello has not come. The oldest makes room for a new one: a
+peer says hello within milliseconds, so an old silent one is hardly a peer."""
 GUESTS_MAX: Final = 32
-"""So many nodes may hold streams that neither configuration nor metadata names: they join."""
+"""So many nodes that neither configuration nor metadata names may hold streams, so as to join."""
 STREAMS_PER_KIND_MAX: Final = 3
 """So many streams of a kind may one node hold here. More than one, since a connection whose other
 end lost its power stands for seconds after the next one comes."""
 HURRY_S: Final = 0.2
+"""At most once in this time a peer's hello shortens the wait for the next dial."""
 ENDING_LOOKS: Final = 25
 """The streams of a process that was killed end a moment after it, perhaps after the next came."""
 ENDING_LOOK_S: Final = 0.02
 RIVAL_S: Final = 30.0
-"""So long a second process of a node is told of, after it was refused last."""
-"""A hello shortens the wait for the next dial so often."""
+"""A second process of a node is reported for so long after it was refused last."""
 REASON_LENGTH_MAX: Final = 300
 _TOLD_MAX: Final = 64
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -113,7 +115,7 @@ _STREAM_OF: Final = {
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
 REFUSALS: Final = ("hello", "identity", "limit", "frame", "memory", "deadline", "bug")
-"""Why streams are refused or ended, as the metrics have it."""
+"""Why streams are refused or ended, by the names in the metrics."""
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
 
@@ -123,9 +125,9 @@ logger = structlog.get_logger("raftmq.peers")
 class Hello(msgspec.Struct, frozen=True):
     """How a node introduces itself on every stream; `address` is where it can be dialled.
 
-    `version` is the oldest format it speaks: all that nodes of format 5 look at, which know no
-    `formats`. `formats` are the oldest and the newest one; without them `version` is the only one.
-    `why` says what an oldest format is due to that the version itself does not demand.
+    `version` is the oldest format it speaks; nodes of format 5 know nothing of `formats` and look
+    at it alone. `formats` are the oldest and the newest one; without them `version` is the only
+    one. `why` gives the reason for an oldest format that the version itself does not demand.
     """
 
     version: int
@@ -154,7 +156,7 @@ _hello_decoder: Final = msgspec.json.Decoder(Hello)
 
 @frozen(slots=True)
 class PeerIdentity:
-    """Who answered at a peer's address."""
+    """The node, with its storage, at the other end of a stream."""
 
     node_id: NodeId
     storage_id: StorageId
@@ -224,10 +226,10 @@ class PeerLinks:
 
         Args:
             process_id: differs from that of every other process of this node.
-            address: where this node listens, told to others for their logs.
+            address: where this node listens, sent to others for their logs.
             memory_bytes_max: bytes of incomplete frames from all peers together.
             on_broken_invariant: called with the reason why the node must stop.
-            log: takes what strangers can cause; a node gives one that bounds it.
+            log: takes events that strangers can cause; a node gives one that bounds them.
             formats: the oldest and the newest one to speak.
         """
         self._hello = Hello(
@@ -263,11 +265,11 @@ class PeerLinks:
         self.block_from: frozenset[NodeId] = frozenset()
         self._block_changed = trio.Event()
         self.taken: dict[NodeId, str] = {}
-        """Words of the peers that refuse this process, as they know another one of its node id."""
+        """What peers answer that refuse this process, as they know another one of its node id."""
         self._rivals: dict[NodeId, tuple[Hello, float]] = {}
 
     def set_formation(self, formation_id: str) -> None:
-        """Say from now on which formation of the cluster this node belongs to."""
+        """Name this formation of the cluster in each hello from now on."""
         self._hello = msgspec.structs.replace(self._hello, formation_id=formation_id)
 
     def demand(self, oldest: int, why: str) -> None:
@@ -292,9 +294,9 @@ class PeerLinks:
     # ---- faults ----
 
     def block(self, *, to: frozenset[NodeId], from_: frozenset[NodeId]) -> None:
-        """Cut links, for tests: frames to peers of `to` are dropped, those from peers of `from_`
-        unheard, as is the end of their connections. A new stream needs both directions, and one
-        that lost frames ends when it is whole again: no stream ever goes on with a gap in it."""
+        """Cut links, for tests: frames to peers of `to` are dropped, frames from peers of `from_`
+        are ignored, as is the end of their connections. A new stream needs both directions, and one
+        that lost frames ends when the cut is over: no stream ever goes on with a gap in it."""
         self.block_to, self.block_from = to, from_
         for stream in self._streams.values():
             if stream.is_torn and stream.node_id not in to:
@@ -324,7 +326,7 @@ class PeerLinks:
             return False
         if node_id in self.block_to:
             stream.is_torn = True
-            return True  # as far as anybody here can tell
+            return True  # a cut link is silence, not an error
         if len(pieces) > PIECES_MAX:
             pieces = [b"".join(pieces)]
         size, checksum = sum(map(len, pieces)), 0
@@ -334,11 +336,11 @@ class PeerLinks:
             checksum = crc32c(piece, checksum)
         is_sent = stream.send([FRAME_HEADER.pack(size, checksum, kind), *pieces])
         stream.dropped_frames += not is_sent
-        return is_sent or node_id in self.block_from  # that it is gone is not heard either
+        return is_sent or node_id in self.block_from  # behind a cut its end is not noticed either
 
     def _send_parts(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
-        """Send what is too large for a frame (a snapshot of the metadata state) in several, on the
-        stream where nothing urgent waits; one such at a time."""
+        """Send a message too large for one frame (a snapshot of the metadata state) in several, on
+        the stream where nothing urgent waits; one such message at a time."""
         stream = self._way_to(node_id, Stream.CATCH_UP)
         if not isinstance(stream, ChunkStream):
             return False
@@ -358,9 +360,9 @@ class PeerLinks:
         """Frame and queue a message whose batches lie in a file; False when dropped.
 
         The loop never has the file's bytes, so it cannot sum them. Their checksum was made by the
-        worker that checked them, and travels within the part that is summed here: a receiver can
-        tell what was damaged on the way, base offsets and leader epochs too, which no batch's own
-        checksum covers. It checks each batch and its place in the log besides, as always.
+        worker that checked them, and travels within the part that is summed here. So a receiver
+        notices damage in transit, also of base offsets and leader epochs, which no batch's own
+        checksum covers. Besides, it checks each batch and its place in the log as always.
         """
         stream = self._way_to(node_id, Stream.CATCH_UP)
         if not isinstance(stream, ChunkStream):
@@ -370,7 +372,7 @@ class PeerLinks:
             return False
         if node_id in self.block_to:
             stream.is_torn = True
-            return True  # as far as anybody here can tell
+            return True  # a cut link is silence, not an error
         body = b"".join(head)
         summed = STORED_HEADER.pack(len(body), chunk.checksum) + body
         size = len(summed) + (0 if chunk.span is None else chunk.span.size)
@@ -390,7 +392,7 @@ class PeerLinks:
         return all(stream is not None and stream.sock is not None for stream in streams)
 
     def _way_to(self, node_id: NodeId, name: str) -> PeerStream | None:
-        """The stream that was dialled; where that cannot be, one that the peer dialled, if any."""
+        """The stream that was dialled; where dialling fails, one that the peer dialled, if any."""
         stream = self._streams.get((node_id, name))
         if stream is not None and (stream.sock is not None or not stream.has_failed):
             return stream
@@ -398,7 +400,7 @@ class PeerLinks:
         return accepted[0].back if accepted else stream
 
     def has_ended(self, node_id: NodeId) -> bool:
-        """True when the peer closed a stream of which this loop has not been told yet."""
+        """True when the peer closed a stream and this loop has not noticed yet."""
         stream = self._streams.get((node_id, Stream.BULK))
         if stream is None or stream.sock is None or node_id in self.block_from:
             return False
@@ -417,9 +419,9 @@ class PeerLinks:
         return self._streams[node_id, name]
 
     def set_addresses(self, addresses: Mapping[NodeId, Address]) -> None:
-        """Say where the peers are, from configuration or metadata; new ones are dialled, moved ones
-        dialled anew. Where that fails, the address before is tried in turn: a file may be newer
-        than metadata that the node could not change yet, or older."""
+        """Set the peers' addresses, from configuration or metadata; new peers are dialled, moved
+        ones dialled anew. Where that fails, the old and the new address are tried alternately: the
+        configuration may be newer than metadata that the node could not change yet, or older."""
         for node_id, address in addresses.items():
             known = self._addresses.get(node_id, ())
             if node_id == self._hello.node_id or known[:1] == (address,):
@@ -491,10 +493,10 @@ class PeerLinks:
         except (OSError, trio.TooSlowError, EOFError, UnicodeError):
             stream.has_failed = True
             self.taken.pop(stream.node_id, None)
-            return True  # not up yet, just gone, or no name that can be looked up: try again
+            return True  # not up yet, just gone, or a name that cannot be looked up: try again
         except (PeerRefusedError, RemoteProtocolError) as error:
             reason = str(error)[:REASON_LENGTH_MAX]
-            if stream.node_id not in self.taken:  # its node tells that once
+            if stream.node_id not in self.taken:  # the node reports that once
                 self._log.warning("peer refused", peer=stream.node_id, reason=reason)
             stream.has_failed = True
             return False
@@ -520,10 +522,10 @@ class PeerLinks:
         self._heard.add(stream.node_id)
         if self.is_connected(stream.node_id):
             self._log.info("peer connected", peer=stream.node_id)
-        self._on_identity(identity)  # who hears it may send to the peer already
+        self._on_identity(identity)  # this callback may send to the peer already
 
     def _ended(self, stream: PeerStream) -> None:
-        """With one vital stream the other ends: a peer is lost as a whole, and told so once."""
+        """With one vital stream the other ends: a peer is lost as a whole, and reported once."""
         if stream.name not in _VITAL or stream.node_id not in self._heard:
             return
         self._heard.remove(stream.node_id)
@@ -565,7 +567,7 @@ class PeerLinks:
                 raise
 
     def _dial_now(self, node_id: NodeId) -> None:
-        """A peer came by itself: waiting out our back-off, or our patience, is for nothing."""
+        """A peer dialled this node: end the wait before its next dial."""
         now_s = trio.current_time()
         if (node_id, Stream.BULK) not in self._streams or now_s < self._hurried_s.get(node_id, 0.0):
             return
@@ -591,7 +593,7 @@ class PeerLinks:
             nursery.start_soon(end_after, read)
             await end_after(stream.drain)
 
-    # ---- the door ----
+    # ---- accepted streams ----
 
     async def _serve(self, sock: socket.socket) -> None:
         node_id: NodeId | None = None
@@ -623,8 +625,8 @@ class PeerLinks:
             sock.close()
 
     async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str, int] | None:
-        """Hear a hello and answer it: who, which stream, in which format. None: the other side is
-        told why not."""
+        """Read a hello and answer it; returns identity, stream and format. None: refused, with the
+        reason in the answer."""
         with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
             try:
                 theirs = await _read_hello(sock)
@@ -659,8 +661,8 @@ class PeerLinks:
     def _why_no_room(self, node_id: NodeId, name: str) -> str:
         """Say why there is no room for another stream; "" when there is or can be made.
 
-        Nobody can prove yet who he is. So the streams that work are kept, whoever says that they
-        are his: where there are too many, the youngest goes on which nothing has come.
+        Peers cannot prove their identity yet. So the streams that work are kept: where there are
+        too many with one identity, the newest one that nothing has come on is ended.
         """
         if node_id not in self._addresses:
             guests = {peer for peer, _ in self._accepted if peer not in self._addresses}
@@ -673,7 +675,7 @@ class PeerLinks:
         return ""
 
     def _make_room(self, node_id: NodeId, name: str) -> None:
-        """End the youngest stream on which nothing has come, if there are too many."""
+        """End the newest stream on which nothing has come, if there are too many."""
         accepted = self._accepted.get((node_id, name), [])
         if len(accepted) >= STREAMS_PER_KIND_MAX:
             silent = [each for each in accepted if not each.reader.has_heard]
@@ -686,9 +688,9 @@ class PeerLinks:
     async def _is_rival(self, theirs: Hello) -> bool:
         """True when another process answers at that node's address, and did not just end.
 
-        A node is one process with one storage: a second one, be it with a copied data folder or
-        with an empty one, would answer for what the first promised, or take its place. Only streams
-        that were dialled tell who is the first: anybody may come and say that he is a node.
+        A node is one process with one storage. A second process, with a copied data folder or an
+        empty one, would break what the first promised, or take its place. Only streams that were
+        dialled tell which is the first: any process may connect and claim to be a node.
         """
         for _ in range(ENDING_LOOKS):
             if not self._stands_otherwise(theirs):
@@ -708,7 +710,7 @@ class PeerLinks:
         )
 
     def _tell_rival(self, theirs: Hello) -> str:
-        """What the process is told that came second."""
+        """The refusal that the second process gets."""
         node_id = NodeId(theirs.node_id)
         self._rivals[node_id] = theirs, trio.current_time()
         where = self._addresses[node_id][0]
@@ -718,7 +720,7 @@ class PeerLinks:
         )
 
     def _heed(self, node_id: NodeId, theirs: Hello) -> None:
-        """Keep what a peer says of this process."""
+        """Remember whether a peer refuses this process for another one of its node id."""
         if theirs.is_taken:
             self.taken[node_id] = theirs.refusal[:REASON_LENGTH_MAX]
         else:
@@ -732,7 +734,7 @@ class PeerLinks:
     async def _attend(
         self, sock: socket.socket, identity: PeerIdentity, name: str, version: int
     ) -> None:
-        """Read a stream that was let in to its end; answer on it while there is no other way."""
+        """Read an accepted stream to its end; send on it while no dialled one works."""
         node_id = identity.node_id
         kind = ChunkStream if name == Stream.CATCH_UP else PeerStream
         back = kind(node_id, name, self._queue_bytes_max, sock=sock, version=version)
@@ -778,7 +780,7 @@ class PeerLinks:
             takes_parts=name == Stream.CATCH_UP,
         )
 
-    # ---- what went wrong ----
+    # ---- errors ----
 
     async def _guarded(
         self, work: Callable[[], Awaitable[None]], where: str, node_id: NodeId
@@ -792,7 +794,7 @@ class PeerLinks:
             self._end_for(error, where, node_id)
 
     def _end_for(self, error: Exception, where: str, node_id: NodeId | None) -> None:
-        """Say and count why a stream ends; no exception goes further."""
+        """Log and count why a stream ends; no exception goes further."""
         errors = _single(error)
         if isinstance(errors, OSError | EOFError):
             return
@@ -819,7 +821,7 @@ class PeerLinks:
 
 @frozen(slots=True, eq=False)
 class _Accepted:
-    """A stream that a peer dialled: what reads it, and the way back on it."""
+    """A stream that a peer dialled: its reader, and its sending side."""
 
     reader: FrameReader
     back: PeerStream
@@ -852,7 +854,7 @@ def _single(error: Exception) -> Exception:
 
 
 def _remote(sock: socket.socket) -> str:
-    """Where the other side is."""
+    """The address of the other side."""
     try:
         return str(Address(*sock.getpeername()[:2]))
     except OSError:
@@ -860,10 +862,10 @@ def _remote(sock: socket.socket) -> str:
 
 
 def _identity(hello: Hello) -> PeerIdentity:
-    """Who says hello.
+    """The identity that a hello claims.
 
     Raises:
-        PeerRefusedError: nobody has such numbers.
+        PeerRefusedError: no node can have such numbers.
     """
     try:
         storage_id = int(hello.storage_id, 16)

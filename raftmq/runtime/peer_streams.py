@@ -85,8 +85,8 @@ class PeerStream:
     """Set: do not wait before the next one is asked for."""
 
     def hurry(self) -> None:
-        """The peer can be reached: a connection comes soon, or what asked for it was lost when it
-        could not, and the system would ask again after a second or more."""
+        """The peer can be reached: redial soon. A connection request sent while it could not be
+        reached is lost, and the system would send it again after a second or more."""
         self.redial.set()
         if self.dialling is not None:
             soon = trio.current_time() + CONNECTED_S
@@ -157,7 +157,7 @@ class PeerStream:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
     def drop_connection(self) -> None:
-        """Close the socket; what waited for it helps nobody any more."""
+        """Close the socket and drop what waited for it."""
         if self.sock is not None:
             self.sock.close()
         self.sock = None
@@ -191,7 +191,7 @@ class ChunkStream(PeerStream):
         return True
 
     def send_part(self, head: Buffer, part: Buffer) -> None:
-        """Queue a part of a large frame, beyond the bound: whoever sends it looked before."""
+        """Queue a part of a large frame, beyond the bound, which the caller has checked."""
         self.frames.append((head, part))
         self.queued_bytes += len(head) + len(part)
         self.sent_bytes += len(head) + len(part)
@@ -255,7 +255,7 @@ class ChunkStream(PeerStream):
             await trio.lowlevel.checkpoint()
 
     def drop_connection(self) -> None:
-        """Close the socket; what waited for it helps nobody any more."""
+        """Close the socket and drop what waited for it."""
         self.frames.clear()
         PeerStream.drop_connection(self)
 
@@ -289,7 +289,7 @@ class PeerMemoryError(PeerRefusedError):
 
 
 class PeerMemory:
-    """Bytes of frames that have not come to their end, or wait for their turn, of all streams.
+    """Bytes of frames of all streams that are incomplete, or wait for a pass with budget left.
 
     When they are too many, the stream that holds most of them ends: its peer dials anew and sends
     again what matters, and all others go on.
@@ -320,7 +320,7 @@ class PeerMemory:
         self.used_bytes += size
 
     def give_back(self, reader: FrameReader) -> None:
-        """A stream holds nothing any more."""
+        """Discharge all that a stream holds."""
         self.used_bytes -= self._held.pop(reader, 0)
 
 
@@ -328,12 +328,12 @@ class FrameReader:
     """Reads one stream until it ends.
 
     Args:
-        sender: who is at the other end.
+        sender: the node at the other end.
         on_frame: takes kind and content of each frame.
-        is_blocked: asked for each frame: true while what comes from there is not to be heard.
-        budget: what large frames are charged to.
-        memory: what bytes of incomplete frames are charged to.
-        takes_parts: a frame too large for one may come here, in several.
+        is_blocked: asked for each frame: true while frames from there are to be ignored.
+        budget: large frames are charged to it.
+        memory: bytes of incomplete frames are charged to it.
+        takes_parts: messages too large for one frame may come here, in several.
     """
 
     __slots__ = (
@@ -379,12 +379,12 @@ class FrameReader:
         self._whole_kind = -1
         self.has_heard = False
         """A sound frame has come."""
-        self._has_gap = False  # frames were not heard
+        self._has_gap = False  # frames were ignored
         self._is_over = False
         self._error: Exception | None = None
 
     async def run(self) -> None:
-        """Hand on frames; returns where some are missing: the peer shall know, and begin anew.
+        """Hand on frames; returns where some are missing, so that the peer begins a new stream.
 
         Raises:
             EOFError: the other side ended.
@@ -439,7 +439,7 @@ class FrameReader:
     # ---- frames ----
 
     async def _hand_on_all(self) -> int:
-        """Hand on each whole frame; how many bytes of large ones were received meanwhile."""
+        """Hand on each whole frame; returns how many bytes of large ones were received."""
         began = perf_counter()
         large_bytes = 0
         while not self._is_over:
@@ -494,7 +494,7 @@ class FrameReader:
         return kind, checksum, memoryview(content)
 
     async def _receive_large(self, size: int, filled: int) -> bytearray:
-        """Content of `size` bytes, of which the buffer holds the first."""
+        """Content of `size` bytes, the first of which are in the buffer."""
         room = min(size, FIRST_BYTES)
         self._memory.take(self, room)
         content = bytearray(room)
@@ -511,7 +511,7 @@ class FrameReader:
         return content
 
     def _let_go(self) -> None:
-        """A large frame was handed on; what is left are the parts of a larger one."""
+        """After a large frame was handed on, hold memory only for parts of a larger one."""
         self._memory.give_back(self)
         if self._whole is not None:
             self._memory.take(self, len(self._whole))
@@ -569,7 +569,7 @@ def _check_stored(payload: memoryview, checksum: int, sender: NodeId) -> memoryv
     """The message in a frame whose batches came from a file.
 
     Raises:
-        PeerRefusedError: it was damaged on the way.
+        PeerRefusedError: it was damaged in transit.
     """
     size, rest_checksum = 0, 0
     if len(payload) >= STORED_HEADER.size:

@@ -95,7 +95,7 @@ class MetadataConsumer(SyncObjConsumer):  # type: ignore[misc]  # pysyncobj has 
         try:
             envelope = decode_envelope(data)
             self._image, result = apply(before, envelope, Offset(before.version + 1))
-        except Exception as error:  # whatever it was: the images would drift apart
+        except Exception as error:  # any error at all: the images would drift apart
             self.failure = error
             raise
         self._on_applied(before, self._image)
@@ -176,7 +176,7 @@ class ReferenceMetadataEngine:
 
     @property
     def image(self) -> MetadataImage:
-        """The newest state that the loop was told of."""
+        """The newest state that has reached the loop."""
         return self._image
 
     @property
@@ -186,7 +186,7 @@ class ReferenceMetadataEngine:
 
     @property
     def controller_id(self) -> NodeId | None:
-        """Who leads, as far as the library knows."""
+        """The leader, as far as the library knows."""
         leader = self.library._getLeader()
         return None if leader is None else self._nodes.get(leader.id)
 
@@ -202,7 +202,7 @@ class ReferenceMetadataEngine:
 
     @property
     def first_voters(self) -> tuple[NodeId, ...]:
-        """Who began is the library's matter."""
+        """None: the library does not know its first voters."""
         return ()
 
     @property
@@ -219,8 +219,8 @@ class ReferenceMetadataEngine:
         timeout_ms: float | None = None,
         may_resend: bool = True,
     ) -> Promise[Any]:
-        """Get a command applied; see the port. Nothing is sent again: the library would not say
-        whether the first copy lives."""
+        """Get a command applied; see the port. Nothing is sent again, since the library does not
+        say whether the first copy may still be applied."""
         version = version_of(command)
         if not isinstance(command, UpdateFeatures) and (
             reason := write_error(type(command).__name__, version, self.image)
@@ -248,7 +248,7 @@ class ReferenceMetadataEngine:
         return promise
 
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
-        """The library has none; a command of our own that is applied here is as good."""
+        """The library has no barrier; an applied command of our own serves as one."""
         barrier: Promise[None] = Promise()
 
         def done(promise: Promise[Any]) -> None:
@@ -370,7 +370,7 @@ def _library(self_id: NodeId, options: ReferenceOptions, consumer: MetadataConsu
 
 
 def check_addresses(addresses: Mapping[NodeId, str]) -> None:
-    """Refuse anything but loopback: whoever reaches the port can run code in this process.
+    """Refuse anything but loopback: any process that reaches the port can run code in this one.
 
     Raises:
         ValueError: an address of another host.
@@ -414,7 +414,7 @@ def open_reference_engine(
         try:
             token.run_sync_soon(call)
         except trio.RunFinishedError:
-            return  # the node has ended; nobody waits for this any more
+            return  # the node has ended, so no one waits for this
 
     return ReferenceMetadataEngine(
         self_id=NodeId(config.node_id),
@@ -427,6 +427,6 @@ def open_reference_engine(
 
 
 def _port(peer_port: int) -> int:
-    """A port that a local cluster's other ports are far from."""
+    """A port far from those of other nodes of a local cluster."""
     port = peer_port + PORT_OFFSET
     return port if port < PORT_END else peer_port - PORT_OFFSET

@@ -76,7 +76,7 @@ def tune(sock: socket.socket, unsent_bytes_max: int = 0) -> None:
         # In any case: a stream of trio's comes with 16 KiB.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes_max)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
-        # Who only reads sends nothing that could remain unacknowledged.
+        # An end that only reads sends nothing that could remain unacknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNHEARD_MS // 1000)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 

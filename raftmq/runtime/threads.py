@@ -40,7 +40,7 @@ from raftmq.runtime.peer_links import PeerLinks
 from raftmq.types import NodeId
 
 REPORT_MAX: Final = 64
-"""So many flushes are told in one turn of the loop: a thousand groups begin to lead at once."""
+"""So many flushes are reported in one pass of the loop: a thousand groups may begin at once."""
 PATIENCE_S: Final = 0.01
 """A job that has waited for so long calls another thread."""
 
@@ -55,17 +55,17 @@ Done = Callable[[DiskError | None], None]
 
 
 class Flusher:
-    """A small pool of threads tied to the trio loop that made it; other workers are one, too.
+    """A small pool of threads tied to the trio loop that made it; used for other long work, too.
 
     Args:
         threads: how many there are at most.
-        patience_s: how long a job waits before one more thread is called; 0 for jobs that should
+        patience_s: how long a job waits before one more thread is woken; 0 for jobs that should
             rather run side by side than one after the other.
 
     Attributes:
         latency: flushes done since the start and the time that each took.
-        around: entered for all news of one turn of the loop; `MultiRaft.batch`, where logs flush.
-        delay_s: how long a thread sleeps before each; set by the fault switch alone.
+        around: entered around all completions of one pass; `MultiRaft.batch`, where logs flush.
+        delay_s: how long a thread sleeps before each job; set by the fault switch alone.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Flusher:
     def longest_ms(self) -> float:
         """How long ago the oldest job that has not come back was submitted; 0 where none is out.
 
-        Jobs begin in their order, so it is among those that are being run. Asked at every tick, so
-        a job that no other came after is noticed here.
+        Jobs begin in their order, so it is among those that are being run. Called at every tick,
+        which also wakes a helper for a job that no other came after.
         """
         now = perf_counter()
         self._call(now)
@@ -114,7 +114,7 @@ class Flusher:
         return (now - min(submitted)) * 1e3 if submitted else 0.0
 
     def close(self, *, drop: bool = False) -> None:
-        """End the threads after what is queued, or without that; returns when they have ended."""
+        """Run what is queued, unless `drop`, and end the threads; returns when they have ended."""
         if drop:
             self._jobs.clear()
         self._is_closing = True
@@ -142,34 +142,34 @@ class Flusher:
     # ---- the threads ----
 
     def _work(self, number: int) -> None:
-        """The first: everything, until it is told to end."""
+        """The first thread runs all jobs, until it is told to end."""
         while True:
             while self._jobs:
                 if not self._run_next(number):
                     return
             if self._is_closing:
                 return
-            # First it says that it sleeps, then it looks again: whoever came in between either
-            # sees that or is seen. A ring too many costs one look.
+            # It is marked as asleep before it looks again. So a job that comes in between is seen
+            # here, or its submitter sees the mark. A ring too many costs one look.
             self._is_first_asleep = True
             if not self._jobs:
                 self._bells[number].get()
             self._is_first_asleep = False
 
     def _help(self, number: int) -> None:
-        """Another: what has waited for long."""
+        """Other threads run jobs that have waited for long."""
         while not self._is_closing:
             while self._has_waited(perf_counter()):
                 if not self._run_next(number):
                     return
-            # As the first: it says that it sleeps, then it looks again.
+            # As in the first: marked as asleep, then it looks again.
             self._helpers_asleep.append(number)
             if self._has_waited(perf_counter()) and self._is_awake_again(number):
                 continue
             self._bells[number].get()
 
     def _is_awake_again(self, number: int) -> bool:
-        """Take back that a helper sleeps; False when it was called meanwhile: its bell rings."""
+        """Take back that a helper is asleep; False when it was woken meanwhile: its bell rings."""
         try:
             self._helpers_asleep.remove(number)
         except ValueError:
@@ -177,7 +177,7 @@ class Flusher:
         return True
 
     def _run_next(self, number: int) -> bool:
-        """Run one job and tell of it; False when nobody is there any more who could be told."""
+        """Run one job and report it; False when the loop has ended."""
         try:
             job, done, self._submitted[number] = self._jobs.popleft()
         except IndexError:
@@ -191,17 +191,17 @@ class Flusher:
         except DiskError as failure:
             error = failure
         except Exception as bug:  # noqa: BLE001  # ours: the node must stop, not this thread
-            self._tell(partial(_raise, bug))
+            self._call_on_loop(partial(_raise, bug))
             return False
         self._submitted[number] = None
         self._finished.append((done, error, perf_counter() - started))
         if self._is_waking:  # a lost race costs one spare wake-up
             return True
         self._is_waking = True
-        return self._tell(self._report)
+        return self._call_on_loop(self._report)
 
-    def _tell(self, call: Callable[[], None]) -> bool:
-        """Call something on the loop; False when the node is gone, and nobody waits any more."""
+    def _call_on_loop(self, call: Callable[[], None]) -> bool:
+        """Call something on the loop; False when the loop has ended."""
         try:
             self._token.run_sync_soon(call)
         except trio.RunFinishedError:
@@ -217,7 +217,7 @@ class Flusher:
                 done(error)
         if self._finished and not self._is_waking:
             self._is_waking = True
-            self._tell(self._report)
+            self._call_on_loop(self._report)
 
 
 def _raise(bug: Exception) -> None:
@@ -260,7 +260,7 @@ class Workers:
         token = trio.lowlevel.current_trio_token()
 
         def deliver(result: Outcome[Any]) -> None:
-            with suppress(trio.RunFinishedError):  # the node stopped: nobody waits any more
+            with suppress(trio.RunFinishedError):  # the node stopped, so no one waits for it
                 token.run_sync_soon(self._done, promise, result)
 
         trio.lowlevel.start_thread_soon(work, deliver, "raftmq-worker")
@@ -292,7 +292,7 @@ class NodeBatchOpening:
         self._workers.submit(job, done)
 
     def close(self) -> None:
-        """End the threads after what they are at."""
+        """End the threads after their present jobs."""
         self._workers.close(drop=True)
 
 
@@ -323,6 +323,6 @@ class NodeCatchUp:
         )
 
     def close(self) -> None:
-        """End the threads after what they are at; the rest is for a later life."""
+        """End the threads after their present jobs; the rest is dropped."""
         self._workers.close(drop=True)
         self._menders.close(drop=True)
