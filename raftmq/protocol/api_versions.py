@@ -102,11 +102,11 @@ ASKED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.END_TXN: (0, 5),
     ApiKey.TXN_OFFSET_COMMIT: (0, 5),
 }
-"""What our client asks of other brokers and this one does not serve. v4 and v5 of
+"""APIs that our client uses with other brokers and this one does not serve. v4 and v5 of
 AddPartitionsToTxn are for brokers."""
 
 SPOKEN: Final[dict[ApiKey, tuple[int, int]]] = {**ANNOUNCED, **ASKED}
-"""All that has a codec."""
+"""All APIs and versions with a codec."""
 
 SERVED_MIN: Final[dict[ApiKey, int]] = {ApiKey.PRODUCE: 3}
 """Where a lower version is announced than is served."""
@@ -155,7 +155,7 @@ FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
 
 
 def is_announced(api_key: int, version: int) -> bool:
-    """True when clients were told that this version is answered."""
+    """True when ApiVersions announces this version."""
     span = ANNOUNCED.get(api_key)  # type: ignore[call-overload]  # an int equals its ApiKey
     return span is not None and span[0] <= version <= span[1]
 

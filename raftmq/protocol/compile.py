@@ -157,7 +157,7 @@ def decode_request(
 def decode_request_slowly(
     api_key: int, version: int, body: Buffer, *, elements_max: int = ELEMENTS_MAX
 ) -> Generator[None, None, Struct]:
-    """As `decode_request`, in short turns; whoever drives it may do other things in between."""
+    """As `decode_request`, as a generator that yields between short turns."""
     decoder = _slow_decoders.get((api_key, version))
     if decoder is None:
         family = _family(api_key, "request")
@@ -225,7 +225,7 @@ def encode_response(api_key: int, version: int, message: Struct | Mapping[str, A
 def encode_response_slowly(
     api_key: int, version: int, message: Struct | Mapping[str, Any]
 ) -> Generator[None, None, bytes]:
-    """As `encode_response`, in short turns; whoever drives it may do other things in between."""
+    """As `encode_response`, as a generator that yields between short turns."""
     encoder = _slow_encoders.get((api_key, version))
     if encoder is None:
         family = _family(api_key, "response")
@@ -349,7 +349,7 @@ def _load(api: ApiKey, version: int, direction: Direction) -> Schema:
 
 
 def _import_kio_without_hypothesis() -> None:
-    """Keep kio from importing hypothesis, where that happens to be installed.
+    """Keep kio from importing hypothesis where that is installed.
 
     kio registers strategies with it, which costs half a second of import in a broker.
     """

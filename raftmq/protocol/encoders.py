@@ -70,7 +70,7 @@ def build_encoder(
 ) -> Encoder:
     """Compile the encoder of one message.
 
-    `names_of(path)` is the set, shared and growing, of attribute names known to be good there.
+    `names_of(path)` is the set, shared and growing, of attribute names known to be valid there.
     """
     encoder: Encoder = _compile(_Source(), schema, title, names_of, check_names)
     return encoder
@@ -106,7 +106,7 @@ def _compile(
     out("write = pieces.append")
     if out.is_slow:
         out("turn = 0")
-        out("whole = []")  # what is joined already: a million pieces are not, in one go
+        out("whole = []")  # joined so far: to join a million pieces at once takes too long
         out("if turn:")
         out("    yield")  # a generator, also where there is no array
     _emit_struct(out, schema, "message")

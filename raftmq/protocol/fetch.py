@@ -23,7 +23,7 @@ from raftmq.protocol.schema import Struct
 from raftmq.protocol.wire import (
     ELEMENTS_MAX,
     MALFORMED,
-    NOBODY,
+    NO_LEADER,
     CurrentLeader,
     NodeEndpoint,
     bad_length,
@@ -91,7 +91,7 @@ _pack_qqb = struct.Struct(">qqB").pack
 
 
 class Span(Protocol):
-    """Bytes that stand elsewhere; only their number matters here."""
+    """Bytes in a file; only their number matters here."""
 
     @property
     def size(self) -> int:
@@ -154,7 +154,7 @@ class FetchRequest:
 
 @frozen
 class AbortedTransaction:
-    """An aborted transaction whose records stand in what is answered."""
+    """An aborted transaction with records in the answer."""
 
     producer_id: int
     first_offset: int
@@ -170,7 +170,7 @@ class DivergingEpoch:
 
 @define
 class FetchPartitionResponse:
-    """What one partition has. `records` are spans or buffers, sent one after the other."""
+    """The answer for one partition. `records` are spans or buffers, sent one after the other."""
 
     partition: int
     error_code: int = 0
@@ -186,7 +186,7 @@ class FetchPartitionResponse:
 
 @define
 class FetchTopicResponse:
-    """What one topic has, named as the request named it."""
+    """The answer for one topic, named as the request named it."""
 
     name: str | None
     topic_id: UUID | None
@@ -254,7 +254,7 @@ def _encode_flexible_response(version: int, response: FetchResponse) -> list[Pie
         out += varint(len(topic.partitions) + 1)
         for part in topic.partitions:
             aborted = part.aborted_transactions
-            # One pack for what is usual: nothing aborted.
+            # One pack for the usual case: nothing aborted.
             out += _pack_ihqqqbi(
                 part.partition,
                 part.error_code,
@@ -302,7 +302,7 @@ def _partition_tags(part: FetchPartitionResponse) -> bytes:
     diverging = part.diverging_epoch
     if diverging is not None and diverging != DivergingEpoch():
         fields.append((0, _pack_i(diverging.epoch) + _pack_q(diverging.end_offset) + b"\x00"))
-    if part.current_leader is not None and part.current_leader != NOBODY:
+    if part.current_leader is not None and part.current_leader != NO_LEADER:
         fields.append((1, current_leader_bytes(part.current_leader)))
     return tagged(*fields)
 
@@ -549,7 +549,7 @@ def _skip_tags(buffer: memoryview, position: int, end: int) -> int:
 def _decode_forgotten(
     buffer: memoryview, position: int, left: int, request: FetchRequest, by_id: bool
 ) -> int:
-    """Read what leaves the session; `left` is the budget of elements."""
+    """Read the partitions that leave the session; `left` is the budget of elements."""
     end = len(buffer)
     count, position = read_compact_count(buffer, position, end, 18 if by_id else 3)
     if count < 0:

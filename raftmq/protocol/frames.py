@@ -28,7 +28,7 @@ SIZE_BYTES: Final = 4
 
 
 def check_frame_size(size: int, size_max: int) -> int:
-    """The size, if it may be.
+    """The size, if it is within the limit.
 
     Raises:
         RemoteProtocolError: negative or above the limit.
@@ -88,7 +88,7 @@ _unpack = _FIXED.unpack_from
 
 @frozen
 class RequestHeader:
-    """What a request says of itself."""
+    """The header of a request."""
 
     api_key: int
     api_version: int

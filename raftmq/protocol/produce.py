@@ -21,7 +21,7 @@ from raftmq.protocol.compile import decode_response
 from raftmq.protocol.wire import (
     ELEMENTS_MAX,
     MALFORMED,
-    NOBODY,
+    NO_LEADER,
     CurrentLeader,
     NodeEndpoint,
     bad_length,
@@ -281,7 +281,7 @@ def _encode_flexible_response(version: int, response: ProduceResponse) -> bytes:
                 out += compact_string(error.message)
                 out += b"\x00"
             out += compact_string(part.error_message)
-            if leader is None or leader == NOBODY or version < LEADERS_FROM:
+            if leader is None or leader == NO_LEADER or version < LEADERS_FROM:
                 out += b"\x00"
             else:
                 out += tagged((0, current_leader_bytes(leader)))

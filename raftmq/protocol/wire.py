@@ -81,7 +81,7 @@ def read_varint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
 
 
 def skip_tags(buffer: Buffer, position: int, end: int, count: int) -> int:
-    """The position after `count` tagged fields that nobody here knows (KIP-482)."""
+    """The position after `count` unknown tagged fields (KIP-482)."""
     if count > 127:
         count, position = read_varint(buffer, position, count)
     if count > TAGS_MAX:
@@ -242,7 +242,7 @@ _PORT: Final = struct.Struct(">i")
 
 @frozen
 class CurrentLeader:
-    """Who leads a partition, as far as the answering node knows; -1 where it does not."""
+    """The leader of a partition, as far as the answering node knows; -1 where it does not."""
 
     leader_id: int = -1
     leader_epoch: int = -1
@@ -258,7 +258,7 @@ class NodeEndpoint:
     rack: str | None = None
 
 
-NOBODY: Final = CurrentLeader()
+NO_LEADER: Final = CurrentLeader()
 
 
 def current_leader_bytes(leader: CurrentLeader) -> bytes:
@@ -289,7 +289,7 @@ def tagged(*fields: tuple[int, bytes]) -> bytes:
 
 
 def current_leader_of(part: Any) -> CurrentLeader | None:
-    """From a decoded Struct; None where the answer says nothing."""
+    """The leader in a decoded partition; None where the answer names none."""
     leader = getattr(part, "current_leader", None)
     if leader is None or (leader.leader_id == -1 and leader.leader_epoch == -1):
         return None
@@ -297,7 +297,7 @@ def current_leader_of(part: Any) -> CurrentLeader | None:
 
 
 def node_endpoints_of(message: Any) -> list[NodeEndpoint]:
-    """From a decoded Struct."""
+    """The endpoints in a decoded answer."""
     return [
         NodeEndpoint(node.node_id, node.host, node.port, node.rack)
         for node in getattr(message, "node_endpoints", ())
