@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -81,13 +81,14 @@ def test_its_largest_request_holds_nobody_up(world: World, api: ApiKey, kind: st
     version, make = BODIES[api, kind]
     body = make()
     assert len(body) < CONTROL_BYTES_MAX
-    longest = []
-    for _ in range(4):  # what is compiled at first use is not the request's
+
+    def longest_turn_ms() -> float:
         turns = Turns()
         slot = ask(world, turns, api, version, body)
-        longest.append(turns.longest_ms)
         assert not slot.is_failed
-    assert min(longest) < TURN_MS_MAX, f"{longest} ms in {turns.count} turns"
+        return turns.longest_ms
+
+    hold_nobody_up(longest_turn_ms, 4)
 
 
 def test_configs_of_many_topics_hold_nobody_up() -> None:
@@ -105,15 +106,27 @@ def test_configs_of_many_topics_hold_nobody_up() -> None:
         "include_documentation": True,
     }
     body = encode_request(ApiKey.DESCRIBE_CONFIGS, 4, fields)
-    longest = []
-    for _ in range(3):
+
+    def longest_turn_ms() -> float:
         turns = Turns()
         slot = ask(world, turns, ApiKey.DESCRIBE_CONFIGS, 4, body)
-        longest.append(turns.longest_ms)
         assert slot.pieces is not None
         size = sum(map(len, slot.pieces))
         assert 0 < size < DESCRIBED_BYTES_MAX
-    assert min(longest) < TURN_MS_MAX, f"{longest} ms in {turns.count} turns"
+        return turns.longest_ms
+
+    hold_nobody_up(longest_turn_ms, 3)
+
+
+def hold_nobody_up(ask_once: Callable[[], float], tries: int) -> None:
+    """Ask until the longest turn is short enough; what is compiled at first use, or what a machine
+    does beside, is not the request's."""
+    longest: list[float] = []
+    while len(longest) < tries:
+        longest.append(ask_once())
+        if longest[-1] < TURN_MS_MAX:
+            return
+    pytest.fail(f"turns of {longest} ms")
 
 
 def ask(world: World, turns: Turns, api: ApiKey, version: int, body: bytes) -> FakeSlot:
