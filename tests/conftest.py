@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -13,6 +14,11 @@ from tests.second_try import (  # noqa: F401 - hooks
     pytest_runtest_makereport,
     pytest_runtest_protocol,
     pytest_terminal_summary,
+)
+from tests.spread import (  # noqa: F401 - hooks
+    pytest_collection_finish,
+    pytest_configure_node,
+    pytest_xdist_make_scheduler,
 )
 
 LIVE_TIMEOUT_S = 400
@@ -31,18 +37,26 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2 if is_whole and is_default and config.getoption("capture") != "no" else 0
 
 
-# Before xdist's own hook, which reads the marker.
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: no garbage collection looks at it meanwhile, nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Live tests have more time, end by an exception that lets them clean up, and come one after
-    the other however many processes test. They begin first and wait most of the time; simulations,
-    which take all the cores that are left and give way to them, run beside them."""
+    """Live tests have more time and end by an exception that lets them clean up. They begin first
+    and wait most of the time; simulations, which take all the cores that are left and give way to
+    them, run beside them (`spread.py`)."""
     limit = pytest.mark.timeout(LIVE_TIMEOUT_S, method="signal")
     for item in items:
-        if item.get_closest_marker("live"):
-            item.add_marker(pytest.mark.xdist_group("live"))
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(limit)
+        if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
+            item.add_marker(limit)
     items.sort(key=_turn)
 
 

@@ -89,7 +89,6 @@ def seen() -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("execution")
 def test_all_that_decides_is_executed(seen: dict[str, list[str]]) -> None:
     """What is left out are the runtime, the listener, the admin port and the command line."""
     called = {*seen["called"]}
@@ -98,7 +97,6 @@ def test_all_that_decides_is_executed(seen: dict[str, list[str]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("execution")
 def test_nothing_reads_the_clocks_of_the_machine(seen: dict[str, list[str]]) -> None:
     """Time is an argument. How often a log line is written decides nothing else."""
     readers = [Path(file) for file in seen["readers"]]

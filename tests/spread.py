@@ -1,0 +1,77 @@
+"""How the processes of a whole run share the tests: by file, live ones one after the other.
+
+The first process takes files with live tests, which wait most of the time, the others those that
+compute; whoever has nothing left helps the others. A file stays whole, with what its tests share.
+The processes that collected tell the one that hands out, which knows of tests but their names: each
+leaves the same lines in a file. (xdist's own groups are suffixes of names that pytest 9.2 drops.)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LIVE_FILES = "live_files"
+_FOLDER = pytest.StashKey[TemporaryDirectory[str]]()
+
+
+def file_of(name: str) -> str:
+    """The file of a test's full name."""
+    return name.partition("::")[0]
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out files, in the order of collection; the first process prefers live ones."""
+
+    def __init__(self, config: pytest.Config, log: Any, live_files: Path) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+        self._live_files = live_files
+        self._live: frozenset[str] | None = None
+
+    def _split_scope(self, nodeid: str) -> str:
+        return file_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if self._live is None:
+            self._live = frozenset(self._live_files.read_text().splitlines())
+        prefers_live = node is self.nodes[0]
+        wanted = (name for name in self.workqueue if (name in self._live) == prefers_live)
+        chosen = next(wanted, None)
+        if chosen is not None:
+            self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """In the process that hands out: where the others leave what it has to know."""
+    node.workerinput[LIVE_FILES] = str(_live_files(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log, _live_files(config))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In a process that tests: leave what the one that hands out has to know."""
+    told: str | None = getattr(session.config, "workerinput", {}).get(LIVE_FILES)
+    if told is None:
+        return
+    names = {file_of(item.nodeid) for item in session.items if item.get_closest_marker("live")}
+    unfinished = Path(f"{told}.{os.getpid()}")
+    unfinished.write_text("\n".join(sorted(names)))
+    unfinished.rename(told)
+
+
+def _live_files(config: pytest.Config) -> Path:
+    if _FOLDER not in config.stash:
+        folder = config.stash[_FOLDER] = TemporaryDirectory(prefix="raftmq-tests-")
+        config.add_cleanup(folder.cleanup)
+    return Path(config.stash[_FOLDER].name, LIVE_FILES)
