@@ -35,7 +35,7 @@ from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.runtime.threads import WorkerPool
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
-from raftmq.server.kafka.limits import Pace
+from raftmq.server.kafka.limits import TokenBucket
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.work import WorkScheduler, gather
@@ -247,7 +247,7 @@ class Broker:
         )
         self.producer_ids = ProducerIdBlocks(node_id, engine)
         self._creating: dict[str, Promise[ErrorCode]] = {}
-        self._auto_create_room = Pace(
+        self._auto_create_room = TokenBucket(
             clock.monotonic_ms, config.auto_create_topics_max, config.auto_create_topics_per_s
         )
 

@@ -1,20 +1,20 @@
 """One client's connection: bytes in, requests begun at once, answers left to the reply queue.
 
-A connection at rest is no task: `Readiness` calls `receive` when its socket has bytes. Small frames
-come through one scratch buffer that all connections share (only within one call, so nobody else can
-be in it), a large frame through another one into a buffer that grows with it, where the records
-stay: a Produce is stamped and appended from there without a copy. A request begins in that same
-call; nothing hops to another task between receive and append.
+A connection at rest has no task: `Readiness` calls `receive` when its socket has bytes. Small
+frames come through one scratch buffer that all connections share (each only within one call), a
+large frame through another one into a buffer that grows with it, where the records stay: a Produce
+is stamped and appended from there without a copy. A request begins in that same call; no task
+switch lies between receive and append.
 
-A connection that has to wait (room in the pipeline, memory, the rest of a large frame, a spent
-turn) leaves `Readiness` for a task, `_read`, which stays while its client is busy: it goes back to
-rest when the sweep finds it quiet. Either of both reads, never both; `Life` has all states, `NEXT`
-all ways between them. Answers that a socket does not take at once
-have a task of their own (`ReplyQueue.drain`), for as long.
+A connection that has to wait (for room in the pipeline, for memory, for the rest of a large frame,
+for its next turn) leaves `Readiness` for a task, `_read`, which stays while its client is busy: the
+connection goes back to rest when the sweep finds it quiet. One of the two reads, never both;
+`ConnectionState` has all states, `NEXT` all ways between them. Answers that a socket does not take
+at once are sent by a task of their own (`ReplyQueue.drain`), until they are sent.
 
-Never decides anything about a request but its size. What a client does wrong costs this connection,
-and so does a bug of ours that one of its requests meets: nothing but the loop's own exceptions
-leaves this module (`Shared.failed`).
+Decides nothing about a request but whether its size is allowed. What a client does wrong costs this
+connection, and so does a bug of ours that one of its requests meets: no exception but the loop's
+own leaves this module (`Shared.failed`).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from raftmq.server.kafka.request_memory import PartialFrame, RequestMemory
 
 SCRATCH_BYTES: Final = 32 << 10
 PIECE_BYTES_MAX: Final = MARK_BYTES_MAX
-"""A large frame is received in pieces of so many bytes at most."""
+"""A large frame is received in pieces of at most this many bytes."""
 TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
 PART_S: Final = 0.1
-"""How long a client is given to hang up after it was told that we do."""
+"""How long a client has to close its side after this node closed its own."""
 CLIENT_LISTENER: Final = "CLIENT"
 """The only listener of a node so far, as DescribeQuorum names it."""
 QUIET_S: Final = 1.0
-"""A connection from which nothing came for so long needs no tasks."""
+"""A connection from which nothing came for this long needs no task."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -116,12 +116,12 @@ class Shared:
         self.nursery.start_soon(work)
 
     def refused(self, bound: str) -> None:
-        """Count what was refused, or closed, by the bound (a config key) that said so."""
+        """Count a refusal, by the bound (a config key) that caused it."""
         self.metrics.refuse(bound)
 
     def failed(self, error: Exception, peer: str) -> None:
-        """A bug of ours that one connection met: it costs that connection, and is told once. Memory
-        that is not there is no bug, and costs the same."""
+        """Log and count a bug of ours that one connection met: it costs that connection alone. Lack
+        of memory costs the connection too, but is no bug."""
         if isinstance(error, MemoryError):
             self.refused("memory")
             _log.error("connection closed: no memory for its request", peer=peer)
@@ -130,34 +130,58 @@ class Shared:
         _log.error("connection closed: a bug", peer=peer, why=repr(error), exc_info=error)
 
 
-class Life(IntEnum):
-    """What a connection does; from PARTING on it begins no request."""
+class ConnectionState(IntEnum):
+    """What a connection does; it begins no request from DRAINING on."""
 
     NEW = 0
-    """Accepted, and not heard yet."""
+    """Accepted; nothing was received yet."""
     AT_REST = 1
-    """No task reads: `Readiness` tells when its socket has bytes."""
+    """No task reads: `Readiness` calls when its socket has bytes."""
     BUSY = 2
-    """A task reads, for it has to wait for something or its client sends much."""
+    """A task reads: it has to wait for something, or its client sends much."""
     RECEIVING = 3
     """That task receives a large frame, in pieces."""
-    PARTING = 4
-    """The port drains: a task answers what was begun, then hangs up."""
+    DRAINING = 4
+    """A task answers what was begun, then hangs up."""
     ENDING = 5
-    """Something broke: it is closed as soon as whoever found out has returned."""
+    """Something broke: it is closed as soon as the call that found this has returned."""
     CLOSED = 6
 
 
-NEXT: Final[Mapping[Life, frozenset[Life]]] = {
-    Life.NEW: frozenset({Life.AT_REST, Life.ENDING, Life.CLOSED}),
-    Life.AT_REST: frozenset({Life.BUSY, Life.PARTING, Life.ENDING, Life.CLOSED}),
-    Life.BUSY: frozenset({Life.AT_REST, Life.RECEIVING, Life.PARTING, Life.ENDING, Life.CLOSED}),
-    Life.RECEIVING: frozenset({Life.BUSY, Life.PARTING, Life.ENDING, Life.CLOSED}),
-    Life.PARTING: frozenset({Life.ENDING, Life.CLOSED}),
-    Life.ENDING: frozenset({Life.CLOSED}),
-    Life.CLOSED: frozenset(),
+NEXT: Final[Mapping[ConnectionState, frozenset[ConnectionState]]] = {
+    ConnectionState.NEW: frozenset(
+        {ConnectionState.AT_REST, ConnectionState.ENDING, ConnectionState.CLOSED}
+    ),
+    ConnectionState.AT_REST: frozenset(
+        {
+            ConnectionState.BUSY,
+            ConnectionState.DRAINING,
+            ConnectionState.ENDING,
+            ConnectionState.CLOSED,
+        }
+    ),
+    ConnectionState.BUSY: frozenset(
+        {
+            ConnectionState.AT_REST,
+            ConnectionState.RECEIVING,
+            ConnectionState.DRAINING,
+            ConnectionState.ENDING,
+            ConnectionState.CLOSED,
+        }
+    ),
+    ConnectionState.RECEIVING: frozenset(
+        {
+            ConnectionState.BUSY,
+            ConnectionState.DRAINING,
+            ConnectionState.ENDING,
+            ConnectionState.CLOSED,
+        }
+    ),
+    ConnectionState.DRAINING: frozenset({ConnectionState.ENDING, ConnectionState.CLOSED}),
+    ConnectionState.ENDING: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.CLOSED: frozenset(),
 }
-"""All ways from one state to another; `Connection._become` alone takes them."""
+"""All ways from one state to another; only `Connection._become` takes them."""
 
 
 class Connection:
@@ -177,11 +201,11 @@ class Connection:
         "_writing",
         "hold",
         "last_active",
-        "life",
         "on_close",
         "peer",
         "principal",
         "replies",
+        "state",
     )
 
     def __init__(
@@ -198,10 +222,10 @@ class Connection:
         self._writing: trio.CancelScope | None = None  # of the task that writes
         self._turn_bytes = 0
         self._turn_frames = 0
-        self.life = Life.NEW
+        self.state = ConnectionState.NEW
         self.peer = peer
         self.principal: str | None = None
-        """Who the client proved to be; nobody has to yet."""
+        """The authenticated client; no client has to authenticate yet."""
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
@@ -214,16 +238,17 @@ class Connection:
         """The listener that accepted it."""
         return self._shared.listener_name
 
-    # ---- life ----
+    # ---- states ----
 
     @property
     def is_closed(self) -> bool:
         """True once it was hung up."""
-        return self.life is Life.CLOSED
+        return self.state is ConnectionState.CLOSED
 
-    def _become(self, life: Life) -> None:
-        assert life in NEXT[self.life], f"a connection goes from {self.life.name} to {life.name}"
-        self.life = life
+    def _become(self, state: ConnectionState) -> None:
+        before = self.state
+        assert state in NEXT[before], f"a connection goes from {before.name} to {state.name}"
+        self.state = state
 
     def open(self) -> None:
         """Serve from now on, as one at rest."""
@@ -233,14 +258,14 @@ class Connection:
             _log.error("connection closed: cannot be watched", peer=self.peer, why=error.strerror)
             self.close()
         else:
-            self._become(Life.AT_REST)
+            self._become(ConnectionState.AT_REST)
 
     def close(self) -> None:
-        """Hang up: drop what is parked, give memory back, end the tasks, close the socket. Not to
-        be called by whoever settles an answer (`broken` is for them)."""
-        if self.life is Life.CLOSED:
+        """Hang up: drop what is parked, give memory back, end the tasks, close the socket. What
+        settles an answer must call `broken` instead."""
+        if self.state is ConnectionState.CLOSED:
             return
-        self._become(Life.CLOSED)
+        self._become(ConnectionState.CLOSED)
         descriptor = self._sock.fileno()
         self._shared.readiness.unwatch(descriptor)
         for scope in (self._reading, self._writing):
@@ -252,16 +277,16 @@ class Connection:
             _, callback = self.on_close.popitem()
             try:
                 callback()
-            except Exception as error:  # noqa: BLE001 - the others are to be dropped, too
+            except Exception as error:  # noqa: BLE001 - the other callbacks must run too
                 self._shared.failed(error, self.peer)
         trio.lowlevel.notify_closing(descriptor)
         self._sock.close()
         self._on_closed()
 
     def broken(self) -> None:
-        """Hang up soon: who settles an answer may be the Raft engine."""
-        if self.life < Life.ENDING:
-            self._become(Life.ENDING)
+        """Hang up soon, not in this call, which may come from the Raft engine."""
+        if self.state < ConnectionState.ENDING:
+            self._become(ConnectionState.ENDING)
             self._shared.readiness.unwatch(self._sock.fileno())
             self._shared.spawn(self._end)
 
@@ -278,16 +303,16 @@ class Connection:
 
     def finish(self) -> None:
         """Begin no more requests; answer those in hand, then hang up."""
-        if self.life >= Life.PARTING:
+        if self.state >= ConnectionState.DRAINING:
             return
-        self._become(Life.PARTING)
+        self._become(ConnectionState.DRAINING)
         if self._reading is not None:
             self._reading.cancel()
         else:
             self._begin_task()
 
     def rest_if_quiet(self, now: float) -> None:
-        """End tasks that a busy client needed and this one does not any more."""
+        """End tasks that a busy client needed and that this one no longer needs."""
         if now - self.last_active > QUIET_S:
             if self._lingering is not None:
                 self._lingering.cancel()
@@ -313,7 +338,7 @@ class Connection:
     def _is_too_slow(self, frame: PartialFrame, now: float, quiet_ms: float) -> bool:
         limits = self._shared.limits
         if frame.is_waiting:
-            return False  # for us
+            return False  # for memory of this node
         is_over = quiet_ms > limits.request_receive_timeout_ms or frame.age_s(now) > receive_s_max(
             frame.size, limits
         )
@@ -328,7 +353,7 @@ class Connection:
         return is_over
 
     def _evicted(self) -> None:
-        """Others wait for the memory that an incomplete frame of this client holds."""
+        """Hang up: other frames wait for the memory that this client's incomplete frame holds."""
         frame = self._partial
         try:
             self._shared.refused("request_memory_bytes_max")
@@ -339,14 +364,14 @@ class Connection:
                 bytes_announced=0 if frame is None else frame.size,
             )
             self.broken()
-        except Exception as error:  # noqa: BLE001 - those who want the memory have no part in it
+        except Exception as error:  # noqa: BLE001 - the frames that want the memory go on
             self.failed(error)
 
     # ---- reading at rest ----
 
     def receive(self) -> None:
-        """Begin what came, as far as that needs no waiting."""
-        if self.life is not Life.AT_REST:
+        """Begin what came, as far as that is possible without waiting."""
+        if self.state is not ConnectionState.AT_REST:
             return
         if not self.replies.has_room:
             self._to_task()
@@ -355,19 +380,19 @@ class Connection:
         try:
             if not self._receive_now():
                 self.close()
-            elif self._must_wait() and self.life is Life.AT_REST:
+            elif self._must_wait() and self.state is ConnectionState.AT_REST:
                 self._to_task()
         except RemoteProtocolError as error:
             self._refused(error)
             self.close()
         except OSError:
-            self.close()  # the client is gone: nobody is left to tell
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this connection alone
+            self.close()  # the client is gone
+        except Exception as error:  # noqa: BLE001 - any bug costs this connection alone
             self._shared.failed(error, self.peer)
             self.close()
 
     def _receive_now(self) -> bool:
-        """Take in what the socket has; False when that is its end."""
+        """Take in what the socket has; False at the end of the stream."""
         shared = self._shared
         scratch = shared.scratch
         while True:
@@ -391,13 +416,13 @@ class Connection:
             if end <= SMALL_RECEIVE_BYTES and self._turn_frames <= 1:
                 shared.budget.give_back(RECEIVE_COST - SMALL_RECEIVE_COST)
                 return True
-            if end < SCRATCH_BYTES or self.life >= Life.PARTING or self._must_wait():
-                return True  # that was all there is: asking the socket again would only tell so
+            if end < SCRATCH_BYTES or self.state >= ConnectionState.DRAINING or self._must_wait():
+                return True  # the scratch buffer was not filled: the socket has no more
             if self._turn_bytes >= TURN_BYTES_MAX or not shared.budget.try_take(RECEIVE_COST):
-                return True  # it is named again in the next pass
+                return True  # the epoll names it again in the next pass
 
     def _must_wait(self) -> bool:
-        """True when there is something to do that takes a task."""
+        """True when there is something to do that needs a task."""
         if not self.replies.has_room:
             return True
         pending = self._pending
@@ -407,7 +432,7 @@ class Connection:
         return end > SCRATCH_BYTES or end <= len(pending)
 
     def _to_task(self) -> None:
-        self._become(Life.BUSY)
+        self._become(ConnectionState.BUSY)
         self._begin_task()
 
     def _begin_task(self) -> None:
@@ -419,23 +444,23 @@ class Connection:
 
     async def _read(self) -> None:
         """Read until the client is quiet, or either side ends it."""
-        if self.life is Life.CLOSED:
-            return  # since this task was made: nothing more is begun
+        if self.state is ConnectionState.CLOSED:
+            return  # it was closed after this task was made
         is_over = True
         try:
             scope = self._reading
-            assert scope is not None, "whoever began this task said so"
-            if self.life is not Life.PARTING:
+            assert scope is not None, "set where this task is started"
+            if self.state is not ConnectionState.DRAINING:
                 with scope:
                     is_over = await self._read_while_busy()
-            if self.life is Life.PARTING:
+            if self.state is ConnectionState.DRAINING:
                 with trio.CancelScope() as self._reading:
-                    await self._part()
+                    await self._drain()
                 is_over = True
         except RemoteProtocolError as error:
             self._refused(error)
         except (OSError, trio.ClosedResourceError):
-            pass  # the client is gone: nobody is left to tell
+            pass  # the client is gone
         except Exception as error:  # noqa: BLE001 - as in receive()
             is_over = True
             self._shared.failed(error, self.peer)
@@ -443,24 +468,24 @@ class Connection:
             self._reading = self._lingering = None
             if is_over:
                 self.close()
-        if self.life is Life.BUSY:
+        if self.state is ConnectionState.BUSY:
             self.open()
 
     async def _read_while_busy(self) -> bool:
-        """Read; True at the end, False when the client is quiet."""
+        """Read; True when the connection is over, False when the client is quiet."""
         replies = self.replies
         sock = self._sock
         scratch = self._shared.scratch
         budget = self._shared.budget
-        while self.life < Life.ENDING:
+        while self.state < ConnectionState.ENDING:
             if self._turn_frames >= TURN_FRAMES_MAX or self._turn_bytes >= TURN_BYTES_MAX:
                 await trio.lowlevel.checkpoint()
                 self._turn_frames = self._turn_bytes = 0
-            # After that wait, in which an answer may have taken the room: what is here would else
-            # not be begun, and be waited with for more to come.
+            # Checked after the wait above, in which an answer may have taken the room. Without
+            # room nothing below would begin, and the task would wait for more bytes instead.
             if not replies.has_room:
                 await replies.room()
-                if self.life is Life.CLOSED:
+                if self.state is ConnectionState.CLOSED:
                     break
             pending = self._pending
             used = self._begin_complete(memoryview(pending))
@@ -491,7 +516,7 @@ class Connection:
             if pending or start:
                 self._note_pending(used)
             is_all = not pending and start + count < SCRATCH_BYTES and replies.has_room
-            # If so, asking the socket again would only tell that.
+            # Then the socket has no more, and another recv would only say so.
             if is_all and not await self._linger():
                 return False
         return True
@@ -504,9 +529,9 @@ class Connection:
         scope, self._lingering = self._lingering, None
         return not scope.cancelled_caught
 
-    async def _part(self) -> None:
-        """Answer what was begun; then let the client hang up first, lest unread requests turn our
-        end into a reset that takes answers on their way along."""
+    async def _drain(self) -> None:
+        """Answer what was begun; then let the client close first. If this node closed with requests
+        unread, the kernel would send a reset, which destroys answers still on their way."""
         await self.replies.idle()
         self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(PART_S):
@@ -518,18 +543,18 @@ class Connection:
     # ---- writing in a task ----
 
     def stalled(self) -> None:
-        """Answers wait for the socket, or for their bytes: let a task go on with them."""
+        """Answers wait for the socket, or for their bytes: start the task that sends them."""
         self._writing = trio.CancelScope()
         self._shared.spawn(self._write)
 
     async def _write(self) -> None:
         scope = self._writing
-        assert scope is not None, "whoever began this task said so"
+        assert scope is not None, "set where this task is started"
         try:
             with scope:
                 await self.replies.drain()
         except (OSError, trio.ClosedResourceError, DiskError, SpanTruncatedError):
-            self.close()  # part of an answer may have left: there is no way back
+            self.close()  # part of an answer may have left: the stream cannot go on
         except Exception as error:  # noqa: BLE001 - as in receive()
             self._shared.failed(error, self.peer)
             self.close()
@@ -539,7 +564,7 @@ class Connection:
     # ---- frames ----
 
     def _begin_complete(self, view: memoryview) -> int:
-        """Begin the complete frames at the front while there is room; how many bytes they took."""
+        """Begin complete frames at the front while there is room; gives the bytes they took."""
         if len(view) >= 2 * FRAME_HEAD.size:
             first_end = 4 + FRAME_HEAD.unpack_from(view)[0]
             if first_end + FRAME_HEAD.size <= len(view):
@@ -554,7 +579,7 @@ class Connection:
             size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
             check_frame(size, api_key, shared.limits)
             end = position + 4 + size
-            if end > len(view) or self.life >= Life.ENDING:
+            if end > len(view) or self.state >= ConnectionState.ENDING:
                 break
             if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
                 break
@@ -582,15 +607,15 @@ class Connection:
         return size if size + 4 > SCRATCH_BYTES else 0
 
     def _note_pending(self, used: int) -> None:
-        """What is pending changed: `used` bytes were begun. Charge what came of the frame at the
-        front, unless that frame only waits for its turn here."""
+        """What is pending changed, after `used` bytes were begun: charge what came of the frame at
+        the front, unless it is complete and only waits for its turn."""
         pending = self._pending
         if used:
             self._drop_partial()
         size = 0
         if len(pending) >= FRAME_HEAD.size:
             size = FRAME_HEAD.unpack_from(pending)[0]
-        if not pending or 0 < size <= len(pending) - 4 or self.life >= Life.ENDING:
+        if not pending or 0 < size <= len(pending) - 4 or self.state >= ConnectionState.ENDING:
             self._drop_partial()
             return
         memory = self._shared.memory
@@ -616,7 +641,7 @@ class Connection:
         frame = bytearray(pending[4:])
         self._pending = b""
         self._large = LowWater(self._sock)
-        self._become(Life.RECEIVING)
+        self._become(ConnectionState.RECEIVING)
         try:
             memory.shrink(partial, 4)
             while len(frame) < size:
@@ -626,12 +651,12 @@ class Connection:
             self._partial = None
         finally:
             self._large = None
-        if self.life is Life.RECEIVING:  # not when it was hung up on by then
-            self._become(Life.BUSY)
+        if self.state is ConnectionState.RECEIVING:  # else it was closed meanwhile
+            self._become(ConnectionState.BUSY)
         try:
             if not shared.budget.try_take(size):
                 await shared.budget.take(size)
-            if self.life >= Life.ENDING:
+            if self.state >= ConnectionState.ENDING:
                 raise trio.ClosedResourceError("hung up on meanwhile")
         except BaseException:
             memory.release(charge)
@@ -641,14 +666,14 @@ class Connection:
     async def _receive_piece(
         self, partial: PartialFrame, frame: bytearray, missing: int, large: LowWater
     ) -> None:
-        """Add to `frame` what is there of it, or wait until something is."""
+        """Add to `frame` the bytes that are there, or wait until there are some."""
         memory, sock = self._shared.memory, self._sock
         wanted = min(missing, PIECE_BYTES_MAX)
         granted = memory.try_grow(partial, wanted)
         if not granted:
             self._turn_frames = self._turn_bytes = 0
             granted = await memory.grow(partial, wanted)
-            self.last_active = trio.current_time()  # it was not the client who kept us waiting
+            self.last_active = trio.current_time()  # the wait was for this node's memory
             self._check_open(partial)
         piece = self._shared.piece[:granted]
         try:
@@ -668,7 +693,7 @@ class Connection:
         self._received(count)
 
     def _check_open(self, partial: PartialFrame) -> None:
-        if self.life >= Life.ENDING or not partial.is_open:
+        if self.state >= ConnectionState.ENDING or not partial.is_open:
             raise trio.ClosedResourceError("hung up on meanwhile")
 
     def _received(self, count: int) -> None:

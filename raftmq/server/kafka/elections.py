@@ -1,16 +1,16 @@
 """Answers that wait a moment for an election under way.
 
-When a leader's node goes away its clients ask the others at once who leads now, some milliseconds
-before that is decided. Told the old leader once more, a client waits for its own timer (librdkafka:
-a second) before it asks again. So an answer about such a partition is parked until the next leader
-is known, but no longer than `WAIT_MS`, and only that soon after the loss: where no election can
-succeed nobody is kept waiting. The same where this node itself has just ceased to lead, or hands
-over: "not the leader" is said together with who is, not before.
+When a leader's node goes away its clients ask other nodes at once for the new leader, some
+milliseconds before it is elected. A client that is told the old leader once more waits for its own
+timer (librdkafka: a second) before it asks again. So an answer about such a partition is parked
+until the next leader is known, but no longer than `WAIT_MS`, and only that soon after the loss:
+where no election can succeed, no answer is delayed. The same holds where this node itself has just
+ceased to lead, or hands over: "not the leader" is said together with the new leader.
 
 Answers of a connection leave in order, so those behind a parked one wait as well, also
-acknowledgements of partitions that nothing happened to. Where hundreds of partitions elect one
-after the other that would be nearly always; so a connection that was held up is left alone for a
-while.
+acknowledgements of partitions to which nothing happened. Where hundreds of partitions elect one
+after the other, that would be nearly always; so after a wait (`Hold`) no answer of the same
+connection waits for a while.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from raftmq.types import NodeId
 
 WAIT_MS: Final = 1_000.0
 LOOK_MS: Final = 20.0
-"""How often a leadership handed over is looked at again: nobody tells of one that stays."""
+"""How often a leadership that was to be handed over is looked at again: one that stays makes no
+event."""
 WAITING_MAX: Final = 10_000
 REST_FACTOR: Final = 4.0
-"""After a wait no answer of the same connection waits for so many times as long."""
+"""After a wait, no answer of the same connection waits for so many times its length."""
 
 
 class Hold:
-    """How far the answers of one connection were held up of late."""
+    """How long the answers of one connection waited lately, and until when none waits again."""
 
     __slots__ = ("free_at_ms",)
 
     def __init__(self) -> None:
         self.free_at_ms = 0.0
-        """Before that time none of them waits again."""
+        """Before that time none waits again."""
 
     def ended(self, since_ms: float, now_ms: float) -> None:
         """An answer waited until now."""
@@ -48,7 +49,7 @@ class Hold:
 
 
 class Elections:
-    """Which leaders were just lost, and who waits for the next ones."""
+    """Which leaders were just lost, and which answers wait for the next ones."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Elections:
         has_ended: Callable[[NodeId], bool],
         has_left: Callable[[LeaderRow], bool],
     ) -> None:
-        """`has_ended` tells whether a node's connection is over though nobody was told yet: the
-        client that lost its leader is often quicker than this node's own loop. `has_left` tells of
-        a row that names this node whether it does not lead, or is about to cease to."""
+        """`has_ended` says whether a node's connection is over, also before `node_lost` was called:
+        the client that lost its leader is often quicker than this node's own loop. `has_left` says
+        of a row that names this node whether it does not lead there, or is about to cease to."""
         self._has_ended = has_ended
         self._has_left = has_left
         self._leaders = leaders

@@ -27,14 +27,14 @@ API_KEY_PRODUCE: Final = 0
 API_KEY_OFFSET_COMMIT: Final = 8
 _LARGE: Final = (API_KEY_PRODUCE, API_KEY_OFFSET_COMMIT)
 """Produce carries records; a commit that is too large is refused by its group's coordinator, with
-a code that its client understands."""
+a code that the client understands."""
 FRAME_BYTES_MIN: Final = 8
 """API key, version and correlation id: no request is shorter."""
 
 
 @frozen(slots=True, kw_only=True)
 class Limits:
-    """Bounds of the client port; the node's configuration keys of the same names."""
+    """Bounds of the client port; each is the configuration key of the same name."""
 
     request_bytes_max: int = 100 << 20
     request_control_bytes_max: int = 1 << 20
@@ -51,18 +51,18 @@ class Limits:
     pipeline_bytes_max: int = 16 << 20
     connection_idle_ms: int = 600_000
     request_receive_timeout_ms: int = 30_000
-    """A frame of which no byte arrives for so long costs its connection: it holds node memory."""
+    """A frame of which no byte arrives for so long ends its connection: it holds memory."""
     request_receive_bytes_per_s_min: int = 8 << 10
-    """A frame that takes longer than that timeout and its size at this rate: likewise."""
+    """So does a frame that takes longer than that timeout plus its size divided by this rate."""
     socket_send_bytes: int = 0
     """The kernel's send buffer of a connection; 0: `LOCAL_SEND_BYTES` for clients of this machine,
     the kernel's own choice for others."""
     send_stall_ms: int = 60_000
-    """An answer of which the client takes no byte for so long costs its connection."""
+    """An answer of which the client takes no byte for so long ends its connection."""
 
 
 def canonical_host(host: str) -> str:
-    """An address in the one form in which it is compared; what is none is left as it is.
+    """An address in the form in which it is compared; a text that is no address stays as it is.
 
     A client of IPv4 looks like ::ffff:10.0.0.7 to a socket for both.
     """
@@ -76,11 +76,11 @@ def canonical_host(host: str) -> str:
 
 
 def resolve_overrides(text: str) -> dict[str, int]:
-    """`connections_per_ip_overrides` by canonical address. Asks the resolver about names: not for
-    a loop that serves.
+    """`connections_per_ip_overrides` by canonical address. Names are resolved, which may take long:
+    not to be called on a loop that serves.
 
     Raises:
-        ConfigError: it does not read well, or a name has no address.
+        ConfigError: it cannot be parsed, or a name has no address.
     """
     found = {}
     for host, count in connections_per_ip(text).items():
@@ -102,7 +102,7 @@ def check_frame(size: int, api_key: int, limits: Limits) -> None:
         RemoteProtocolError: too short, or larger than its API may be.
     """
     if size < FRAME_BYTES_MIN:
-        raise RemoteProtocolError(f"a frame of {size} bytes is no request")
+        raise RemoteProtocolError(f"a frame of {size} bytes is too short for a request")
     if size > limits.request_bytes_max:
         raise RemoteProtocolError(
             f"a frame of {size} bytes is above request_bytes_max {limits.request_bytes_max}"
@@ -119,9 +119,8 @@ def receive_s_max(size: int, limits: Limits) -> float:
     return limits.request_receive_timeout_ms / 1e3 + size / limits.request_receive_bytes_per_s_min
 
 
-class Pace:
-    """So many at once, and so many a second after that: a bucket that holds `most` and fills by
-    `per_s` a second."""
+class TokenBucket:
+    """A bound of a rate: holds at most `most` tokens, and gains `per_s` a second."""
 
     __slots__ = ("_left", "_looked_ms", "_most", "_now_ms", "_per_s")
 
@@ -133,14 +132,14 @@ class Pace:
         self._looked_ms = now_ms()
 
     def take(self, wanted: list[T]) -> list[T]:
-        """Take as many as there is room for, from the front; gives those left over."""
+        """Take a token for each, from the front; gives those for which there was none."""
         self._fill()
         count = min(len(wanted), int(self._left))
         self._left -= count
         return wanted[count:]
 
     def wait_ms(self) -> float:
-        """Take one, and give how long it is until there is room for it; 0 when there is."""
+        """Take one token; gives how long to wait until it is there, 0 when it is."""
         self._fill()
         self._left -= 1
         return 0.0 if self._left >= 0 else -self._left * 1e3 / self._per_s

@@ -20,7 +20,7 @@ import trio
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.connection import Begin, Connection, Shared
-from raftmq.server.kafka.limits import Limits, Pace, canonical_host
+from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Drains, ReplyBatch
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -118,16 +118,16 @@ class ClientPort:
                 try:
                     yield nursery
                 finally:
-                    # The nursery is open until here, so nobody asks for a task of a closed one.
+                    # While the nursery is open: a connection may start a task as it closes.
                     self.hang_up_all()
                     nursery.cancel_scope.cancel()
         finally:
             shared.readiness.close()
 
     async def drain(self, answer_parked: Callable[[], None]) -> None:
-        """Accept nobody, begin no request, answer those in hand, and hang up.
+        """Accept no connection, begin no request, answer those in hand, and hang up.
 
-        `answer_parked` lets go what only waits for something to happen.
+        `answer_parked` answers the requests that only wait for something to happen.
         """
         self._accepting.cancel()
         for connection in list(self.connections.values()):
@@ -148,7 +148,7 @@ class ClientPort:
         descriptors_max = (
             resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self.limits.descriptors_reserved
         )
-        pace = Pace(lambda: trio.current_time() * 1e3, rate, rate)
+        pace = TokenBucket(lambda: trio.current_time() * 1e3, rate, rate)
         while True:
             try:
                 sock, address = listen_sock.accept()

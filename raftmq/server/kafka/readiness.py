@@ -1,16 +1,16 @@
-"""One epoll under all client connections: who has something to read is told, not woken.
+"""One epoll under all client connections: one that has something to read is called, no task wakes.
 
-A connection at rest is no task. Its socket stays registered here, level-triggered; one task waits
+A connection at rest has no task. Its socket stays registered here, level-triggered; one task waits
 for all of them (the epoll's own descriptor is registered with trio) and calls each that has bytes.
-A request of a client that merely polls so costs a `recv` and no switch between tasks. Who needs to
-wait for something (room, memory, the rest of a large frame) leaves the epoll and takes a task.
+So a request of a client that merely polls costs a `recv` and no switch between tasks. A connection
+that has to wait (for room, memory, the rest of a large frame) leaves the epoll and takes a task.
 
-Those who are ready in the same pass are one piece of work: what they append is drained together, so
+All that are ready in the same pass are one piece of work: what they append is drained together, so
 the busier a node is, the fewer messages and flushes each of a thousand producers costs it.
 
-Work is charged to `LoopBudget` before it is done. Those for whom a pass has none left stand in
-line there, each for itself, and nobody else is asked for before they had their turn: the kernel
-would only name them again. Never reads a socket itself, never closes one.
+Work is charged to `LoopBudget` before it is done. Connections for which a pass has none left wait
+in line there, each for itself, and the epoll is not polled before they had their turn: it would
+only name them again. Never reads a socket itself, never closes one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import trio
 from raftmq.runtime.loop import RECEIVE_COST, LoopBudget, Parker
 
 EVENTS_MAX: Final = 256
-"""So many connections are asked for at once; the kernel names the others next time."""
+"""Most connections that one `poll` names; the kernel names the others in the next one."""
 
 
 class Receiver(Protocol):
@@ -55,13 +55,13 @@ class Readiness:
         budget: LoopBudget,
         together: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`together` is entered for all who are called in one pass, where they are several."""
+        """`together` is entered around the calls of one pass, where they are several."""
         self._budget = budget
         self._together = together
         self._epoll = select.epoll()
         self._resting: dict[int, Receiver] = {}
         self._behind = 0  # ready ones that stand in line for another pass
-        self._runner = Parker()  # waits until nobody is behind
+        self._runner = Parker()  # sleeps while some are behind
 
     def __len__(self) -> int:
         return len(self._resting)
@@ -72,12 +72,12 @@ class Readiness:
         self._resting[descriptor] = receiver
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop calling; harmless when nobody is called. Must come before the socket is closed."""
+        """Stop calling; harmless where nothing is watched. Comes before the socket closes."""
         if self._resting.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
     async def run(self) -> None:
-        """Call who is ready, until cancelled."""
+        """Call the connections that are ready, until cancelled."""
         epoll = self._epoll
         while True:
             await trio.lowlevel.wait_readable(epoll.fileno())
@@ -95,7 +95,7 @@ class Readiness:
         for descriptor, _ in ready:
             receiver = receivers.get(descriptor)
             if receiver is None:
-                continue  # hung up on for what another one asked, in this very pass
+                continue  # a call of this very pass closed it
             if try_take(RECEIVE_COST):
                 receiver.receive()
             else:
@@ -103,7 +103,7 @@ class Readiness:
                 self._budget.wait(RECEIVE_COST, partial(self._receive_late, receiver))
 
     def close(self) -> None:
-        """Give the epoll back; nobody may be watched any more."""
+        """Close the epoll; no connection may be watched any more."""
         assert not len(self), "connections are closed first"
         if not self._epoll.closed:
             trio.lowlevel.notify_closing(self._epoll.fileno())

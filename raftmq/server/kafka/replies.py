@@ -1,8 +1,8 @@
 """Answers of one connection, leaving in the order of their requests.
 
 An answer is a list of pieces: bytes, or spans of files that `sendfile` moves without a copy.
-Whoever settles an answer whose turn it is sends it at once, in its own call, as long as the socket
-takes it (a hop to another task costs more than the send). What remains (socket full, bytes not in
+An answer whose turn it is is sent at once, in the call that settles it, as long as the socket takes
+it (a switch to another task costs more than the send). What remains (socket full, bytes not in
 memory, a turn of sendfile used up) is left to a writer task, which is made when it is needed first,
 sleeps between stalls and ends when its client has been quiet for a while.
 
@@ -66,7 +66,7 @@ class Drains(Protocol):
 
 
 class BatchedReplies(Protocol):
-    """Something with answers to send."""
+    """Answers of one connection, as far as a batch knows them."""
 
     def flush(self) -> None:
         """Send what is ready."""
@@ -86,7 +86,7 @@ class ReplyBatch:
 
     @property
     def is_open(self) -> bool:
-        """True when answers are to be held back for now: `flush` is certain to follow."""
+        """True while answers are held back; `flush` is certain to follow."""
         return self._depth > 0 or self._drains.is_draining
 
     def hold(self, replies: BatchedReplies) -> None:
@@ -136,7 +136,7 @@ class ReplyConnection(Protocol):
 class _Stall(Enum):
     FULL = "the socket is full"
     COLD = "the next bytes are not in memory"
-    TURN = "others shall have the loop"
+    TURN = "its turn of the loop is used up"
 
 
 class Slot:
@@ -163,16 +163,16 @@ class Slot:
 
 
 class _EndedConnection:
-    """In place of a connection that ended, which would keep its answers, and they it."""
+    """Stands in for a connection that ended: the two would keep each other alive."""
 
     def stalled(self) -> None:
         """No answer leaves any more."""
 
     def broken(self) -> None:
-        """It is."""
+        """It has ended already."""
 
     def failed(self, error: Exception) -> None:
-        """Too late to matter to anybody."""
+        """It has ended already; nothing more can fail."""
 
 
 _ENDED: Final = _EndedConnection()
@@ -263,7 +263,7 @@ class ReplyQueue:
         )
 
     def bar(self) -> None:
-        """Let no request be read before `unbar`."""
+        """Read no request before `unbar`."""
         self._is_barred = True
 
     def unbar(self) -> None:
@@ -304,13 +304,13 @@ class ReplyQueue:
         if self._is_closed or self._stall is not None or self._is_pumping:
             return
         if self._reader is None and not self._outbox and self._slots:
-            # One small answer and nobody who waits for its end: what most requests come to.
+            # One small answer, and no reader that waits for its end: the case of most requests.
             try:
                 is_done = self._send_alone(self._slots[0])
             except OSError:
                 self.broken()
                 return
-            except Exception as error:  # noqa: BLE001 - whoever settled it has no part in this
+            except Exception as error:  # noqa: BLE001 - what settled the answer must go on
                 self._failed(error)
                 return
             if is_done:
@@ -336,8 +336,8 @@ class ReplyQueue:
             await self._reader_sleeps()
 
     async def idle(self) -> None:
-        """Wait until every request that was begun is answered, and the answers are with the kernel;
-        nobody may be reading requests meanwhile."""
+        """Wait until every request that was begun is answered, and the answers are with the kernel.
+        No request may be read meanwhile."""
         while not self.is_idle:
             self._wants_idle = True
             await self._reader_sleeps()
@@ -358,7 +358,7 @@ class ReplyQueue:
 
     async def drain(self) -> None:
         """The writer task: goes on where a direct send could not; ends at `rest`."""
-        assert self._writer is not None, "whoever asked for the task set it"
+        assert self._writer is not None, "set where this task is started"
         try:
             await self._drain(self._writer)
         finally:
@@ -406,7 +406,7 @@ class ReplyQueue:
             self._stall = self._send_ready()
         except (OSError, DiskError, SpanTruncatedError):
             # The client is gone, or the answer under way cannot be completed: either ends the
-            # connection, and neither is the business of whoever settled this answer.
+            # connection, and does not concern what settled this answer.
             self.broken()
         except Exception as error:  # noqa: BLE001 - as in flush()
             self._failed(error)

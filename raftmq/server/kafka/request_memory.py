@@ -6,9 +6,9 @@ A large frame asks before each piece. Up to half of the budget everybody grows; 
 one frame at a time does, the oldest of those whose bytes are there, so that frames get complete one
 after the other instead of all of them in part. A frame whose client sends nothing passes that on.
 
-Where nothing is left the frames that are incomplete pay, not those who wait: `relieve` closes those
-that held the most bytes for the longest time, first among the ones whose clients send nothing. A
-request that is complete is never dropped; it is answered, and gives its bytes back then.
+Where nothing is left, frames that are incomplete make room for those that wait: `relieve` closes
+the ones that held the most bytes for the longest time, first those whose clients send nothing. A
+request that is complete is never dropped; it gives its bytes back when it is answered.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Final
 import trio
 
 SLOW_S: Final = 1.0
-"""A frame that took longer so far may be closed where others wait for memory; and so long others
-wait before one that wants more itself is closed."""
+"""A frame that is older may be closed where another one waits for memory. A frame that waits itself
+is closed for another one only after that one has waited this long."""
 
 SMALL_BYTES_MAX: Final = 32 << 10
-"""So many bytes are counted whatever is free: of a small frame, and the last ones of a large frame,
-which others would else wait for."""
+"""So many bytes are counted whatever is free: those of a small frame, and the last ones of a large
+frame, which then is complete and gives all of its bytes back soon."""
 
 
 class PartialFrame:
@@ -53,7 +53,7 @@ class PartialFrame:
 
     @property
     def is_waiting(self) -> bool:
-        """True while it wants memory: its client can do nothing."""
+        """True while it waits for memory of this node: its client is not at fault."""
         return self._waits_since is not None
 
     def age_s(self, now: float) -> float:
@@ -115,7 +115,7 @@ class RequestMemory:
         self.bytes_used = 0
         self.partial_bytes = 0
         self._partial: dict[PartialFrame, None] = {}
-        self._grower: PartialFrame | None = None  # who grows in the upper half
+        self._grower: PartialFrame | None = None  # the one that grows in the upper half
         self._waiting: list[tuple[float, int, _Waiting]] = []  # a heap, oldest frame first
         self._waiting_count = 0
         self._order = count()
@@ -132,7 +132,7 @@ class RequestMemory:
         self.bytes_used += size
 
     def release(self, size: int) -> None:
-        """Give bytes back and let those grow who now may."""
+        """Give bytes back, and let frames grow for which there is room now."""
         self.bytes_used -= size
         assert self.bytes_used >= 0, "request memory was released twice"
         if self._waiting_count:
@@ -164,7 +164,7 @@ class RequestMemory:
         self._waiting_count += 1
         frame.waits(now)
         if self._grower is frame:
-            self._grower = None  # an older one may stand in front of it
+            self._grower = None  # an older frame may come before it
         self.relieve(now)
         if entry.is_over:
             await trio.lowlevel.checkpoint()
@@ -173,7 +173,7 @@ class RequestMemory:
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
             self._is_over(entry)
-            self._admit()  # whoever stood behind may fit where this one did not
+            self._admit()  # a frame behind it may fit where this one did not
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -185,7 +185,7 @@ class RequestMemory:
             self._grow(frame, -size)
 
     def pauses(self, frame: PartialFrame) -> None:
-        """The client sends nothing for the moment: let others grow."""
+        """The client sends nothing for the moment: another frame may grow."""
         if self._grower is frame:
             self._grower = None
             if self._waiting_count:
@@ -265,7 +265,7 @@ class RequestMemory:
         self._waiting_count -= 1
 
     def _admit(self) -> None:
-        """Let the oldest grow for whom there is room."""
+        """Let waiting frames grow, the oldest first, while there is room."""
         waiting = self._waiting
         while waiting:
             entry = waiting[0][2]

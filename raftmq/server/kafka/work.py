@@ -27,12 +27,12 @@ R = TypeVar("R")
 Work: TypeAlias = Generator[Promise[None] | None, None, R]
 
 TURN_PARTITIONS: Final = 256
-"""So many partitions are looked at before others have a turn."""
+"""So many partitions are looked at in one turn of the loop."""
 
 
 class HangUp(Enum):
     """What a handler returns instead of an answer where the client should ask another node: its
-    connection ends, the one thing after which every client looks elsewhere."""
+    connection ends, after which every client turns to another node."""
 
     HANG_UP = "ask another node"
 
@@ -46,7 +46,7 @@ class Abandonable(Promise[T], Generic[T]):
     __slots__ = ()
 
     def abandon(self) -> None:
-        """Stop waiting and settle somehow; nobody reads the value."""
+        """Stop waiting and settle; the value is not read."""
         raise AssertionError("a subclass says what is to be dropped")
 
 
@@ -266,7 +266,7 @@ class WorkScheduler:
             waits = next(piece.work)
         except StopIteration as stop:
             end = stop.value
-        except Exception as caught:  # noqa: BLE001 - it concerns whoever waits for the promise
+        except Exception as caught:  # noqa: BLE001 - it fails the promise
             error = caught
         else:
             if waits is not None:

@@ -417,7 +417,7 @@ BORDERS = [
     "_note_pending",
     "_read_while_busy",
     "_receive_piece",
-    "_part",
+    "_drain",
     "is_idle",
     "_send_alone",
     "_send_ready",
@@ -459,7 +459,7 @@ async def test_a_bug_costs_its_connection_alone(
                 await client.send(request(9) + request(1))
                 await trio.testing.wait_all_tasks_blocked()
                 broker.settle(9)
-            elif place == "_part":
+            elif place == "_drain":
                 connection.finish()
             elif place.startswith("_re") and place != "_receive_now":
                 await client.send(request(1, 500_000, PRODUCE)[:1000])

@@ -1,4 +1,4 @@
-"""The life of a connection as a table: each way is taken, and no other one can be."""
+"""The state of a connection as a table: each way is taken, and no other one can be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from attrs import frozen
 
-from raftmq.server.kafka.connection import NEXT, QUIET_S, Connection, Life
+from raftmq.server.kafka.connection import NEXT, QUIET_S, Connection, ConnectionState
 from tests.server.kafka.test_readiness import Callers, callers, request
 
 LARGE: Final = request(1, 100_000, 0)
@@ -34,25 +34,25 @@ class One:
     def send(self, data: bytes) -> None:
         assert self.found.socks[0].send(data) == len(data)
 
-    async def come_to(self, life: Life) -> None:
+    async def come_to(self, state: ConnectionState) -> None:
         """Let the connection, which is at rest, come to a state."""
-        if life in (Life.BUSY, Life.RECEIVING):
+        if state in (ConnectionState.BUSY, ConnectionState.RECEIVING):
             self.send(LARGE[:60_000])
             await settled()
-        if life is Life.BUSY:
+        if state is ConnectionState.BUSY:
             self.send(LARGE[60_000:])
             await settled()
-        if life in (Life.PARTING, Life.ENDING):
+        if state in (ConnectionState.DRAINING, ConnectionState.ENDING):
             self.send(request(2))  # without an answer: it waits for that
             await settled()
-        if life is Life.PARTING:
+        if state is ConnectionState.DRAINING:
             self.connection.finish()
             await settled()
-        elif life is Life.ENDING:
+        elif state is ConnectionState.ENDING:
             self.connection.broken()
-        elif life is Life.CLOSED:
+        elif state is ConnectionState.CLOSED:
             self.connection.close()
-        assert self.connection.life is life
+        assert self.connection.state is state
 
 
 def begin_a_large_one(one: One) -> None:
@@ -87,96 +87,113 @@ def client_goes(one: One) -> None:
     one.found.socks[0].close()
 
 
-EVENTS: Final[dict[Callable[[One], None], dict[Life, list[Life]]]] = {
+EVENTS: Final[dict[Callable[[One], None], dict[ConnectionState, list[ConnectionState]]]] = {
     # What a connection goes through, by where it is: at once, and until nothing is left to do.
     say_a_little: {
-        Life.AT_REST: [Life.AT_REST],
-        Life.BUSY: [Life.BUSY],
-        Life.PARTING: [Life.PARTING],
-        Life.ENDING: [Life.ENDING, Life.CLOSED],
+        ConnectionState.AT_REST: [ConnectionState.AT_REST],
+        ConnectionState.BUSY: [ConnectionState.BUSY],
+        ConnectionState.DRAINING: [ConnectionState.DRAINING],
+        ConnectionState.ENDING: [ConnectionState.ENDING, ConnectionState.CLOSED],
     },
     begin_a_large_one: {
-        Life.AT_REST: [Life.AT_REST, Life.BUSY, Life.RECEIVING],
-        Life.BUSY: [Life.BUSY, Life.RECEIVING],
+        ConnectionState.AT_REST: [
+            ConnectionState.AT_REST,
+            ConnectionState.BUSY,
+            ConnectionState.RECEIVING,
+        ],
+        ConnectionState.BUSY: [ConnectionState.BUSY, ConnectionState.RECEIVING],
     },
-    send_the_rest: {Life.RECEIVING: [Life.RECEIVING, Life.BUSY]},
+    send_the_rest: {ConnectionState.RECEIVING: [ConnectionState.RECEIVING, ConnectionState.BUSY]},
     be_quiet: {
-        Life.AT_REST: [Life.AT_REST],
-        Life.BUSY: [Life.BUSY, Life.AT_REST],
-        Life.RECEIVING: [Life.RECEIVING],
-        Life.PARTING: [Life.PARTING],
+        ConnectionState.AT_REST: [ConnectionState.AT_REST],
+        ConnectionState.BUSY: [ConnectionState.BUSY, ConnectionState.AT_REST],
+        ConnectionState.RECEIVING: [ConnectionState.RECEIVING],
+        ConnectionState.DRAINING: [ConnectionState.DRAINING],
     },
     drain: {
-        Life.AT_REST: [Life.PARTING, Life.CLOSED],
-        Life.BUSY: [Life.PARTING],  # it has a request that waits for its answer
-        Life.RECEIVING: [Life.PARTING, Life.CLOSED],
-        Life.PARTING: [Life.PARTING],
-        Life.ENDING: [Life.ENDING, Life.CLOSED],
-        Life.CLOSED: [Life.CLOSED],
+        ConnectionState.AT_REST: [ConnectionState.DRAINING, ConnectionState.CLOSED],
+        ConnectionState.BUSY: [
+            ConnectionState.DRAINING
+        ],  # it has a request that waits for its answer
+        ConnectionState.RECEIVING: [ConnectionState.DRAINING, ConnectionState.CLOSED],
+        ConnectionState.DRAINING: [ConnectionState.DRAINING],
+        ConnectionState.ENDING: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.CLOSED: [ConnectionState.CLOSED],
     },
     break_it: {
-        Life.AT_REST: [Life.ENDING, Life.CLOSED],
-        Life.BUSY: [Life.ENDING, Life.CLOSED],
-        Life.RECEIVING: [Life.ENDING, Life.CLOSED],
-        Life.PARTING: [Life.ENDING, Life.CLOSED],
-        Life.ENDING: [Life.ENDING, Life.CLOSED],
-        Life.CLOSED: [Life.CLOSED],
+        ConnectionState.AT_REST: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.BUSY: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.RECEIVING: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.DRAINING: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.ENDING: [ConnectionState.ENDING, ConnectionState.CLOSED],
+        ConnectionState.CLOSED: [ConnectionState.CLOSED],
     },
-    hang_up: {life: [Life.CLOSED] for life in Life if life is not Life.NEW},
+    hang_up: {
+        state: [ConnectionState.CLOSED]
+        for state in ConnectionState
+        if state is not ConnectionState.NEW
+    },
     client_goes: {
-        Life.AT_REST: [Life.AT_REST, Life.CLOSED],
-        Life.BUSY: [Life.BUSY, Life.CLOSED],
-        Life.RECEIVING: [Life.RECEIVING, Life.CLOSED],
+        ConnectionState.AT_REST: [ConnectionState.AT_REST, ConnectionState.CLOSED],
+        ConnectionState.BUSY: [ConnectionState.BUSY, ConnectionState.CLOSED],
+        ConnectionState.RECEIVING: [ConnectionState.RECEIVING, ConnectionState.CLOSED],
     },
 }
-ROWS: Final = [(event, life) for event, ways in EVENTS.items() for life in ways]
+ROWS: Final = [(event, state) for event, ways in EVENTS.items() for state in ways]
 
 
 @pytest.mark.parametrize(
-    ("event", "life"), ROWS, ids=[f"{event.__name__}-{life.name}" for event, life in ROWS]
+    ("event", "state"), ROWS, ids=[f"{event.__name__}-{state.name}" for event, state in ROWS]
 )
 async def test_each_way(
-    event: Callable[[One], None], life: Life, monkeypatch: pytest.MonkeyPatch
+    event: Callable[[One], None], state: ConnectionState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = EVENTS[event][life]
+    wanted = EVENTS[event][state]
     async with callers(1) as found:
         one = One(found)
-        await one.come_to(life)
-        become, gone = Connection._become, [life]
+        await one.come_to(state)
+        become, gone = Connection._become, [state]
 
-        def noted(self: Connection, after: Life) -> None:
+        def noted(self: Connection, after: ConnectionState) -> None:
             become(self, after)
             gone.append(after)
 
         monkeypatch.setattr(Connection, "_become", noted)
         event(one)
-        assert one.connection.life is wanted[0], "at once"
+        assert one.connection.state is wanted[0], "at once"
         with trio.fail_after(5):
-            while one.connection.life is not wanted[-1]:
+            while one.connection.state is not wanted[-1]:
                 await settled()
             await settled()
-        assert one.connection.life is wanted[-1]
-        assert gone == list(dict.fromkeys([life, *wanted]))
+        assert one.connection.state is wanted[-1]
+        assert gone == list(dict.fromkeys([state, *wanted]))
         one.connection.close()  # as one that is parting would not before its answer
 
 
 def test_no_way_is_left_out() -> None:
     """Each of the table is one that an event takes; NEW lasts until a connection is watched."""
-    taken = {Life.NEW: {Life.AT_REST, Life.ENDING, Life.CLOSED}, Life.CLOSED: set[Life]()}
+    taken = {
+        ConnectionState.NEW: {
+            ConnectionState.AT_REST,
+            ConnectionState.ENDING,
+            ConnectionState.CLOSED,
+        },
+        ConnectionState.CLOSED: set[ConnectionState](),
+    }
     for ways in EVENTS.values():
-        for life, wanted in ways.items():
-            steps = list(dict.fromkeys([life, *wanted]))
+        for state, wanted in ways.items():
+            steps = list(dict.fromkeys([state, *wanted]))
             for before, after in pairwise(steps):
                 taken.setdefault(before, set()).add(after)
-    assert taken == {life: set(after) for life, after in NEXT.items()}
+    assert taken == {state: set(after) for state, after in NEXT.items()}
 
 
 async def test_no_other_way_can_be_taken() -> None:
     async with callers(1) as found:
         connection = found.connections[0]
-        for before in Life:
-            for after in set(Life) - NEXT[before]:
-                connection.life = before
+        for before in ConnectionState:
+            for after in set(ConnectionState) - NEXT[before]:
+                connection.state = before
                 with pytest.raises(AssertionError, match="a connection goes from"):
                     connection._become(after)
-        connection.life = Life.AT_REST
+        connection.state = ConnectionState.AT_REST
