@@ -3,8 +3,8 @@
 A batch is stored and sent byte for byte as its producer made it. The broker changes only base
 offset and leader epoch, which lie before the checksummed range, and for LogAppendTime the
 timestamp type and the greatest timestamp. The produce path looks at the 61-byte header and sums
-the CRC; it makes no object per record and copies nothing. Records are read by consumers, exports
-and the few tasks of a broker that need them (timestamp lookup).
+the CRC; it makes no object per record and copies nothing. Reading records is for consumers,
+exports and the few brokers' duties that need it (timestamp lookup).
 
 Invariant: a batch accepted by `check_batch` is exactly as long as it says and its CRC-32C holds.
 """
@@ -50,7 +50,8 @@ _MAX_TIMESTAMP_POSITION: Final = 35
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
-_CONTROL: Final = 0x20
+CONTROL: Final = 0x20
+"""The attribute of control batches."""
 
 NO_TIMESTAMP: Final = -1
 TIMESTAMP_MAX: Final = (1 << 63) - 1
@@ -144,7 +145,7 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         """True for a transaction marker, which consumers never see."""
-        return self.attributes & _CONTROL != 0
+        return self.attributes & CONTROL != 0
 
     @property
     def has_producer_id(self) -> bool:
@@ -181,7 +182,7 @@ class Record(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The end of a transaction, the content of a control batch's one record (KIP-98)."""
+    """The end of a transaction, as the one record of a control batch says it (KIP-98)."""
 
     is_commit: bool
     coordinator_epoch: int = 0
@@ -429,7 +430,7 @@ def build_batch(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytearray:
-    """Build a batch; records without a timestamp take `timestamp`."""
+    """Build a batch; `timestamp` is that of records which bring none."""
     assert records, "a batch has at least one record"
     times = [timestamp if r.timestamp is None else r.timestamp for r in records]
     base_timestamp = times[0]
@@ -477,7 +478,7 @@ def assemble_batch(
     many records."""
     attributes = int(codec) | timestamp_type << 3
     attributes |= _TRANSACTIONAL if transactional else 0
-    attributes |= _CONTROL if control else 0
+    attributes |= CONTROL if control else 0
     if codec is Codec.NONE:
         batch = bytearray().join((bytes(HEADER_SIZE), *encoded))
     else:
@@ -541,8 +542,8 @@ def build_marker(
 
 
 def parse_marker(batch: Buffer) -> Marker:
-    """The marker in a control batch whose CRC the caller has checked or trusts. As in Kafka, a
-    later version of key or value may be longer.
+    """What a control batch says, whose CRC the caller has checked or trusts. As in Kafka, a later
+    version of key or value may be longer.
 
     Raises:
         CorruptBatchError: it ends no transaction.
@@ -657,7 +658,7 @@ def _read_bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int
 def read_headers(
     data: bytes, position: int, end: int, count: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    """Read `count` headers of a record that ends at `end`; returns them and the position after.
+    """Read so many headers of a record that ends at `end`; them, and the position after them.
 
     Raises:
         CorruptBatchError: they break the format.

@@ -31,15 +31,16 @@ from raftmq.ports import File
 
 # magic 4s, version uint16, kind uint16, base_offset int64, entry count uint32, crc of the entries
 # uint32, log_size int64 (0 while the segment is open, -1 if it is damaged), end_offset int64,
-# max_timestamp int64, offset of the batch with it int64, then 4 spare bytes and the crc of all
-# before it.
-_HEADER: Final = struct.Struct("<4sHHqIIqqqq4x")
+# max_timestamp int64, offset of the batch with it int64, flags uint8 (1: control batches may be
+# there), then 3 spare bytes and the crc of all before it.
+_HEADER: Final = struct.Struct("<4sHHqIIqqqqB3x")
 _CRC: Final = struct.Struct("<I")
 HEADER_SIZE: Final = _HEADER.size + _CRC.size
 DAMAGED: Final = -1
 """The `log_size` of a segment in which damage is known: pairs may lie behind it."""
 MAGIC: Final = b"RMQX"
 VERSION: Final = 1
+_HAS_MARKERS: Final = 1
 _GROUP: Final = 64
 _COLUMNS: Final = 2
 assert HEADER_SIZE == 64
@@ -59,6 +60,7 @@ class SegmentSummary:
     end_offset: int
     max_timestamp: int
     max_timestamp_offset: int
+    has_markers: bool = False
 
 
 @define(slots=True, eq=False)
@@ -200,7 +202,7 @@ class SparseIndex:
             or crc32c(data[: _HEADER.size]) != _CRC.unpack_from(data, _HEADER.size)[0]
         ):
             raise DamagedIndexError(f"{self.path}: checksum of the header")
-        magic, version, kind, base, count, crc, size, end, stamp, stamp_offset = (
+        magic, version, kind, base, count, crc, size, end, stamp, stamp_offset, flags = (
             _HEADER.unpack_from(data)
         )
         if magic == MAGIC and version > VERSION:
@@ -212,7 +214,7 @@ class SparseIndex:
         self._pending_keys.clear()
         self._pending_values.clear()
         self._cache.forget(self.path)
-        return SegmentSummary(base, size, end, stamp, stamp_offset)
+        return SegmentSummary(base, size, end, stamp, stamp_offset, bool(flags & _HAS_MARKERS))
 
     def write(self, summary: SegmentSummary) -> None:
         """Append pending entries to the file and renew its header; nothing is synced.
@@ -239,6 +241,7 @@ class SparseIndex:
             summary.end_offset,
             summary.max_timestamp,
             summary.max_timestamp_offset,
+            _HAS_MARKERS if summary.has_markers else 0,
         )
         file = self._file_to_write()
         if data:

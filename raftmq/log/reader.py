@@ -16,6 +16,7 @@ from typing import Final
 
 from attrs import define
 
+from raftmq.log.aborted import AbortedTransactions
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.batch_reader import BadBatch, walk_headers
 from raftmq.log.holes import carries_records
@@ -29,11 +30,14 @@ from raftmq.log.segments import Segments
 from raftmq.log.verification import Checker, StoredJob, VerifyJob
 from raftmq.ports import Clock, File
 from raftmq.records import (
+    CONTROL,
     HEADER_SIZE,
     LOG_APPEND_TIME,
     TIMESTAMP_MAX,
     BatchHeader,
+    Marker,
     parse_header,
+    parse_marker,
     read_records,
 )
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
@@ -41,6 +45,8 @@ from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 _CURSORS_MAX: Final = 32
 _SEGMENTS_AHEAD: Final = 8
 _BARE_OVERHEAD: Final = 64
+_MARKER_CHUNK: Final = 128
+"""A control batch has 78 bytes."""
 _SPANS_MAX: Final = 64
 """Each hole between two batches costs a span, and its span a look into the index."""
 _HOLE_CHECK_BYTES: Final = 64 << 10
@@ -108,6 +114,9 @@ class ReadableLog:
         self._recent = recent
         self._staged: deque[StagedBatch] = deque()
         self._checker = Checker(segments, bare.epochs, clock, config.verified_ms)
+        self.aborted = AbortedTransactions(segments, log_start.base_offset)
+        """Which transactions were aborted, as far as the state machine has told."""
+        self._marker_at: tuple[int, Segment, int, int] | None = None
         # Where readers probably go on: offsets, and the segment and position at which they are.
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
 
@@ -512,14 +521,37 @@ class ReadableLog:
         """
         at = max(int(start), self.log_start.base_offset)
         while at < min(end, self._segments.end_offset):
-            for _, header in self._segments.holding(at).headers_from(at, confirmed=True):
+            segment = self._segments.holding(at)
+            for position, header in segment.headers_from(at, confirmed=True):
                 if header.base_offset >= end:
                     return
                 at = header.next_offset
+                if header.attributes & CONTROL:
+                    # Whoever walks wants to know what it says.
+                    self._marker_at = header.base_offset, segment, position, segment.version
                 yield header
         for staged in list(self._staged):
             if staged.header.next_offset > at and staged.header.base_offset < end:
                 yield staged.header
+
+    def marker(self, offset: Offset) -> Marker:
+        """What the control batch at `offset` says, checked; cheap after `headers` came to it.
+
+        Raises:
+            DamagedError: it is damaged.
+            CorruptBatchError: it ends no transaction.
+        """
+        for staged in self._staged:
+            if staged.header.base_offset == offset:
+                return parse_marker(staged.data)
+        known = self._marker_at
+        if known is not None and known[0] == offset and known[1].version == known[3]:
+            segment, position = known[1], known[2]
+        else:
+            segment = self._segments.holding(offset)
+            position, _ = segment.batch_at(offset)
+        found = segment.batches_from(position, offset, chunk=_MARKER_CHUNK)
+        return parse_marker(next(found).data)
 
     def check_stored(self, offset: Offset) -> None:
         """Check the batch that contains `offset`, unless it was: `headers` reads no bodies.

@@ -34,7 +34,7 @@ from raftmq.records import HEADER_SIZE, parse_header
 from raftmq.types import Offset, RaftIndex
 
 _SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
-_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex)")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 _CRC_POSITION: Final = 17
 
 
@@ -228,6 +228,7 @@ class _Recovery:
         try:
             size = file.size()
             position = self._position_of(file, size, base, end)
+            self._disk.remove(f"{self._folder}/{base:020d}.txnindex")  # it may not have been cut
             if position < size:
                 file.truncate(position)
                 file.fdatasync()
@@ -284,6 +285,7 @@ class _Recovery:
             raise UnusableLogError(f"{self._folder}: bare entries below the claimed end are lost")
         end = max(last_valid, claimed_offset)
         kept = self._settle(segments, found, start, end)
+        self._open_aborted(kept)
         if last_valid < claimed_offset or any(s.damages for s in kept):
             self._report.claimed_end = RaftIndex(self._end_index(end))
         segments.adopt(kept, end)
@@ -390,6 +392,23 @@ class _Recovery:
             self._disk.sync_directory(self._folder)
         return kept
 
+    def _open_aborted(self, kept: list[Segment]) -> None:
+        """Take over what is known of aborted transactions, as far as it is of what is here."""
+        has_removed = False
+        for segment in kept:
+            index = segment.aborted
+            if f"{segment.base_offset:020d}.txnindex" not in self._names:
+                continue
+            covered = index.covered
+            if segment.may_hold_markers:
+                index.open()
+            if not segment.may_hold_markers or index.covered > segment.end_offset:
+                index.remove()
+                has_removed = True
+            index.covered = max(index.covered, covered)
+        if has_removed:
+            self._disk.sync_directory(self._folder)  # before anything is appended in its place
+
     def _settle_scanned(
         self, item: _Found, scan: Scan, target: int, end: int, claims: list[int]
     ) -> bool:
@@ -489,6 +508,7 @@ def _open_indexes(segment: Segment) -> SegmentSummary | None:
         offsets = segment.offset_index.open()
     except DamagedIndexError:
         return None
+    segment.has_markers = offsets.has_markers
     return offsets if offsets == times else None
 
 

@@ -377,6 +377,7 @@ class ReplicatedLog(ReadableLog):
             self._staged_bytes -= len(self._staged.pop().data)
         assert not self._staged or self._staged[-1].header.next_offset <= offset, "not a boundary"
         self._recent.truncate(offset)
+        self.aborted.cut(offset)
         self._forget_positions()
         with no_way_back(self.folder):
             if cuts_segments:
@@ -445,6 +446,7 @@ class ReplicatedLog(ReadableLog):
         self._start_file.replace(LocalStart(log_start))
         self.log_start = log_start
         base_offset = log_start.base_offset
+        self.aborted.first = base_offset
         self._bare.rebase(log_start)
         self._synced_offset = max(self._synced_offset, base_offset)
         self._flushed_bare = max(self._flushed_bare, self._bare.dropped)
@@ -482,6 +484,7 @@ class ReplicatedLog(ReadableLog):
         self._recent.clear()
         self._forget_positions()
         self.log_start = log_start
+        self.aborted.clear(log_start.base_offset)
         with no_way_back(self.folder):
             self._segments.clear(log_start.base_offset)
             self._bare.clear(log_start)
@@ -576,6 +579,7 @@ class ReplicatedLog(ReadableLog):
         job.fill.drop()
         self._disk.rename(job.temporary, job.new.path)
         if job.new.path == job.old.path:
+            job.new.aborted = job.old.aborted  # the offsets are the same
             job.old.release()
         else:
             job.old.remove()

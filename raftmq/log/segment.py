@@ -16,6 +16,7 @@ from typing import Final
 
 from attrs import define
 
+from raftmq.log.aborted import AbortedIndex
 from raftmq.log.batch_reader import (
     CHUNK_BYTES,
     BadBatch,
@@ -31,7 +32,7 @@ from raftmq.log.indexes import DAMAGED, DamagedIndexError, OffsetIndex, SegmentS
 from raftmq.log.model import DamagedError, LogConfig
 from raftmq.log.shared import Shared
 from raftmq.ports import DiskError, DiskFullError, File
-from raftmq.records import BatchHeader
+from raftmq.records import CONTROL, BatchHeader
 from raftmq.types import Buffer, Offset
 
 OFFSETS_MAX: Final = (1 << 32) - 1
@@ -139,7 +140,8 @@ class Scan:
 
 
 class Segment:
-    """One `<base offset>.log` with `.index` and `.timeindex`."""
+    """One `<base offset>.log` with `.index` and `.timeindex`, and `.txnindex` where it holds
+    control batches."""
 
     __slots__ = (
         "_config",
@@ -149,11 +151,13 @@ class Segment:
         "_must_keep_pairs",
         "_shared",
         "_unindexed_bytes",
+        "aborted",
         "allocated",
         "base_offset",
         "created_ms",
         "damages",
         "end_offset",
+        "has_markers",
         "holes",
         "is_dirty",
         "is_missing",
@@ -180,6 +184,7 @@ class Segment:
         self.base_offset = base_offset
         self.offset_index = OffsetIndex(f"{stem}.index", base_offset, shared.files, shared.indexes)
         self.time_index = TimeIndex(f"{stem}.timeindex", base_offset, shared.files, shared.indexes)
+        self.aborted = AbortedIndex(f"{stem}.txnindex", base_offset, shared.files, shared.indexes)
         self._config = config
         self._shared = shared
         self._epochs = epochs
@@ -202,6 +207,7 @@ class Segment:
         self.max_timestamp = -1
         self.max_timestamp_offset = self.base_offset
         self.damages: list[Damage] = []
+        self.has_markers = False  # of transactions, or had them before a cut
         self.holes.clear()
         self._unindexed_bytes = 0
         self._indexed_timestamp = -1
@@ -223,6 +229,11 @@ class Segment:
         except FileNotFoundError as error:
             raise DiskError(f"{self.path} is gone") from error
 
+    @property
+    def may_hold_markers(self) -> bool:
+        """False where it is known that no transaction ends in it."""
+        return self.has_markers or bool(self.damages)
+
     def create(self, now_ms: int) -> None:
         """Begin as the active segment with an empty file.
 
@@ -235,6 +246,7 @@ class Segment:
                 file.truncate(0)  # left by an append that was refused, or by an unfinished repair
             self.offset_index.reset()
             self.time_index.reset()
+            self.aborted.reset()
             if self._config.segment_reserve_bytes:
                 file.allocate(self._config.segment_reserve_bytes)
         except DiskFullError:
@@ -289,6 +301,7 @@ class Segment:
         self.version += 1
         self.offset_index.remove()
         self.time_index.remove()
+        self.aborted.remove()
         self._shared.files.forget(self.path)
         self._file = None  # before the name goes: the last close of a large file takes long
         self._shared.files.disk.remove(self.path)
@@ -301,6 +314,7 @@ class Segment:
             self._shared.files.forget(path)
         self._shared.indexes.forget(self.offset_index.path)
         self._shared.indexes.forget(self.time_index.path)
+        self.aborted.release()
 
     def write_indexes(self, *, is_closed: bool) -> None:
         """Write pending index entries; a full disk keeps them in memory.
@@ -316,7 +330,10 @@ class Segment:
             self.end_offset,
             self.max_timestamp,
             self.max_timestamp_offset,
+            self.has_markers,
         )
+        if is_closed:
+            self.aborted.write()
         try:
             self.offset_index.write(summary)
             self.time_index.write(summary)
@@ -366,6 +383,8 @@ class Segment:
             self._unindexed_bytes = 0
             if is_due and not self._must_keep_pairs:
                 self.write_indexes(is_closed=False)
+        if header.attributes & CONTROL:
+            self._note_marker(header)
         size = header.size
         self._unindexed_bytes += size
         if header.max_timestamp > self.max_timestamp:
@@ -373,6 +392,11 @@ class Segment:
             self.max_timestamp_offset = header.base_offset
         self.size = position + size
         self.end_offset = header.next_offset
+
+    def _note_marker(self, header: BatchHeader) -> None:
+        if not self.may_hold_markers and self.aborted.covered < header.base_offset:
+            self.aborted.covered = header.base_offset  # no transaction ends before it
+        self.has_markers = True
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -573,6 +597,7 @@ class Segment:
         self._unindexed_bytes = twin._unindexed_bytes
         self._indexed_timestamp = twin._indexed_timestamp
         self.holes.add_all(twin.holes)
+        self.has_markers |= twin.has_markers
         try:
             for position, header in walk_headers(self.file, self.size, size, self.end_offset):
                 self.note(position, header)

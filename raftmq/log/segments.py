@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftmq.log.batch_reader import Epochs
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.model import LogConfig
 from raftmq.log.segment import OFFSETS_MAX, Damage, Segment
 from raftmq.log.shared import Shared
@@ -211,6 +212,7 @@ class Segments:
                 index.file().fdatasync()
             except FileNotFoundError:
                 continue  # not written yet
+        self._cut_aborted(segment, offset)
         if segment.damages and segment.damages[-1].end == segment.end_offset:
             segment.close()  # never append behind bytes that cannot be read
 
@@ -218,6 +220,23 @@ class Segments:
         segment.end_offset = offset
         for damage in segment.damages:
             damage.end = min(damage.end, offset)
+        self._cut_aborted(segment, offset)
+
+    def _cut_aborted(self, segment: Segment, offset: int) -> None:
+        """Durable on return: what it said of the part that is gone must not come back."""
+        index = segment.aborted
+        if not segment.may_hold_markers:
+            index.covered = min(index.covered, offset)
+            return
+        try:
+            is_changed = index.cut(offset)
+        except DamagedIndexError:
+            index.is_dirty = is_changed = True
+        if is_changed and not index.is_dirty:
+            index.sync()
+        elif is_changed:
+            index.remove()
+            self.is_folder_dirty = True
 
     def damaged(self, first: int) -> list[tuple[Offset, Offset]]:
         """Offset ranges from `first` on that cannot be read."""

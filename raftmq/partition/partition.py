@@ -44,7 +44,9 @@ from raftmq.partition.produce_checks import (
     prepare,
 )
 from raftmq.partition.producer_state import (
+    NEWEST,
     NO_OFFSET,
+    OLDEST,
     Duplicate,
     ProducerCheckpoints,
     ProducerStateTable,
@@ -117,7 +119,11 @@ class Partition:
         self.on_broken_invariant = on_broken_invariant
         self._replica_counts = replica_counts or ReplicaCounts()
         self.fetches = ParkedFetches(deadlines)
-        self._producers = PartitionProducers(checkpoints or ProducerCheckpoints(), clock)
+        self._producers = PartitionProducers(
+            checkpoints or ProducerCheckpoints(),
+            clock,
+            lambda: NEWEST if transactions.is_offered else OLDEST,
+        )
         self._produces = ParkedProduces(deadlines)
         self._fsync_produces = ParkedProduces(deadlines)  # acks=1 with raftmq.acks1.fsync
         self._deletes = ParkedDeletes(deadlines)
@@ -722,7 +728,7 @@ class Partition:
         else:  # parsed before it was stamped
             base_offset = self.replica.log_end_offset - header.offset_count
             header = header._replace(base_offset=base_offset)
-        self._producers.appended(header)
+        self._producers.appended(header, entry.payload)
 
     def truncated(self, _end: RaftIndex) -> None:
         """Entries are gone, and with them what they added to the state of producers."""

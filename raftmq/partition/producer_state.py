@@ -14,7 +14,11 @@ before it may still be under way.) The last five batches of each producer are re
 duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
 greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
 the last ones to write never expire, since one client or leader whose clock is days ahead makes all
-others look idle.
+others look idle. Neither do those with an open transaction, whose end is judged by it.
+
+A transaction is open from its first batch to its marker, and holds the last stable offset back
+until that marker is committed. Where the first one begins is known at any time: those that are
+open stand in the order in which they began.
 
 `ProducerCheckpoints` keeps encoded tables at chosen offsets, so that nobody has to replay a whole
 log: a cache beside the log (`producers.snapshot`), never a source of truth. Whatever is missing or
@@ -32,10 +36,11 @@ import struct
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import Final, TypeAlias, TypeVar
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from crc32c import crc32c
 
 from raftmq.errors import AheadError, ErrorCode, KafkaError, RaftmqError
@@ -81,16 +86,19 @@ def at_once(work: InTurns[_Result]) -> _Result:
 
 
 _MAGIC: Final = b"RQPS"
-_VERSION: Final = 1
-# magic, version u16, producer count u32, next offset, greatest timestamp, -1 (once the greatest
-# expired id)
+OLDEST: Final = 1
+NEWEST: Final = 2
+OPEN_FROM: Final = 2
+"""From this format on producers with an open transaction come last, in the order in which it
+began; before it there were none."""
+# magic, version u16, producer count u32, next offset, greatest timestamp, number of producers with
+# an open transaction (format 1: -1, once the greatest expired id)
 _HEADER: Final = struct.Struct(">4sHIqqq")
 # producer id, epoch, batch count u8, seen at, first offset of the open transaction or -1
 _PRODUCER: Final = struct.Struct(">qhBqq")
 # base sequence, base offset, last offset delta, timestamp
 _BATCH: Final = struct.Struct(">iqiq")
 _CRC: Final = struct.Struct(">I")
-_OFFSET_SIZE: Final = 8
 
 
 class ProducerStateError(RaftmqError):
@@ -159,36 +167,44 @@ class ProducerStateTable:
     # In the order of their last batch, so that the longest idle one stands first.
     # (The first of a plain dict is behind the places of all that were taken out before it.)
     _producers: OrderedDict[ProducerId, Producer] = field(factory=OrderedDict)
+    # Those with an open transaction, in the order of its first batch, so that the oldest is first.
+    _open: OrderedDict[ProducerId, Producer] = field(factory=OrderedDict)
+    # A heap of (first offset, offset of the marker) of transactions that ended; what is committed
+    # goes when it is met at the top.
+    _ended: list[tuple[Offset, Offset]] = field(factory=list, eq=False)
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._open)
 
     def get(self, producer_id: int) -> Producer | None:
         """What is known of a producer id."""
-        return self._producers.get(ProducerId(producer_id))
+        producer = self._producers.get(ProducerId(producer_id))
+        if producer is None and self._open:
+            return self._open.get(ProducerId(producer_id))
+        return producer
 
     def next_sequence(self, producer_id: int, epoch: int) -> int:
         """The sequence that a producer's next batch under this epoch must begin with."""
-        producer = self._producers.get(ProducerId(producer_id))
+        producer = self.get(producer_id)
         if producer is None or producer.epoch != epoch:
             return 0
         return (producer.last_sequence + 1) % SEQUENCE_MODULUS
 
     def producers(self) -> list[tuple[ProducerId, Producer]]:
         """All producers by id, for DescribeProducers."""
-        return sorted(self._producers.items())
+        return sorted(chain(self._producers.items(), self._open.items()))
 
     def check(self, header: BatchHeader) -> Verdict:
         """Judge a batch that a client wants to append at the log's end.
 
         Raises:
-            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER.
+            KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
         """
         if header.producer_id < 0:
             return ACCEPT
         if header.producer_epoch < 0:
             raise _refusal(ErrorCode.INVALID_PRODUCER_EPOCH, header, "has no epoch")
-        producer = self._producers.get(ProducerId(header.producer_id))
+        producer = self.get(header.producer_id)
         if producer is None:
             return ACCEPT
         if header.producer_epoch < producer.epoch:
@@ -200,6 +216,7 @@ class ProducerStateTable:
                 raise _refusal(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, header, "starts a new epoch above 0"
                 )
+            _check_kind(header, producer)
             return ACCEPT
         for batch in reversed(producer.batches):
             if (
@@ -214,13 +231,14 @@ class ProducerStateTable:
                 header,
                 f"follows sequence {producer.last_sequence}",
             )
+        _check_kind(header, producer)
         return ACCEPT
 
     def expects(self, header: BatchHeader) -> bool:
         """True when a batch continues its producer's sequence, or has no producer."""
         if header.producer_id == NO_PRODUCER_ID:
             return True
-        producer = self._producers.get(ProducerId(header.producer_id))
+        producer = self.get(header.producer_id)
         return (
             producer is not None
             and producer.epoch == header.producer_epoch
@@ -228,7 +246,7 @@ class ProducerStateTable:
         )
 
     def append(self, header: BatchHeader) -> None:
-        """Note a batch that the log now holds, whatever `check` would say of it."""
+        """Note a batch of records that the log now holds, whatever `check` would say of it."""
         assert header.base_offset >= self.next_offset, "batches come in log order"
         self.next_offset = Offset(header.next_offset)
         self._greatest_timestamp = max(self._greatest_timestamp, header.max_timestamp)
@@ -236,26 +254,53 @@ class ProducerStateTable:
             self._note(header)
         self._expire()
 
+    def end(self, header: BatchHeader) -> Offset:
+        """Note a control batch that the log now holds; the first offset of the transaction that it
+        ends, `NO_OFFSET` where none is open."""
+        assert header.base_offset >= self.next_offset, "batches come in log order"
+        assert header.is_control, "records end nothing"
+        self.next_offset = Offset(header.next_offset)
+        self._greatest_timestamp = max(self._greatest_timestamp, header.max_timestamp)
+        producer_id = ProducerId(header.producer_id)
+        if producer_id < 0:
+            return NO_OFFSET
+        before = self._open.pop(producer_id, None)
+        first = NO_OFFSET
+        if before is not None:
+            first = before.open_since
+            heappush(self._ended, (first, Offset(header.base_offset)))
+        else:
+            before = self._producers.pop(producer_id, None)
+        batches: tuple[KnownBatch, ...] = ()
+        if before is not None and before.epoch == header.producer_epoch:
+            batches = before.batches
+        self._producers[producer_id] = Producer(
+            header.producer_epoch, self._greatest_timestamp, batches
+        )
+        self._expire()
+        return first
+
     def _note(self, header: BatchHeader) -> None:
+        producer_id = ProducerId(header.producer_id)
         # Taken out and put back at the end: see `_producers`.
-        before = self._producers.pop(ProducerId(header.producer_id), None)
+        before = self._producers.pop(producer_id, None)
+        if before is None and self._open:
+            before = self._open.get(producer_id)
         batches: tuple[KnownBatch, ...] = ()
         open_since = NO_OFFSET if before is None else before.open_since
         if before is not None and before.epoch == header.producer_epoch:
             batches = before.batches
-        if header.is_control:
-            open_since = NO_OFFSET
-        else:
-            if header.is_transactional and open_since == NO_OFFSET:
-                open_since = Offset(header.base_offset)
-            batch = KnownBatch(
-                header.base_sequence,
-                Offset(header.base_offset),
-                header.last_offset_delta,
-                header.max_timestamp,
-            )
-            batches = (*batches[1 - BATCHES_REMEMBERED :], batch)
-        self._producers[ProducerId(header.producer_id)] = Producer(
+        if header.is_transactional and open_since == NO_OFFSET:
+            open_since = Offset(header.base_offset)
+        batch = KnownBatch(
+            header.base_sequence,
+            Offset(header.base_offset),
+            header.last_offset_delta,
+            header.max_timestamp,
+        )
+        batches = (*batches[1 - BATCHES_REMEMBERED :], batch)
+        rows = self._producers if open_since == NO_OFFSET else self._open
+        rows[producer_id] = Producer(
             header.producer_epoch, self._greatest_timestamp, batches, open_since
         )
 
@@ -264,48 +309,61 @@ class ProducerStateTable:
         producers = self._producers
         while len(producers) > PRODUCERS_KEPT:
             producer_id = next(iter(producers))
-            producer = producers[producer_id]
-            if producer.seen_at > idle_before and len(producers) <= PRODUCERS_MAX:
+            if producers[producer_id].seen_at > idle_before and len(producers) <= PRODUCERS_MAX:
                 return
             del producers[producer_id]
-            if producer.open_since != NO_OFFSET and len(producers) < PRODUCERS_MAX:
-                # An open transaction keeps its producer, by which its end will be judged.
-                producers[producer_id] = evolve(producer, seen_at=self._greatest_timestamp)
 
     @property
     def first_open_offset(self) -> Offset | None:
         """Where the oldest open transaction starts."""
-        starts = [p.open_since for p in self._producers.values() if p.open_since != NO_OFFSET]
-        return min(starts, default=None)
+        for producer in self._open.values():
+            return producer.open_since
+        return None
 
-    def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Where read_committed consumers must stop.
+    def settle(self, high_watermark: Offset) -> None:
+        """All below is committed, markers among it."""
+        ended = self._ended
+        while ended and ended[0][1] < high_watermark:
+            heappop(ended)
 
-        No coordinator ends transactions yet, so a stray transactional batch must not hold readers
-        back for ever: the last stable offset is the high watermark.
-        """
-        return high_watermark
+    def last_stable_offset(self, end: Offset) -> Offset:
+        """Where read_committed consumers must stop: before the first transaction whose marker is
+        not below `end`, below which all is committed."""
+        if self._ended:
+            self.settle(end)
+            if self._ended:
+                end = min(end, self._ended[0][0])
+        for producer in self._open.values():
+            return min(end, producer.open_since)
+        return end
 
     def copy(self) -> ProducerStateTable:
         """An independent table of the same state: a few milliseconds for 100,000 producers."""
         return ProducerStateTable(
-            self.next_offset, self.expiration_ms, self._greatest_timestamp, self._producers.copy()
+            self.next_offset,
+            self.expiration_ms,
+            self._greatest_timestamp,
+            self._producers.copy(),
+            self._open.copy(),
+            self._ended.copy(),
         )
 
     def copying(self) -> InTurns[ProducerStateTable]:
         """As `copy`, in turns; nothing may be appended meanwhile."""
         table = ProducerStateTable(self.next_offset, self.expiration_ms, self._greatest_timestamp)
-        rows = iter(self._producers.items())
-        while part := list(islice(rows, TURN_COPIED)):
-            table._producers.update(part)
-            if len(part) == TURN_COPIED:
-                yield
+        for theirs, ours in ((self._producers, table._producers), (self._open, table._open)):
+            rows = iter(theirs.items())
+            while part := list(islice(rows, TURN_COPIED)):
+                ours.update(part)
+                if len(part) == TURN_COPIED:
+                    yield
+        table._ended = self._ended.copy()
         return table
 
     def lost_from(self, end: Offset) -> Iterator[list[tuple[ProducerId, int, int]]]:
         """(producer id, epoch, sequence) of the first known batch at or above `end`, of each
         producer that has one; `TURN_LOOKED_AT` producers at a time."""
-        rows = iter(self._producers.items())
+        rows = chain(self._producers.items(), self._open.items())
         while part := list(islice(rows, TURN_LOOKED_AT)):
             yield [
                 (
@@ -321,17 +379,23 @@ class ProducerStateTable:
     def encoded_bytes_max(self) -> int:
         """No fewer bytes than `encode` returns."""
         each = _PRODUCER.size + BATCHES_REMEMBERED * _BATCH.size
-        return _HEADER.size + len(self._producers) * each + _CRC.size
+        return _HEADER.size + len(self) * each + _CRC.size
 
-    def encode(self) -> bytes:
+    def encode(self, version: int = NEWEST) -> bytes:
         """The state as versioned bytes with a checksum; equal states give equal bytes."""
-        return at_once(self.encoding())
+        return at_once(self.encoding(version))
 
-    def encoding(self, turn: int = TURN_PRODUCERS) -> InTurns[bytes]:
-        """As `encode`, `turn` producers at a time; nothing may be appended meanwhile."""
-        head = (_MAGIC, _VERSION, len(self._producers))
-        body = bytearray(_HEADER.pack(*head, self.next_offset, self._greatest_timestamp, -1))
-        rows = iter(self._producers.items())
+    def encoding(self, version: int = NEWEST, *, turn: int = TURN_PRODUCERS) -> InTurns[bytes]:
+        """As `encode`, `turn` producers at a time; nothing may be appended meanwhile.
+
+        Only what all nodes can read may be written (level 3 of `raftmq.level` for format 2).
+        """
+        head = (_MAGIC, version, len(self))
+        open_count = -1 if version < OPEN_FROM else len(self._open)
+        body = bytearray(
+            _HEADER.pack(*head, self.next_offset, self._greatest_timestamp, open_count)
+        )
+        rows = chain(self._producers.items(), self._open.items())
         while part := list(islice(rows, turn)):
             pieces = []
             for producer_id, producer in part:
@@ -364,18 +428,25 @@ class ProducerStateTable:
         """As `decode`, some producers at a time."""
         if not len(data):
             return cls(expiration_ms=expiration_ms)
-        body, count, next_offset, timestamp = _open(data)
+        body, count, next_offset, timestamp, _ = _opened(data)
         table = cls(Offset(next_offset), expiration_ms, timestamp)
+        unordered: list[tuple[Offset, ProducerId, Producer]] = []
         position = _HEADER.size
         for number in range(1, count + 1):
             producer_id, epoch, batches, seen_at, since = _PRODUCER.unpack_from(body, position)
             position += _PRODUCER.size
             end = position + batches * _BATCH.size
             known = tuple(KnownBatch(*row) for row in _BATCH.iter_unpack(body[position:end]))
-            table._producers[producer_id] = Producer(epoch, seen_at, known, since)
+            producer = Producer(epoch, seen_at, known, since)
+            if since == NO_OFFSET:
+                table._producers[producer_id] = producer
+            else:
+                unordered.append((since, producer_id, producer))
             position = end
             if number % TURN_PRODUCERS == 0:
                 yield
+        # Those of format 2 stand in this order already.
+        table._open.update((row[1], row[2]) for row in sorted(unordered, key=lambda row: row[0]))
         return table
 
 
@@ -387,30 +458,48 @@ def check_encoded(data: Buffer) -> None:
     """
     if not len(data):
         return
-    body, count, _, _ = _open(data)
+    body, count, next_offset, _, open_count = _opened(data)
     position = _HEADER.size
-    batches_at = _PRODUCER.size - 2 * _OFFSET_SIZE - 1
-    for _ in range(count):
+    first_open, before = count - open_count, NO_OFFSET
+    for number in range(count):
         if position + _PRODUCER.size > len(body):
             break
-        position += _PRODUCER.size + body[position + batches_at] * _BATCH.size
+        _, _, batches, _, since = _PRODUCER.unpack_from(body, position)
+        position += _PRODUCER.size + batches * _BATCH.size
+        if open_count >= 0:
+            is_open = number >= first_open
+            if is_open != (before < since < next_offset) or (not is_open and since != NO_OFFSET):
+                raise ProducerStateError("open transactions are not in the order of their starts")
+            before = since
     if position != len(body):
         raise ProducerStateError("producer state is not as long as it says")
 
 
-def _open(data: Buffer) -> tuple[memoryview, int, int, int]:
-    """Check encoded state; its body, number of producers, next offset, greatest timestamp."""
+def _opened(data: Buffer) -> tuple[memoryview, int, int, int, int]:
+    """Check encoded state; its body, number of producers, next offset, greatest timestamp, number
+    of open transactions (-1 where the format does not say)."""
     view = memoryview(data)
     if len(view) < _HEADER.size + _CRC.size:
         raise ProducerStateError("producer state is cut short")
     body = view[: -_CRC.size]
     if _CRC.unpack(view[-_CRC.size :])[0] != crc32c(body):
         raise ProducerStateError("producer state is damaged")
-    magic, version, count, next_offset, timestamp, _ = _HEADER.unpack_from(body)
-    if magic != _MAGIC or version != _VERSION:
-        told = f"producer state of format {version}, known is {_VERSION}"
-        raise (NewerProducerStateError if version > _VERSION else ProducerStateError)(told)
-    return body, count, next_offset, timestamp
+    magic, version, count, next_offset, timestamp, open_count = _HEADER.unpack_from(body)
+    if magic != _MAGIC or not OLDEST <= version <= NEWEST:
+        told = f"producer state of format {version}, known is {NEWEST}"
+        raise (NewerProducerStateError if version > NEWEST else ProducerStateError)(told)
+    if version < OPEN_FROM:
+        open_count = -1
+    elif not 0 <= open_count <= count:
+        raise ProducerStateError("more open transactions than producers")
+    return body, count, next_offset, timestamp, open_count
+
+
+def _check_kind(header: BatchHeader, producer: Producer) -> None:
+    if producer.open_since != NO_OFFSET and not header.is_transactional:
+        raise _refusal(
+            ErrorCode.INVALID_TXN_STATE, header, "is not of the transaction that is open"
+        )
 
 
 def _refusal(code: ErrorCode, header: BatchHeader, why: str) -> KafkaError:

@@ -33,19 +33,22 @@ batch again is told the truth in the end; it is lost with the process, as the co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
 from attrs import define
 
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
+from raftmq.log.aborted import Aborted, UntoldError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
-from raftmq.partition.ports import AppendResult
+from raftmq.partition.ports import AbortedPort, AppendResult
 from raftmq.partition.producer_state import (
     ACCEPT,
     BATCHES_REMEMBERED,
+    NEWEST,
+    NO_OFFSET,
     InTurns,
     ProducerCheckpoints,
     ProducerStateTable,
@@ -53,8 +56,16 @@ from raftmq.partition.producer_state import (
 )
 from raftmq.ports import Clock
 from raftmq.promise import Promise
-from raftmq.records import HEADER_SIZE, SEQUENCE_MODULUS, BatchHeader, parse_header
-from raftmq.types import LeaderEpoch, Offset, ProducerId, RaftIndex
+from raftmq.records import (
+    CONTROL,
+    HEADER_SIZE,
+    SEQUENCE_MODULUS,
+    BatchHeader,
+    Marker,
+    parse_header,
+    parse_marker,
+)
+from raftmq.types import Buffer, LeaderEpoch, Offset, ProducerId, RaftIndex
 
 REFUSED_PRODUCERS_MAX: Final = 100
 """Producers remembered per partition; the one refused longest ago is forgotten first."""
@@ -215,13 +226,23 @@ class HeaderLog(Protocol):
     def log_end_offset(self) -> Offset: ...
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]: ...
     def check_stored(self, offset: Offset) -> None: ...
+    def marker(self, offset: Offset) -> Marker: ...
+    @property
+    def aborted(self) -> AbortedPort: ...
 
 
 class PartitionProducers:
     """The table of one partition's idempotent producers, kept in step with the log."""
 
-    def __init__(self, checkpoints: ProducerCheckpoints, clock: Clock) -> None:
+    def __init__(
+        self,
+        checkpoints: ProducerCheckpoints,
+        clock: Clock,
+        version: Callable[[], int] = lambda: NEWEST,
+    ) -> None:
+        """`version` says in which format states are to be written."""
         self._clock = clock
+        self._version = version
         self.table = ProducerStateTable()
         """The state that `current` returns; while `_is_hidden` it may be out of date."""
         self._is_hidden = False
@@ -238,6 +259,8 @@ class PartitionProducers:
         self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
         self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
         self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
+        self._told_end = Offset(0)  # the log was told below it which transactions were aborted
+        self._telling: InTurns[None] | None = None  # what is missing of that, from the log
         # Batches that truncations took; they are noted as refused before any batch is judged.
         self._lost: deque[Iterator[list[tuple[ProducerId, int, int]]]] = deque()
 
@@ -276,6 +299,7 @@ class PartitionProducers:
                 self.table = done.value
                 self._reading = None
                 self._is_hidden = False
+                self._told_end = self.table.next_offset
                 if not self._copies:
                     self._keep_copy()
                 break
@@ -407,13 +431,16 @@ class PartitionProducers:
         confirm().when_done(confirmed)
         return told.result() if told.is_done else told
 
-    def appended(self, header: BatchHeader) -> None:
+    def appended(self, header: BatchHeader, batch: Buffer = b"") -> None:
         """A batch was written at the log's end."""
         if self._is_hidden:
             if self._reading is not None:
                 self.read_on(1)  # this batch is replayed with the others
             return
-        self.table.append(header)
+        if header.attributes & CONTROL:
+            self._ended(header, batch)
+        else:
+            self.table.append(header)
         self._batches_since += 1
         if self._batches_since % COPY_BATCHES == 0:
             self._keep_copy()
@@ -421,7 +448,8 @@ class PartitionProducers:
                 self._batches_since = 0
                 if self._encoding is None and self._planned is None:
                     copy = self._copies[-1]  # which nothing is appended to
-                    self._encoding = copy.next_offset, copy.encoding(ENCODED_PER_BATCH)
+                    encoding = copy.encoding(self._version(), turn=ENCODED_PER_BATCH)
+                    self._encoding = copy.next_offset, encoding
         if self._encoding is not None:
             offset, encoding = self._encoding
             try:
@@ -430,8 +458,22 @@ class PartitionProducers:
                 self._planned = offset, done.value
                 self._encoding = None
 
+    def _ended(self, header: BatchHeader, batch: Buffer) -> None:
+        first = self.table.end(header)
+        if first != NO_OFFSET and not parse_marker(batch).is_commit:
+            self._tell((Aborted(header.producer_id, first, header.base_offset),))
+
+    def _tell(self, found: Sequence[Aborted] = ()) -> None:
+        assert self._log is not None
+        end = self.table.next_offset
+        self._log.aborted.tell(self._told_end, end, found)
+        self._told_end = end
+
     def _keep_copy(self) -> None:
         self._copies.append(self.table.copy())
+        if self._log is not None:
+            self._tell()
+            self._log.aborted.write()  # no checkpoint is newer
         if len(self._copies) > COPIES_MAX:
             del self._copies[1:-1:2]  # little is committed: keep every other one
 
@@ -447,7 +489,7 @@ class PartitionProducers:
             self._planned = None
         if self._encoding is not None and self._encoding[0] > end:
             self._encoding = None
-        self._is_hidden, self._reading = True, None
+        self._is_hidden, self._reading, self._telling = True, None, None
         self.read_on()
 
     def committed(self, high_watermark: Offset) -> None:
@@ -457,6 +499,7 @@ class PartitionProducers:
             self._planned = None
         else:
             self._checkpoints.write_on()
+        self.table.settle(high_watermark)
         while len(self._copies) > 1 and self._copies[1].next_offset <= high_watermark:
             del self._copies[0]
 
@@ -488,14 +531,14 @@ class PartitionProducers:
         """Begin anew at a log start, which the log has begun with if it is attached."""
         self.table = ProducerStateTable(log_start.base_offset)
         self._copies.clear()
-        self._encoding = self._planned = self._start = self._reading = None
+        self._encoding = self._planned = self._start = self._reading = self._telling = None
         self._is_hidden = True
         if self._log is not None:
             self.read_on()
 
     def _encoded_at(self, offset: Offset) -> InTurns[bytes]:
         table = yield from self._at(offset)
-        return (yield from table.encoding())
+        return (yield from table.encoding(self._version()))
 
     def _read_back(self) -> InTurns[ProducerStateTable]:
         while self._lost:
@@ -505,6 +548,67 @@ class PartitionProducers:
                 yield
             self._lost.popleft()
         return (yield from self._at(None))
+
+    # ---- what is stable ----
+
+    def last_stable_offset(self, end: Offset) -> Offset | None:
+        """Where read_committed consumers must stop, where all below `end` is committed; None while
+        that cannot be told: see `work_on`."""
+        if self._is_hidden:
+            self.read_on()
+            if self._is_hidden:
+                return None
+        return self.table.last_stable_offset(end)
+
+    def aborted(self, start: Offset, end: Offset) -> list[Aborted] | None:
+        """The aborted transactions of which something may lie in `[start, end)`, below the last
+        stable offset; None while that cannot be told: see `work_on`.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        assert self._log is not None
+        if self._is_hidden:
+            return None
+        self._tell()
+        try:
+            return self._log.aborted.between(start, end)
+        except UntoldError:
+            if self._telling is None:
+                self._telling = self._tell_missing()
+            return None
+
+    def work_on(self) -> bool:
+        """Go on with what readers wait for; True while there is more to do.
+
+        Raises:
+            DamagedError: a part of the log that it follows from is damaged and not repaired yet.
+        """
+        if not self._read_on():
+            return True
+        try:
+            for _ in range(TURNS if self._telling is not None else 0):
+                assert self._telling is not None
+                next(self._telling)
+        except StopIteration:
+            self._telling = None
+        except DamagedError:
+            self._telling = None
+            raise
+        return self._telling is not None
+
+    def _tell_missing(self) -> InTurns[None]:
+        """Tell the log of the aborted transactions of which it does not know any more."""
+        log = self._log
+        assert log is not None
+        before = None
+        while (missing := log.aborted.untold()) is not None:
+            at = missing.start, missing.end
+            if at == before:
+                return  # it is not to be had; whoever reads asks again
+            before = at
+            table = yield from self._at(Offset(missing.start))
+            yield from self._follow(table, Offset(missing.end), tells=True)
 
     def _at(self, end: Offset | None) -> InTurns[ProducerStateTable]:
         """The table at an offset, or at the log's end, wherever that is by then."""
@@ -521,20 +625,53 @@ class PartitionProducers:
             start, table = copies[-1].next_offset, (yield from copies[-1].copying())
         if table is None:
             table = yield from ProducerStateTable.decoding(state)
-        seen = start
+        table.next_offset = Offset(max(table.next_offset, start))
+        if (yield from self._follow(table, end, tells=end is None)):
+            return table
+        return (yield from self._at(end))
+
+    def _follow(
+        self, table: ProducerStateTable, end: Offset | None, *, tells: bool
+    ) -> InTurns[bool]:
+        """Bring a table up to an offset, or to the log's end, wherever that is by then; False where
+        the log begins beyond it by now.
+
+        Args:
+            tells: tell the log of the aborted transactions that are met.
+        """
+        log = self._log
+        assert log is not None
+        seen = table.next_offset
         while seen < (limit := log.log_end_offset if end is None else end):
             # Begun anew in each turn: files may have been rolled or dropped meanwhile.
+            if seen < log.log_start.base_offset:
+                return False
             before = seen
+            found: list[Aborted] = []
             for header in islice(log.headers(seen, limit), TURN_HEADERS):
                 seen = Offset(max(seen, header.next_offset))
                 if table.next_offset <= header.base_offset and header.next_offset <= limit:
-                    if not table.expects(header):
-                        # Headers are read without their bodies, so their sums are not checked. A
-                        # surprising one, which is rare, is believed only once its sum is.
-                        log.check_stored(Offset(header.base_offset))
-                    table.append(header)
+                    self._replay(table, header, found)
             if seen == before:
                 break  # a hole up to there
+            if tells:
+                log.aborted.tell(before, min(seen, limit), found)
             if seen < limit:
                 yield
-        return table
+        return True
+
+    def _replay(self, table: ProducerStateTable, header: BatchHeader, found: list[Aborted]) -> None:
+        log = self._log
+        assert log is not None
+        offset = Offset(header.base_offset)
+        if header.attributes & CONTROL:
+            marker = log.marker(offset)
+            first = table.end(header)
+            if first != NO_OFFSET and not marker.is_commit:
+                found.append(Aborted(header.producer_id, first, offset))
+            return
+        if not table.expects(header):
+            # Headers are read without their bodies, so their sums are not checked. A surprising
+            # one, which is rare, is believed only once its sum is.
+            log.check_stored(offset)
+        table.append(header)

@@ -10,6 +10,7 @@ import pytest
 from attrs import define, field, frozen
 
 from raftmq.errors import NotLeaderError
+from raftmq.log.aborted import Aborted, UntoldError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verification import VerifyJob
@@ -20,7 +21,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import File, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.messages import Role, SoftState
-from raftmq.records import BatchHeader, parse_header, stamp
+from raftmq.records import BatchHeader, Marker, parse_header, parse_marker, stamp
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -72,6 +73,49 @@ class FakeSpan:
 
 
 @define
+class FakeAborted:
+    """What was told of aborted transactions, in memory."""
+
+    rows: list[Aborted] = field(factory=list)
+    covered: int = 0
+    cold_stretches: list[tuple[File, int, int]] = field(factory=list)
+
+    def tell(self, start: int, end: int, found: Sequence[Aborted] = ()) -> None:
+        if start <= self.covered < end:
+            self.rows += [row for row in found if self.covered <= row.marker_offset < end]
+            self.covered = end
+
+    def between(self, start: int, end: int) -> list[Aborted]:
+        if (missing := self.untold()) is not None:
+            raise missing
+        rows = [row for row in self.rows if row.marker_offset >= start and row.first_offset < end]
+        return sorted(rows, key=lambda row: row.first_offset)
+
+    def untold(self) -> UntoldError | None:
+        return None if self.covered >= self.end() else UntoldError(self.covered, self.end())
+
+    def cold(self, start: int, end: int) -> list[tuple[File, int, int]]:
+        return self.cold_stretches
+
+    def write(self) -> None:
+        """There is no file."""
+
+    def end(self) -> int:
+        return self.covered
+
+    def cut(self, end: int) -> None:
+        """The log was cut."""
+        self.covered = min(self.covered, end)
+        self.rows = [row for row in self.rows if row.marker_offset < end]
+
+    def lose(self) -> None:
+        """The file is gone: what it held is to be told anew."""
+        end = self.covered
+        self.rows, self.covered = [], 0
+        self.end = lambda: end  # type: ignore[method-assign]
+
+
+@define
 class FakeLog:
     """Batches in memory."""
 
@@ -83,6 +127,10 @@ class FakeLog:
     cold_jobs: list[Runnable] = field(factory=list)
     checks: int = 0
     hole: tuple[int, int] = (0, 0)
+    aborted: FakeAborted = field(factory=FakeAborted)
+
+    def marker(self, offset: Offset) -> Marker:
+        return parse_marker(next(d for h, d in self.batches if h.base_offset == offset))
 
     @property
     def size_bytes(self) -> int:
@@ -304,6 +352,7 @@ class FakeReplica:
     def truncate(self, end: int) -> None:
         """Entries from `end` on are gone."""
         self.log.batches = [row for row in self.log.batches if row[0].next_offset <= end]
+        self.log.aborted.cut(end)
         self.partition.truncated(RaftIndex(end))
 
 

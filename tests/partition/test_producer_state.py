@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,10 @@ from raftmq.partition.producer_state import (
     ProducerStateError,
     ProducerStateTable,
     at_once,
+    check_encoded,
 )
 from raftmq.records import SEQUENCE_MODULUS, BatchHeader
+from raftmq.types import Offset
 
 LAST = SEQUENCE_MODULUS - 1
 
@@ -49,7 +52,11 @@ def header(
 def add(table: ProducerStateTable, batch: BatchHeader) -> int:
     """Append at the table's end; returns the base offset."""
     base = int(table.next_offset)
-    table.append(batch._replace(base_offset=base))
+    placed = batch._replace(base_offset=base)
+    if placed.is_control:
+        table.end(placed)
+    else:
+        table.append(placed)
     return base
 
 
@@ -178,10 +185,70 @@ def test_the_number_of_producers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert table.get(3) is None
     assert table.check(header(1, pid=24)) is ACCEPT
     opened = with_batches(*(header(0, pid=i, attributes=0x10) for i in range(25)))
-    assert len(opened) == 10
+    assert len(opened) == 25, "an open transaction keeps its producer, whatever their number"
+    for _ in range(11):
+        add(opened, header(-1, pid=int(opened.first_open_offset or 0), attributes=0x30))
+    assert len(opened) == 14 + 10
 
 
-# ---- transactions: the seams ----
+# ---- transactions ----
+
+
+def test_the_oldest_open_transaction_is_known_at_once() -> None:
+    table = with_batches(*(header(0, pid=i, attributes=0x10) for i in range(5)))
+    add(table, header(1, pid=0, attributes=0x10))  # goes on, and stays the oldest
+    for pid in range(5):
+        assert table.first_open_offset == pid
+        add(table, header(-1, pid=pid, attributes=0x30))
+    assert table.first_open_offset is None
+
+
+def test_the_last_stable_offset_passes_only_committed_markers() -> None:
+    table = with_batches(
+        header(0, pid=1, attributes=0x10),  # 0
+        header(0, pid=2, attributes=0x10),  # 1
+        header(-1, pid=1, attributes=0x30),  # 2
+        header(-1, pid=2, attributes=0x30),  # 3
+        header(-1, pid=-1),  # 4
+    )
+    assert [table.last_stable_offset(Offset(end)) for end in range(6)] == [0, 0, 0, 1, 4, 5]
+
+
+def test_a_later_end_of_an_earlier_transaction_holds_back() -> None:
+    table = with_batches(
+        header(0, pid=1, attributes=0x10),  # 0
+        header(0, pid=2, attributes=0x10),  # 1
+        header(-1, pid=2, attributes=0x30),  # 2
+        header(-1, pid=1, attributes=0x30),  # 3
+    )
+    assert [table.last_stable_offset(Offset(end)) for end in range(5)] == [0, 0, 0, 0, 4]
+
+
+def test_what_ended_is_forgotten_once_it_is_committed() -> None:
+    table = ProducerStateTable()
+    for pid in range(100):
+        add(table, header(0, pid=pid, attributes=0x10))
+        add(table, header(-1, pid=pid, attributes=0x30))
+    table.settle(Offset(150))
+    assert len(table._ended) == 25
+    table.settle(Offset(200))
+    assert not table._ended
+
+
+def test_ends_of_nothing_hold_nothing_back() -> None:
+    table = with_batches(header(0), header(-1, pid=1, attributes=0x30))
+    assert table.last_stable_offset(Offset(1)) == 1
+    assert table.end(header(-1, pid=-1, offset=2, attributes=0x30)) == -1, "of nobody"
+
+
+def test_records_outside_of_an_open_transaction_are_refused() -> None:
+    table = with_batches(header(0, attributes=0x10))
+    assert code_of(table, header(1)) is ErrorCode.INVALID_TXN_STATE
+    assert code_of(table, header(0, epoch=1)) is ErrorCode.INVALID_TXN_STATE
+    assert table.check(header(1, attributes=0x10)) is ACCEPT
+    assert isinstance(table.check(header(0)), Duplicate)
+    add(table, header(-1, attributes=0x30))
+    assert table.check(header(1)) is ACCEPT
 
 
 def test_markers_end_transactions_and_keep_the_sequence() -> None:
@@ -222,9 +289,57 @@ def test_round_trip_and_damage() -> None:
     assert ProducerStateTable.decode(b"") == ProducerStateTable()
 
 
-def test_a_newer_format_is_refused_by_name() -> None:
-    from crc32c import crc32c
+def with_open() -> ProducerStateTable:
+    return with_batches(
+        header(0, pid=1, attributes=0x10),
+        header(0, pid=2),
+        header(0, pid=3, attributes=0x10),
+        header(0, pid=4, attributes=0x10),
+        header(-1, pid=1, epoch=1, attributes=0x30),
+        header(1, pid=3, attributes=0x10),
+        header(0, pid=2, epoch=2, attributes=0x10),
+    )
 
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_open_transactions_survive_both_formats(version: int) -> None:
+    table = with_open()
+    encoded = table.encode(version)
+    assert int.from_bytes(encoded[4:6], "big") == version
+    check_encoded(encoded)
+    again = ProducerStateTable.decode(encoded)
+    assert again == table
+    assert again.first_open_offset == 2
+    assert list(again._open) == [3, 4, 2]
+    assert again.copy() == at_once(again.copying()) == table
+
+
+def spoilt(encoded: bytes, position: int, value: int) -> bytes:
+    body = bytearray(encoded[:-4])
+    body[position : position + 8] = value.to_bytes(8, "big", signed=True)
+    return bytes(body + crc32c(body).to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (26, -2),  # so many open ones
+        (26, 5),
+        (26, 2),
+        (26, 4),
+        (-32, 0),  # where the last one begins: before the one before it
+        (-32, 99),  # beyond the end
+        (-32, -1),
+    ],
+)
+def test_open_transactions_that_cannot_be_are_refused(position: int, value: int) -> None:
+    encoded = with_open().encode(2)
+    at = position if position > 0 else len(encoded) - 4 - 24 - 8
+    with pytest.raises(ProducerStateError):
+        check_encoded(spoilt(encoded, at, value))
+
+
+def test_a_newer_format_is_refused_by_name() -> None:
     body = bytearray(ProducerStateTable().encode()[:-4])
     body[5] = 9
     with pytest.raises(ProducerStateError, match="format 9"):

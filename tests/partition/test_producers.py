@@ -33,10 +33,10 @@ from raftmq.partition.producers import (
     BehindRefusedError,
     PartitionProducers,
 )
-from raftmq.records import BatchHeader, NewRecord, build_batch, parse_header
+from raftmq.records import BatchHeader, Marker, NewRecord, build_batch, parse_header
 from raftmq.types import LeaderEpoch, Offset
 from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
-from tests.partition.fake_replica import FakeClock
+from tests.partition.fake_replica import FakeAborted, FakeClock
 
 _TEMPLATE = parse_header(
     build_batch([NewRecord(None, b"")], producer_id=1, producer_epoch=0, base_sequence=0)
@@ -55,6 +55,11 @@ class Log:
     rows: list[BatchHeader] = field(factory=list)
     reads: int = 0
     checks: int = 0
+    aborted: FakeAborted = field(factory=FakeAborted)
+    markers: dict[int, Marker] = field(factory=dict)
+
+    def marker(self, offset: Offset) -> Marker:
+        return self.markers[offset]
 
     @property
     def log_end_offset(self) -> Offset:
