@@ -73,9 +73,10 @@ class _Family:
                 raise RemoteProtocolError(
                     f"{self.api.title} v{version} is not a version that is spoken"
                 )
-            self.schemas[version] = _load(self.api, version, self.direction)
-            for path, part in _parts(self.schemas[version]):
+            schema = _load(self.api, version, self.direction)
+            for path, part in _parts(schema):
                 self.names.setdefault(path, set()).update(f.name for f in part.all_fields)
+            self.schemas[version] = schema  # last: another thread that finds it needs the names
         return self.schemas[version]
 
     def struct_class(self, path: str) -> type[Struct]:

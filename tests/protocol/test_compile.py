@@ -316,3 +316,18 @@ def test_a_struct_is_a_bag_of_attributes() -> None:
         _ = bag.z
     with pytest.raises(TypeError):
         hash(bag)
+
+
+def test_a_schema_is_found_only_when_its_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that need the first message of an API at once: the second found no names."""
+    family = compile_module._Family(ApiKey.PRODUCE, "response")
+    parts, found = compile_module._parts, []
+
+    def watched(schema: Any) -> Any:
+        found.append(dict(family.schemas))
+        return parts(schema)
+
+    monkeypatch.setattr(compile_module, "_parts", watched)
+    schema = family.schema(9)
+    assert found[0] == {}
+    assert family.schemas == {9: schema}
