@@ -98,16 +98,14 @@ def measure(
         if latency is not None:
             times.append(latency)
 
-    client = producer(
-        target,
-        **{
-            "linger.ms": linger_ms,
-            "batch.size": batch_kib * _KIB,
-            "batch.num.messages": 100_000,
-            "queue.buffering.max.messages": _UNACKNOWLEDGED,
-            "delivery.report.only.error": False,
-        },
-    )
+    settings = {
+        "linger.ms": linger_ms,
+        "batch.size": batch_kib * _KIB,
+        "batch.num.messages": 100_000,
+        "queue.buffering.max.messages": _UNACKNOWLEDGED,
+        "delivery.report.only.error": False,
+    }
+    client = producer(target, **settings)
     value = os.urandom(_KIB)
     run = _full if load == "full" else _steady
 
