@@ -107,23 +107,25 @@ class NodeConfig:
         default=(),
     )
     metadata_engine: str = _key(
-        "What replicates metadata: raft, or pysyncobj (a reference, loses data; loopback only).",
+        "The engine that replicates metadata: raft, or pysyncobj (a reference, loses data; "
+        "loopback only).",
         default="raft",
     )
     log_format: str = _key("console or json.", default="console")
     log_level: str = _key("debug, info, warning or error.", default="info")
     tick_ms: int = _key("Length of a Raft tick.", default=25)
     election_ticks: int = _key(
-        "A follower campaigns after this many ticks without its leader, up to twice that.",
+        "A follower stands for election after this many ticks without its leader, up to twice "
+        "that.",
         default=6,
     )
-    heartbeat_ticks: int = _key("A leader is heard every so many ticks.", default=2)
+    heartbeat_ticks: int = _key("A leader sends heartbeats every so many ticks.", default=2)
     broker_session_ms: int = _key(
         "A broker that the controller has not heard for this long leaves Metadata.", default=2000
     )
     broker_heartbeat_ms: int = _key("How often a broker reports to the controller.", default=250)
     shutdown_timeout_ms: int = _key(
-        "A stopping node ends after so long even where nobody took over what it leads.",
+        "A stopping node ends after so long also where no other node took over its leaderships.",
         default=5_000,
     )
     flusher_threads: int = _key(
@@ -138,8 +140,8 @@ class NodeConfig:
         default=10_000,
     )
     request_memory_bytes_max: int = _key(
-        "Memory of this node for requests in hand and for what came of those on their way; large "
-        "ones wait beyond it, and the largest and slowest of the incomplete are hung up on.",
+        "Memory of this node for requests, whole ones and those still arriving. Beyond it large "
+        "ones wait, and connections of the largest and slowest incomplete ones are closed.",
         default=256 << 20,
     )
     connections_max: int = _key("Most client connections.", default=10_000)
@@ -164,17 +166,20 @@ class NodeConfig:
         default=0,
     )
     auto_create_topics_max: int = _key(
-        "Most topics that clients who name missing ones make at once, on this node; others wait.",
+        "Most topics that are created at once, on this node, since clients name missing ones; "
+        "others wait.",
         default=100,
     )
-    auto_create_topics_per_s: int = _key("And in a second after that.", default=10)
+    auto_create_topics_per_s: int = _key(
+        "And how many are created in each second after that.", default=10
+    )
     group_bytes_max: int = _key(
         "Most bytes of the subscriptions of a group's members, all together, and of its "
         "assignments; a member beyond it gets GROUP_MAX_SIZE_REACHED.",
         default=4 << 20,
     )
     client_id_length_max: int = _key(
-        "So many characters of a client id are kept and shown in groups.", default=256
+        "Most characters of a client id that are kept and shown in groups.", default=256
     )
     pipeline_depth_max: int = _key("Most unanswered requests of a connection.", default=64)
     pipeline_bytes_max: int = _key("Most unanswered bytes of a connection.", default=16 << 20)
@@ -188,8 +193,9 @@ class NodeConfig:
         default=0,
     )
     request_receive_timeout_ms: int = _key(
-        "A client that sends no byte of a request it began for so long is hung up on; so is one "
-        "that needs more than this and its size at request_receive_bytes_per_s_min.",
+        "The connection of a client that sends no byte of a request it began for so long is "
+        "closed; so is that of one that needs more than this plus the request's size at "
+        "request_receive_bytes_per_s_min.",
         default=30_000,
     )
     request_receive_bytes_per_s_min: int = _key(
