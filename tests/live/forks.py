@@ -197,9 +197,12 @@ def _warm_up(kind: str) -> None:
     """Do once what each child would do first, for a third of a second of a core: compile codecs,
     and have typer import what it needs when words come."""
     if kind == "nodes":
-        import_module("raftmq.server.kafka.warm_up").warm_up()
+        from raftmq.server.kafka.dispatch import warm_up
+
+        warm_up()
         return
-    client = import_module("raftmq_client.core.warm_up")
+    from raftmq_client.core import warm_up as client
+
     client.warm_up((*client.PRODUCER, *client.MEMBER))
     with (
         open(os.devnull, "w") as nowhere,
