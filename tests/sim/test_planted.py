@@ -34,30 +34,17 @@ def test_a_planted_bug_is_caught(name: str) -> None:
     "name",
     [
         "ack-before-fsync",
-        "acked-before-commit",
         "agreeing-suffix-truncated",
-        "bare-entries-outlive-truncation",
-        "commit-by-those-in-sync",
-        "commit-of-what-may-differ",
         "damage-served-to-clients",
-        "deletion-not-done",
         "half-is-a-majority",
-        "heartbeats-behind-the-disk",
-        "last-wish-counts",
-        "leader-counts-unflushed",
-        "minority-commit",
-        "old-term-committed-by-count",
-        "read-above-watermark",
         "read-without-quorum",
         "rubbish-ends-the-node",
-        "sequence-unchecked",
         "snapshot-without-groups",
-        "torn-tail-cut",
-        "up-to-date-check-skipped",
     ],
 )
 def test_a_planted_bug_is_caught_soon(name: str) -> None:
-    """Those that a few seeds find; all of them are for the soak."""
+    """One for each of seven promises, that a few seeds find; all of them are for the soak, and for
+    `python -m jepsen_like planted`, which CI runs."""
     catch = hunt(name, seeds=10)
     assert catch.is_caught, str(catch)
 
