@@ -1,8 +1,8 @@
 """What handlers see of the node: identity, metadata, partitions, the ways to the controller.
 
-A plain composition without a life of its own; `node/composition.py` builds it. Questions that
-several handlers ask of more than one part (who leads, where does a broker listen) are answered
-here, so that they are answered alike. Two small parts stand here with it: the encoded Metadata
+A plain composition that runs nothing itself; `node/composition.py` builds it. Questions that
+several handlers ask of more than one part (which node leads, where does a broker listen) are
+answered here, so that all answers agree. Two small parts stand here with it: the encoded Metadata
 bodies of the present state, and the producer ids that this broker may hand out.
 """
 
@@ -49,7 +49,7 @@ NO_LEADER: Final = CurrentLeader(-1, -1)
 ELECTION_POLL_MS: Final = 20
 ELECTION_ASK_MS: Final = 250
 QUORUM_WAIT_MS: Final = 1_000
-"""So long a follower waits for what the leader knows of the metadata group."""
+"""How long a follower waits for what the leader knows of the metadata group."""
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _COMING: Final = (
@@ -76,7 +76,7 @@ class MetadataCache:
         self._under_way: dict[object, Promise[bytes]] = {}
 
     def get(self, state: object, key: object) -> bytes | None:
-        """A body encoded at exactly this state."""
+        """A body that was encoded at exactly this state."""
         if state != self._state:
             self._bodies.clear()
             self._under_way = {}
@@ -94,7 +94,7 @@ class MetadataCache:
         return self._under_way.get(key)
 
     def begin(self, state: object, key: object, promise: Promise[bytes]) -> None:
-        """A body of `state` will come: whoever asks meanwhile shares it."""
+        """A body of `state` is being encoded: requests that come meanwhile share it."""
         self._under_way[key] = promise
 
         def settled(done: Promise[bytes]) -> None:
@@ -132,7 +132,7 @@ class ProducerIdBlocks:
         self._waiting: deque[Promise[int]] = deque()
 
     def take(self) -> Promise[int]:
-        """A producer id that nobody else has or will have."""
+        """A producer id that no other producer has or will have."""
         if self._next < self._end and not self._waiting:
             self._next += 1
             return Promise.resolved(self._next - 1)
@@ -224,13 +224,13 @@ class Broker:
         self.clock = clock
         self.config = config
         self.metadata_replica: QuorumReplica | None = None
-        """Of this node, once it has opened it."""
+        """The replica of the metadata group, once this node has opened it."""
         self.supported = supported
-        """Levels of features with which this node can go on."""
+        """Levels of features that this node supports."""
         self.supported_text = named(supported)
         self.workers = workers
         self.is_cut_off = is_cut_off
-        """True while others, but not this node, may see the majority of the metadata group."""
+        """True while other nodes may see a majority of the metadata group, but not this one."""
         self.drains = drains
         """The engine of this node's replicas."""
         self._hand_over = hand_over
@@ -252,7 +252,7 @@ class Broker:
         )
 
     def batch(self) -> AbstractContextManager[None]:
-        """Do several things to replicas and let each take them in once, at the end."""
+        """Do several things to replicas and drain each of them once, at the end."""
         return self.drains.batch()
 
     @property
@@ -289,11 +289,11 @@ class Broker:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    # ---- who leads, and where ----
+    # ---- leaders and addresses ----
 
     def leader_of(self, topic_id: TopicId, index: int) -> CurrentLeader:
-        """Who leads a partition, or led it last; never forgotten while a new one is elected, since
-        clients that are told "nobody" may not ask again."""
+        """The leader of a partition, or its last one: it is kept while a new one is elected, since
+        clients that are told of none may not ask again."""
         found = self.leader_table.get(topic_id, index)
         return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
 
@@ -306,7 +306,7 @@ class Broker:
 
     def misses_leaders(self, topics: Iterable[TopicImage]) -> bool:
         """True when this node has replicas of these topics, knows no leader of one of them and
-        leads none: a client that it serves has requests under way here."""
+        leads none of them."""
         misses_one = False
         for topic in topics:
             for image in topic.partitions:
@@ -321,9 +321,8 @@ class Broker:
     def next_leaders(
         self, wanted: Iterable[tuple[str | None, UUID | None, int]], hold: Hold
     ) -> Promise[None] | None:
-        """Kept when partitions of which this node has just ceased to be the leader have another
-        one; None when that is known, or not to be expected soon. `hold` is of the connection that
-        asks."""
+        """Resolves when partitions that this node has just ceased to lead have another leader;
+        None when it is known, or not to be expected soon. `hold` is the connection's."""
         keys = []
         for name, topic_id, index in wanted:
             topic = self.find_topic(name, topic_id)
@@ -337,8 +336,8 @@ class Broker:
         return NO_LEADER if topic is None else self.leader_of(topic.topic_id, index)
 
     def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
-        """As `current_leader`, for an answer that this node is not it: then it never names itself,
-        which would send the client round in circles."""
+        """As `current_leader`, for an answer that this node does not lead: it never names itself,
+        or the client would ask here again and again."""
         leader = self.current_leader(name, topic_id, index)
         if leader.leader_id == self.node_id:
             found = self.find_partition(name, topic_id, index)
@@ -377,13 +376,13 @@ class Broker:
 
     def closest_replica(self, partition: Partition, rack: str, offset: int) -> int | None:
         """An in-sync replica in the consumer's rack that may serve it better than this leader
-        (KIP-392); None when this leader is as close, or nobody is closer."""
+        (KIP-392); None when this leader is as close, or no replica is closer."""
         brokers = self.image.brokers
         own = brokers.get(self.node_id)
         if own is not None and own.rack == rack:
             return None
         if offset >= partition.readable_end:
-            return None  # at the end the leader has news first; keep the hint for catching up
+            return None  # at the end of the log the leader has new records first
         for replica in partition.replica.in_sync_replicas():
             broker = brokers.get(replica.node_id)
             if broker is not None and broker.rack == rack and not broker.is_fenced:
@@ -455,10 +454,10 @@ class Broker:
         return self.controller.call(call)
 
     def explain(self, error: Exception) -> tuple[ErrorCode, str]:
-        """What a client is told of a call that failed as a whole."""
+        """Code and message for a client whose call failed as a whole."""
         if isinstance(error, KafkaError):
             return error.code, error.message
-        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller could not be asked"
+        return ErrorCode.UNKNOWN_SERVER_ERROR, "the controller could not be reached"
 
     @property
     def may_auto_create(self) -> bool:
@@ -469,7 +468,7 @@ class Broker:
         return text is None or text.lower() == "true"
 
     def auto_create(self, names: Iterable[str]) -> Promise[dict[str, ErrorCode]]:
-        """Create missing topics; gives the error of each that a client must be told."""
+        """Create missing topics; gives the error code of each, for the answer to the client."""
         wanted = list(dict.fromkeys(names))
         fresh = [
             name
@@ -489,7 +488,7 @@ class Broker:
             self._create(fresh)
         results = [self._creating.get(name, ErrorCode.INVALID_TOPIC_EXCEPTION) for name in wanted]
         if later:
-            # Its client asks again, and by then there may be room.
+            # The client asks again, and by then there may be room.
             unmade = frozenset(later)
             results = [
                 ErrorCode.LEADER_NOT_AVAILABLE if name in unmade else result
@@ -510,7 +509,7 @@ class Broker:
         return promise
 
     def _create(self, names: list[str]) -> None:
-        """One call for all; whoever asks for the same names meanwhile shares its outcome."""
+        """One call for all; requests for the same names meanwhile share its outcome."""
         promises: dict[str, Promise[ErrorCode]] = {name: Promise() for name in names}
         self._creating.update(promises)
         call = CreateTopicsCall(
@@ -532,7 +531,7 @@ class Broker:
     def elect_preferred(
         self, name: TopicPartition, timeout_ms: int
     ) -> ErrorCode | Promise[ErrorCode]:
-        """Hand a partition to its preferred leader; answered when that one leads."""
+        """Hand a partition to its preferred leader; resolves when that one leads."""
         topic = self.image.topics.get(name.topic)
         found = self.image.partition(name)
         if topic is None or found is None:
@@ -556,7 +555,7 @@ class Broker:
         def look() -> None:
             nonlocal ask_at_ms
             if self.clock.monotonic_ms() >= ask_at_ms:
-                # The leader may have refused: for a moment too much was on its way.
+                # The leader may have refused, since too much was on its way for a moment.
                 ask_at_ms += ELECTION_ASK_MS
                 leads = self.leader_of(topic.topic_id, name.partition).leader_id
                 if leads != preferred:
@@ -573,7 +572,7 @@ class Broker:
         return promise
 
     def quorum_view(self) -> QuorumState | None:
-        """The metadata group as this node's replica knows it; a follower knows no other's end."""
+        """The metadata group as this node's replica knows it; a follower knows only its own end."""
         replica = self.metadata_replica
         if replica is None:
             return None
@@ -585,7 +584,7 @@ class Broker:
         )
 
     def quorum_state(self) -> QuorumState | Promise[QuorumState | None] | None:
-        """The metadata group as its leader knows it, or else as this node does."""
+        """The metadata group as its leader knows it; where no answer comes, as this node does."""
         own = self.quorum_view()
         if own is None or self.metadata_replica is None or self.metadata_replica.is_leader:
             return own
@@ -601,7 +600,7 @@ class Broker:
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:
-    """What an auto-creating client is told: that the topic comes, unless it never can."""
+    """The code for an auto-creating client: the topic comes, unless it never can."""
     if code in _COMING:
         return ErrorCode.LEADER_NOT_AVAILABLE
     return code

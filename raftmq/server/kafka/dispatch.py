@@ -89,7 +89,7 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
 }
 """Which handler answers which API. Produce and Fetch have their own way through the dispatcher."""
 SLOW_BYTES: Final = 2 << 10
-"""A larger request is read and answered in short turns."""
+"""A larger request is decoded and answered in short turns."""
 PROMPT: Final = frozenset(
     {
         ApiKey.API_VERSIONS,
@@ -106,7 +106,7 @@ PROMPT: Final = frozenset(
         ApiKey.SYNC_GROUP,
     }
 )
-"""What clients at work ask: a small one of these has a small answer, which is made in one go."""
+"""What working clients ask. A small request of these has a small answer, made in one go."""
 COMMON: Final[dict[ApiKey, tuple[int, ...]]] = {
     ApiKey.API_VERSIONS: (0, 3, 4),
     ApiKey.METADATA: (1, 4, 5, 8, 9, 10, 12, 13),
@@ -143,7 +143,7 @@ def warm_up() -> None:
     """Compile the codecs of `COMMON`, in a thread and before the node registers.
 
     A codec's first use costs milliseconds of the loop, and the very first one the import of the
-    schemas: time in which heartbeats wait. Later this would slow down a loop that others count on.
+    schemas: time in which heartbeats wait. Later it would slow down a loop that serves.
     """
     warm((api, version) for api, versions in COMMON.items() for version in versions)
 
@@ -219,7 +219,7 @@ class Dispatcher:
         if isinstance(result, Generator):
             result = self._broker.scheduler.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
-        _InHand(self, context, encode, slot).settle(result)
+        _PendingRequest(self, context, encode, slot).settle(result)
 
     def _begin_fetch(
         self,
@@ -231,8 +231,8 @@ class Dispatcher:
         version = context.api_version
         request = decode_fetch_request(version, body, elements_max=self._elements_max)
         result = fetch.handle(self._broker, context, request)
-        in_hand = _InHand(self, context, _encode_fetch, slot)
-        in_hand.settle(result, connection)
+        pending = _PendingRequest(self, context, _encode_fetch, slot)
+        pending.settle(result, connection)
 
     def _begin_other(
         self,
@@ -255,8 +255,8 @@ class Dispatcher:
             result = handler(self._broker, context, request)
             if isinstance(result, Generator):
                 result = self._broker.scheduler.run(result, connection.replies)
-        in_hand = _InHand(self, context, self._encode_other, slot)
-        in_hand.settle(result, connection)
+        pending = _PendingRequest(self, context, self._encode_other, slot)
+        pending.settle(result, connection)
 
     def _encode_other(self, context: RequestContext, response: Answer) -> Pieces:
         api_key, version = context.api_key, context.api_version
@@ -294,7 +294,7 @@ class Dispatcher:
         return (yield from encode_response_slowly(api_key, version, response))
 
     def observe(self, metrics: ApiMetrics, started_ms: float) -> None:
-        """Count a request of that API that began then and was answered now."""
+        """Count a request that began at that time and is answered now."""
         metrics.observe((self.now_ms() - started_ms) / 1e3)
 
     def metrics_of(self, api_key: int) -> ApiMetrics:
@@ -302,7 +302,7 @@ class Dispatcher:
         return self._metrics[api_key]
 
     def failed(self, context: RequestContext, error: Exception) -> None:
-        """A request met a bug of ours."""
+        """Log and count a bug of ours that one request met."""
         self._metrics[context.api_key].failures += 1
         if isinstance(error, MemoryError):
             self._broker.metrics.refuse("memory")
@@ -318,8 +318,8 @@ class Dispatcher:
         )
 
 
-class _InHand:
-    """One request until it is answered; called when what it waits for is settled."""
+class _PendingRequest:
+    """One request until it is answered; called when the promise that it waits for is settled."""
 
     __slots__ = (
         "_connection",
@@ -343,7 +343,7 @@ class _InHand:
         self._connection: Connection | None = None
 
     def settle(self, result: Any, connection: Connection | None = None) -> None:
-        """Answer now or later. When `connection` ends first, what is parked is dropped at once."""
+        """Answer now or later. If `connection` closes first, what is parked is dropped at once."""
         if result is HANG_UP:
             self._hang_up()
         elif not isinstance(result, Promise):
@@ -356,7 +356,7 @@ class _InHand:
             result.when_done(self)
 
     def __call__(self, promise: Promise[Any]) -> None:
-        """It is settled."""
+        """The promise is settled: answer."""
         if self._connection is not None:
             self._connection.on_close.pop(id(promise), None)
         try:
@@ -376,7 +376,7 @@ class _InHand:
             return
         try:
             self._slot.answer(pieces)
-        except Exception as error:  # noqa: BLE001 - whoever settled this has no part in it
+        except Exception as error:  # noqa: BLE001 - what settled the promise must go on
             self._dispatcher.failed(self._context, error)
             self._slot.fail()
             return
@@ -420,7 +420,7 @@ def _encode_produce(context: RequestContext, response: ProduceResponse) -> Piece
 
 def _encode_unanswered(_context: RequestContext, response: ProduceResponse) -> Pieces:
     if any(part.error_code for topic in response.topics for part in topic.partitions):
-        # Without an answer the closed connection is the only way to say so.
+        # Without an answer, closing the connection is the only way to tell the client.
         raise RemoteProtocolError("a produce with acks=0 failed")
     return ()
 
@@ -430,4 +430,4 @@ def _encode_fetch(context: RequestContext, response: FetchResponse) -> Pieces:
     return cast(Pieces, pieces)
 
 
-assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame has these fields"
+assert _KEY_VERSION_CORRELATION.size <= FRAME_BYTES_MIN, "the shortest frame holds these fields"

@@ -1,11 +1,11 @@
 """Incremental fetch sessions (KIP-227): what a client fetches, remembered between its requests.
 
-A bounded cache. A new session takes a free place, or that of one unused for two minutes, or that of
-a smaller one which has had its two minutes; otherwise the client fetches without a session, which
+A bounded cache. A new session takes a free place, or that of a session unused for two minutes, or
+that of a smaller one older than two minutes; otherwise the client fetches without a session, which
 always works. A session answers only what is new: records, an error, a moved watermark or log start.
 
-Invariants: epochs of a session rise by one with each request; a client that skips or repeats one is
-told to start afresh. Partitions that gave records move to the back, so that none is starved.
+Invariants: the epoch of a session rises by one with each request; a client that skips or repeats
+one must start a new session. Partitions that gave records move to the back, so that none starves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TopicKey: TypeAlias = str | UUID | None
 
 
 class Wanted:
-    """One partition of a fetch, and in a session what was last said about it."""
+    """One partition of a fetch; in a session, with what the client was last told of it."""
 
     __slots__ = ("high_watermark", "log_start_offset", "request", "topic")
 
@@ -43,7 +43,7 @@ class Wanted:
         self.log_start_offset = -1
 
     def is_news(self, answer: FetchPartitionResponse) -> bool:
-        """True when an incremental answer must name this partition; remembers what it says."""
+        """True when an incremental answer must name this partition; notes what the answer says."""
         is_news = (
             bool(answer.records)
             or answer.error_code != ErrorCode.NONE
@@ -118,7 +118,7 @@ class FetchContext:
     def select(
         self, answers: list[tuple[Wanted, FetchPartitionResponse]]
     ) -> list[tuple[Wanted, FetchPartitionResponse]]:
-        """Which of the answers the client is told."""
+        """The answers that are sent to the client."""
         if self._session is None:
             return answers
         kept = self._session.filter(answers)

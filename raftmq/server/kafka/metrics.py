@@ -42,7 +42,7 @@ class ApiMetrics:
         self.errors[name] = self.errors.get(name, 0) + 1
 
     def count_errors(self, answer: Struct | Mapping[str, Any]) -> None:
-        """Count every error code of an answer, wherever in it."""
+        """Count every error code of an answer, at any depth."""
         for items in self.count_own_errors(answer):
             for item in items:
                 self.count_errors(item)
@@ -73,12 +73,12 @@ _NAMES = {int(code): code.name for code in ErrorCode}
 
 
 class ServerMetrics:
-    """Everything the client port counts.
+    """Everything that the client port counts, and the bugs of the admin port.
 
     Attributes:
         admin_bugs: exceptions of ours that cost a request at the admin port, by kind.
         bugs: exceptions of ours that cost a connection, by kind.
-        refusals: what was refused or hung up on, by the bound (a config key) that said so.
+        refusals: what was refused or closed, by the bound (a config key) that was reached.
     """
 
     __slots__ = (

@@ -1,8 +1,8 @@
-"""What one request says of itself and where it came from: built once, handed to its handler.
+"""What is known of one request besides its body: built once, handed to its handler.
 
-Everything that a handler may know of the client stands here, and nowhere on the broker, so that an
-answer that is made later, or in turns, is about the request that asked for it. Frozen: what the
-connection learns afterwards (another principal) is of later requests.
+Everything that a handler may know of the client stands here, and nothing of it on the broker: so an
+answer that is made later, or in turns, never mixes two requests. Frozen: what changes on the
+connection afterwards (another principal) concerns later requests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from raftmq.server.kafka.elections import Hold
 
 
 class ClientConnection(Protocol):
-    """What requests know of the connection that they came by."""
+    """What requests know of the connection by which they came."""
 
     peer: str
     """Address and port of the client."""
     hold: Hold
     principal: str | None
-    """Who the client proved to be; None while nobody has to."""
+    """The authenticated client; None while clients need not authenticate."""
 
     @property
     def listener_name(self) -> str:
@@ -40,7 +40,7 @@ class RequestContext:
     client_id: str | None
     principal: str | None
     received_ms: float
-    """Monotonic time at which it was begun; its own timeouts count from there."""
+    """Monotonic time at which it was begun; its timeouts count from there."""
 
     @property
     def host(self) -> str:
@@ -54,5 +54,5 @@ class RequestContext:
 
     @property
     def hold(self) -> Hold:
-        """How far the answers of its connection were held up of late."""
+        """How long answers of its connection waited for elections lately."""
         return self.connection.hold

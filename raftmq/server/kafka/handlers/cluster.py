@@ -27,14 +27,14 @@ _SOFTWARE_FROM: Final = 3
 
 _encoded_versions: dict[tuple[object, ...], bytes] = {}
 _ENCODED_VERSIONS_MAX: Final = 64
-"""Levels change seldom, and only operators change them; still, what is kept is bounded."""
+"""Levels change seldom, and only operators change them; still the cache is bounded."""
 UPDATES_MAX: Final = 100
 _UPGRADE_TYPES_FROM: Final = 1
 _ONE_ERROR_FROM: Final = 2
 
 
 def api_versions(broker: Broker, context: RequestContext, request: Struct) -> bytes:
-    """Answer the announced ranges and the levels of features; the same bytes for everybody."""
+    """Answer the announced ranges and the levels of features; the same bytes for all clients."""
     version = context.api_version
     code = ErrorCode.NONE
     if version >= _SOFTWARE_FROM and not (
@@ -71,7 +71,7 @@ def _encode_versions(
                 Struct(name=name, min_version=low, max_version=high)
                 for name, (low, high) in sorted(supported.items())
             ],
-            # Java believes no levels of an epoch that is not above the last one it knows.
+            # Java ignores levels of an epoch that is not above the last one that it knows.
             finalized_features_epoch=max(image.features_epoch, 0),
             finalized_features=[
                 Struct(name=name, max_version_level=levels[name], min_version_level=levels[name])
@@ -151,7 +151,7 @@ def describe_quorum(
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            told[topic.topic_name, part.partition_index] = None  # once, however often it is asked
+            told[topic.topic_name, part.partition_index] = None  # once, however often it is named
     state: QuorumState | None = None
     if (METADATA_TOPIC, 0) in told:
         (state,) = yield from all_of([broker.quorum_state()])

@@ -1,7 +1,8 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, for topics and brokers.
 
-What a value means, where it comes from and whether it may be set is `metadata/topic_configs.py`'s
-and the controller's matter; here are only Kafka's shapes and its rules about resources.
+What a value means, where it comes from and whether it may be set is decided by
+`metadata/topic_configs.py` and the controller; here are only Kafka's shapes and its rules about
+resources.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
 Answer: TypeAlias = dict[str, Any]
 
 PER_TURN: Final = 16
-"""A resource has some forty configs."""
+"""Resources of one turn: each has some forty configs."""
 DESCRIBED_BYTES_MAX: Final = 32 << 20
 """Of one answer; all configs of 20,000 topics, without synonyms and documentation."""
 TOPIC: Final = 2
@@ -38,7 +39,7 @@ TIMEOUT_MS: Final = 5_000
 
 
 def describe_configs(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
-    """Answer DescribeConfigs; what is asked twice is told once."""
+    """Answer DescribeConfigs; a resource that is named twice is described once."""
     wanted = {}
     for count, resource in enumerate(request.resources, 1):
         keys = resource.configuration_keys
@@ -52,7 +53,7 @@ def describe_configs(broker: Broker, _context: RequestContext, request: Struct) 
 
 
 class _Described:
-    """The rows of one answer: what topics have in common is made once, and bytes are bounded."""
+    """The rows of one answer: rows that topics share are made once, and bytes are bounded."""
 
     def __init__(self, broker: Broker, request: Struct) -> None:
         self._broker = broker
@@ -116,7 +117,7 @@ class _Described:
 
 
 def _size_of(config: dict[str, Any]) -> int:
-    """Of a row on the wire, about; not less."""
+    """About the bytes of a row on the wire; never less."""
     texts = [config["name"], config["value"], config["documentation"]]
     for synonym in config["synonyms"]:
         texts += [synonym["name"], synonym["value"]]
@@ -135,7 +136,7 @@ def _entries(broker: Broker, image: MetadataImage, resource: Struct) -> list[Con
         if not name:
             return describe_broker(image, None, static, keys)
         if name != str(broker.node_id):
-            # Each broker knows its own file alone; clients ask the broker that they mean.
+            # A broker knows only its own file; clients must ask the broker that they mean.
             raise KafkaError(
                 f"Unexpected broker id, expected {broker.node_id} or empty string, "
                 f"but received {name}",
@@ -271,6 +272,6 @@ def _refusal(broker: Broker, resource: Struct) -> tuple[ErrorCode, str | None]:
         return broker.check_topic_name(name) or ErrorCode.NONE, None
     if kind == BROKER:
         if name and not name.isdigit():
-            return ErrorCode.INVALID_REQUEST, f"{name!r} is no broker id"
+            return ErrorCode.INVALID_REQUEST, f"{name!r} is not a broker id"
         return ErrorCode.NONE, None
     return ErrorCode.INVALID_REQUEST, f"resource type {kind} has no configs here"

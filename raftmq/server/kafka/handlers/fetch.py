@@ -1,11 +1,11 @@
 """Fetch: the session says which partitions are wanted (`fetch_sessions.py`), a `Reading` looks at
 them once, and a `ParkedFetch` waits where that found too little.
 
-A reading reads spans below the high watermark within the request's limits. What is cold is a job
-for a worker first, and what lies beyond a leader's end is to be confirmed before it is said. Where
-it finds less than `min_bytes`, or what is to be confirmed or made ready first, the fetch waits
-until `max_wait_ms` is over. Its states are `FetchState`, the ways between them `NEXT`; what it
-finally answers was read at that moment, once.
+A reading reads spans below the high watermark within the request's limits. What is not in memory is
+first a job for a worker, and an offset beyond a leader's end is confirmed before it is called out
+of range. Where a reading finds less than `min_bytes`, or something to make ready or to confirm, the
+fetch waits until `max_wait_ms` is over. Its states are `FetchState`, the ways between them `NEXT`;
+what it finally answers was read at that moment, once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ LEADER_HINTS_FROM: Final = 12
 ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
 BYTES_MAX: Final = 64 << 20
-"""More than this in one answer serves nobody: the client asks again at once."""
+"""Most bytes of one answer, whatever the client allows; it asks for more at once."""
 COLD_ROUNDS_MAX: Final = 4
-"""Index, bytes, their check, and once more where memory is so short that they left it again."""
+"""After so many rounds of workers (for the index, the bytes, their check, and once more where
+memory was so short that they left it again) the loop itself reads what is missing."""
 _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -52,7 +53,7 @@ def handle(
     """Read what there is; wait when that is too little."""
     version = context.api_version
     if request.replica_id >= 0:
-        # Replicas of ours do not come this way; nobody else may claim to be one.
+        # Replicas of raftmq do not use Fetch, and no client may claim to be one.
         return _refuse_all(broker, ErrorCode.INVALID_REQUEST)
     try:
         session = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
@@ -128,9 +129,9 @@ class Reading:
         """Those found here, with the offset wanted."""
         self.size = 0
         self.is_urgent = False
-        """An error or a hint that the client must learn at once."""
+        """True for an error or a hint that the client must learn at once."""
         self.jobs: list[tuple[Partition, Runnable]] = []
-        """What a worker must read or check before it can be served."""
+        """What a worker must read or check before a partition can be served."""
         self.beyond: dict[int, Partition] = {}
         """Leaders that were asked beyond their log's end, by the place of their answer."""
         self._found: list[tuple[TopicCounts, int, int]] = []  # messages and bytes of an answer
@@ -167,7 +168,7 @@ class Reading:
                     self.size += span.size
 
     def not_leading(self, place: int) -> None:
-        """Who was asked beyond its log's end turns out to have been replaced."""
+        """The leader that was asked beyond its log's end turns out to have been replaced."""
         wanted, _ = self.answers[place]
         self.answers[place] = wanted, self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -200,8 +201,8 @@ class Reading:
         return response
 
     def next_leaders(self) -> Promise[None] | None:
-        """Kept when it is known who leads what this node has just ceased to lead; None when that is
-        so already: a client that is told "not here" alone backs off before it asks again."""
+        """Resolves when the new leaders are known of what this node has just ceased to lead; None
+        when they are: a client that is told of no new leader backs off before it asks again."""
         if not self.is_urgent:
             return None
         moved = [
@@ -212,14 +213,14 @@ class Reading:
         return self._broker.next_leaders(moved, self._hold) if moved else None
 
     def has_moved(self) -> bool:
-        """True when a partition's end is another than it was when it was looked at."""
+        """True when the end of a partition has moved since it was looked at."""
         return any(
             partition.readable_end != end
             for (partition, _), end in zip(self.partitions, self._ends, strict=True)
         )
 
     def has_news(self, min_bytes: int) -> bool:
-        """After a wake: read again only where that can change the answer."""
+        """After a wake: read again, only where that can change the answer; True to answer now."""
         if any(partition.fetches.is_over for partition, _ in self.partitions):
             self.read(may_wait=True)
             return True
@@ -230,7 +231,7 @@ class Reading:
 
     def _may_differ(self) -> bool:
         """True unless looking again would find what was found last."""
-        # Nothing was refused, else it would not have been waited with: each was found.
+        # Each was found: a fetch with a refused partition is answered at once and never waits.
         for (partition, offset), (wanted, answer) in zip(
             self.partitions, self.answers, strict=True
         ):
@@ -316,15 +317,15 @@ Step = Callable[Concatenate["ParkedFetch", P], None]
 
 
 def _costs_its_fetch(step: Step[P]) -> Step[P]:
-    """Let a fault in a step fail that fetch: what called the step may be the engine, which has
-    nothing to do with it."""
+    """Let a bug in a step fail that fetch alone: the step may have been called by the engine, which
+    must go on."""
 
     def guarded(fetch: ParkedFetch, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             step(fetch, *args, **kwargs)
         except Exception as error:
             if fetch.is_done:
-                raise  # of what was to be done with the answer
+                raise  # the bug is in what was done with the answer
             fetch._become(FetchState.ANSWERED)
             fetch.fail(error)
 
@@ -336,8 +337,8 @@ class FetchState(Enum):
 
     LOOKING = "partitions are read, or workers make them ready for that"
     PARKED = "it waits at its partitions, and for its time"
-    CONFIRMING = "it waits to learn who leads, or that this node did when it looked"
-    ANSWERED = "nothing is done for it any more"
+    CONFIRMING = "it waits for the name of a leader, or for proof that this node led when it looked"
+    ANSWERED = "it is settled"
 
 
 NEXT: Final[Mapping[FetchState, frozenset[FetchState]]] = {
@@ -346,7 +347,7 @@ NEXT: Final[Mapping[FetchState, frozenset[FetchState]]] = {
     FetchState.CONFIRMING: frozenset({FetchState.CONFIRMING, FetchState.ANSWERED}),
     FetchState.ANSWERED: frozenset(),
 }
-"""All ways from one state to another; `ParkedFetch._become` alone takes them."""
+"""All ways from one state to another; only `ParkedFetch._become` takes them."""
 
 
 class ParkedFetch(Abandonable[FetchResponse]):
@@ -412,7 +413,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
         if reading.is_large:
             self.look(self._broker.clock.monotonic_ms() + wait_ms)
             return
-        # An index that was cold says now where the cold bytes are, and these may need a check.
+        # Once an index is read it says where the bytes are, and these may need a read and a check.
         reading.read(may_wait=self._rounds >= COLD_ROUNDS_MAX)
         self._judge(wait_ms)
 
@@ -458,12 +459,12 @@ class ParkedFetch(Abandonable[FetchResponse]):
         self._wait = broker.deadlines.after(wait_ms, self.expire)
         broker.metrics.parked_fetches += 1
         if self._reading.is_large and self._reading.has_moved():
-            self.woken()  # while the others were looked at
+            self.woken()  # one moved while the others were looked at
 
     @_costs_its_fetch
     def woken(self) -> None:
-        """A partition moved: answer if that is enough. Harmless when it does not wait there any
-        more: of many, a partition wakes some soon, not at once."""
+        """A partition moved: answer if there is enough now. Harmless when this fetch is no longer
+        parked: a partition with many parked fetches wakes some of them later."""
         if self.state is not FetchState.PARKED:
             return
         reading = self._reading
@@ -476,7 +477,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
             self.answer()
 
     def await_leaders(self, waits: Promise[None]) -> None:
-        """Answer when it is known who leads what this node does not lead any more."""
+        """Answer when the leaders are known of what this node does not lead any more."""
 
         def known(_done: Promise[None]) -> None:
             if self.state is FetchState.CONFIRMING:
@@ -490,10 +491,10 @@ class ParkedFetch(Abandonable[FetchResponse]):
     def finish(self) -> None:
         """Answer what was read last.
 
-        A leader that was replaced and does not know lacks what its successor has; a consumer that
-        it told "out of range" would begin elsewhere, at the risk of records read twice or never.
-        So that is said of what is beyond a log's end only when a read barrier proves that this
-        leader was one when it looked.
+        A leader that was replaced, and does not know it yet, lacks what its successor has; a
+        consumer that it told "out of range" would begin elsewhere, and read records twice or never.
+        So an offset beyond a log's end is called out of range only when a read barrier proves that
+        this node still led when it looked.
         """
         reading = self._reading
         left = len(reading.beyond)
@@ -519,7 +520,7 @@ class ParkedFetch(Abandonable[FetchResponse]):
 
     @_costs_its_fetch
     def answer(self) -> None:
-        """Answer what was read last, once clients can be told where to go with what is not here."""
+        """Answer what was read last, once the leaders are known of what is not led here."""
         waits = self._reading.next_leaders()
         if waits is None:
             self.finish()

@@ -74,11 +74,11 @@ def handle_find_coordinator(
 def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
     error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, "no live broker"
     if key_type == TRANSACTION_KEY:
-        # Librdkafka and kafkajs ask for ever at most errors; at this one they give up.
+        # At most errors librdkafka and kafkajs ask again for ever; at this one they give up.
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         message = "transactions are not offered"
     elif key_type != GROUP_KEY:
-        error, message = ErrorCode.INVALID_REQUEST, f"no coordinators of type {key_type} here"
+        error, message = ErrorCode.INVALID_REQUEST, f"there are no coordinators of type {key_type}"
     else:
         node_id = broker.coordinator.find(key)
         for endpoint in broker.endpoints([node_id]) if node_id is not None else ():
@@ -102,7 +102,7 @@ def handle_join_group(broker: Broker, context: RequestContext, request: Struct) 
     """Answer JoinGroup when the next generation's members are known."""
     version = context.api_version
     session_ms: int = request.session_timeout
-    # Version 0 has no rebalance timeout of its own: the session's serves (KIP-62).
+    # Version 0 has no rebalance timeout of its own: the session timeout is used (KIP-62).
     rebalance_ms = session_ms if version == 0 else request.rebalance_timeout
     joined: Promise[JoinResult] = broker.coordinator.join(
         request.group_id,
@@ -199,7 +199,7 @@ def _leave_many(broker: Broker, request: Struct) -> Work[Struct]:
         request.members, lambda member: (member.member_id, member.group_instance_id)
     )
     if len(named) > broker.coordinator.config.size_max:
-        # No group has so many; asking for each of them would take long.
+        # No group has so many members, and asking for each of them would take long.
         return Struct(error_code=int(ErrorCode.INVALID_REQUEST), members=[])
     result = yield from value_of(broker.coordinator.leave(request.group_id, named))
     rows = yield from in_turns(
@@ -221,7 +221,7 @@ def _only_answer(result: LeaveResult) -> Struct:
 def handle_offset_commit(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer OffsetCommit when the offsets are applied; unknown partitions are left out."""
     image = broker.image
-    known: dict[tuple[str, int], CommittedOffset] = {}  # the last one counts, as if one by one
+    known: dict[tuple[str, int], CommittedOffset] = {}  # of one partition the last one counts
     count = 0
     for topic in request.topics:
         for partition in topic.partitions:
@@ -292,7 +292,7 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct
 def _saved(
     topics: Sequence[Struct] | None, result: FetchedOffsets, *, with_error: bool
 ) -> Work[list[Struct]]:
-    """The asked partitions' offsets, -1 where there is none; all of them when none is named."""
+    """Offsets of the named partitions, -1 where there is none; of all where none is named."""
     if result.error is not ErrorCode.NONE and not with_error:
         return []
     wanted: dict[str, list[int]] = {}
@@ -355,7 +355,7 @@ def handle_offset_delete(broker: Broker, context: RequestContext, request: Struc
 def handle_describe_groups(
     broker: Broker, context: RequestContext, request: Struct
 ) -> Work[Struct]:
-    """Answer DescribeGroups; a group that is named twice is told once."""
+    """Answer DescribeGroups; a group that is named twice is described once."""
     version = context.api_version
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NO_OPERATIONS
     names = dict.fromkeys(request.groups)
@@ -372,7 +372,7 @@ def _described(version: int, operations: int, group: GroupDescription) -> Struct
     if error is ErrorCode.GROUP_ID_NOT_FOUND:
         message = f"Group {group.name} not found."
         if version < _NOT_FOUND_FROM:
-            error = ErrorCode.NONE  # older clients know it by its state, Dead
+            error = ErrorCode.NONE  # older clients recognize it by its state, Dead
     return Struct(
         error_code=int(error),
         error_message=message,

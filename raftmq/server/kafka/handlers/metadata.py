@@ -1,8 +1,8 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster: who leads what, and where brokers listen.
+"""Metadata, DescribeTopicPartitions, DescribeCluster: which nodes lead, and where brokers listen.
 
 Bodies of Metadata are encoded once per state (image, leader table, in-sync sets) and kept, since
-many clients ask for the same topics at the same moment. A leader once known is named until the next
-one is: -1 makes librdkafka stop asking.
+many clients ask for the same topics at the same moment. A leader is named until the next one is
+known: -1 makes librdkafka stop asking.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WAIT_PARTITIONS_MAX: Final = 1000
 
 _TOPIC_IDS_FROM: Final = 10
 _NO_NAMES_FROM: Final = 12
-"""Before it the answer names every topic, though one may be asked for by id alone."""
+"""Before that version the answer names every topic, also one that was asked for by id."""
 _AUTO_FLAG_FROM: Final = 4
 _NULL_IS_ALL_FROM: Final = 1
 _LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
@@ -74,8 +74,8 @@ def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
         created: Any = broker.auto_create(missing)
 
         def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
-            # The controller knows of the first leaders; what these say of themselves may be on its
-            # way here still. librdkafka asks again no sooner than in two seconds.
+            # The controller knows the first leaders; this node may not have heard of them yet, and
+            # librdkafka asks again no sooner than in two seconds.
             waits: Any = _next_leaders(broker, context, _known(broker, wanted))
             return chain(waits, lambda _: _encoded(broker, version, request, wanted, codes))
 
@@ -87,7 +87,8 @@ def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
 
 
 def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Work[bytes | HangUp]:
-    """As `handle`, in short turns; nothing of it is kept, and nobody's leader waited for."""
+    """As `handle`, in short turns; the body is not kept, and leaders are waited for only where
+    topics were created."""
     version = context.api_version
     wanted: dict[tuple[str | None, UUID | None], Struct] = {}
     missing: list[str] = []
@@ -129,8 +130,8 @@ def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
 def _next_leaders(
     broker: Broker, context: RequestContext, topics: Sequence[TopicImage]
 ) -> Promise[None] | None:
-    """What an answer about these topics should wait for. With so many that looking would hold up
-    others nobody waits: such a client asks for an overview."""
+    """What an answer about these topics should wait for; None where they have so many partitions
+    that looking would take long: such a client asks for an overview."""
     if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
         return None
     return broker.elections.next_leaders(topics, context.hold)
@@ -139,8 +140,8 @@ def _next_leaders(
 def _answer(
     broker: Broker, version: int, request: Struct, wanted: list[Struct] | None
 ) -> bytes | HangUp | Promise[bytes]:
-    """The answer, unless another node should be asked: a client with one connection would else
-    be told the same old leader for as long as this node is cut off."""
+    """The answer, or HANG_UP where another node should be asked: else a client with one connection
+    would be told the same old leader for as long as this node is cut off."""
     if broker.is_cut_off():
         asked = broker.image.topics_by_id()
         if wanted is not None:
@@ -307,7 +308,7 @@ def _partition(broker: Broker, topic: TopicImage, partition: PartitionImage) -> 
 
 
 def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
-    """The metadata log itself, for an operator who asks for it by name; any live node serves it."""
+    """The metadata log itself, where an operator names it; any live node serves it."""
     voters = broker.metadata_voters()
     return {
         "error_code": ErrorCode.NONE,

@@ -27,23 +27,23 @@ from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, va
 Answer: TypeAlias = dict[str, Any]
 
 COLD_ROUNDS_MAX: Final = 4
-"""After so many rounds of workers the loop itself reads what is missing still."""
+"""After so many rounds of workers the loop itself reads what is still missing."""
 ACKNOWLEDGED_WAIT_MS: Final = 5_000
-"""How long a question waits for the flush of what its only replica acknowledged: so long, or as
-long as the client says, between these bounds."""
+"""How long a request waits for the flush of what a partition's only replica acknowledged; from
+version 10 on as long as the client says, within the next two bounds."""
 ACKNOWLEDGED_WAIT_MS_MIN: Final = 500
 ACKNOWLEDGED_WAIT_MS_MAX: Final = 30_000
 _TIMEOUT_FROM: Final = 10
 """KIP-1075."""
 _STARTS: Final = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED)
-"""What does not depend on the end of the log."""
+"""Positions that do not depend on the end of the log."""
 _OFFSET_NOT_AVAILABLE_FROM: Final = 5
 _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 """KIP-734, KIP-405, KIP-1005: which version brought which special timestamp."""
 
 
 def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
-    """Answer ListOffsets for every partition; workers read what is cold of indexes and batches."""
+    """Answer ListOffsets; workers read indexes and batches that are not in memory."""
     version = context.api_version
     wait_ms = ACKNOWLEDGED_WAIT_MS
     if version >= _TIMEOUT_FROM:
@@ -81,7 +81,7 @@ def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Wo
 
 
 def _look_up(broker: Broker, version: int, cold: list[_Cold]) -> Work[None]:
-    """Write the rows of look-ups for which workers read."""
+    """Write the rows of the look-ups for which workers read."""
     rounds = 0
     while cold:
         rounds += 1
@@ -122,7 +122,7 @@ class _Cold:
 
 
 def _prepare(broker: Broker, cold: list[_Cold]) -> Promise[None]:
-    """Run all jobs; kept when each has ended, whatever became of it."""
+    """Run all jobs; resolves when each has ended, also by an error."""
     ended: Promise[None] = Promise()
     left = len(cold)
     broker.metrics.read_aheads += left
@@ -169,7 +169,7 @@ def _list_one(
 
 def _code_for(version: int, code: ErrorCode) -> ErrorCode:
     if code is ErrorCode.OFFSET_NOT_AVAILABLE and version < _OFFSET_NOT_AVAILABLE_FROM:
-        return ErrorCode.LEADER_NOT_AVAILABLE  # KIP-207: older clients know no better
+        return ErrorCode.LEADER_NOT_AVAILABLE  # KIP-207: older clients do not know the new code
     return code
 
 
@@ -207,7 +207,7 @@ def offset_for_leader_epoch(
 
 
 def delete_records(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
-    """Answer DeleteRecords once every partition dropped what it was told to drop."""
+    """Answer DeleteRecords once every partition has dropped its records."""
     timeout_ms = max(request.timeout, 0)
     parts = [(topic.name, part) for topic in request.topics for part in topic.partitions]
 

@@ -47,7 +47,7 @@ def handle(
     version = context.api_version
     refusal = ErrorCode.NONE
     if version < SERVED_FROM:
-        # Announced for librdkafka's sake alone (KAFKA-18659); its records are of an older format.
+        # Announced only because librdkafka needs it (KAFKA-18659); its records have an old format.
         refusal = ErrorCode.UNSUPPORTED_VERSION
     elif request.acks not in _ACKS:
         refusal = ErrorCode.INVALID_REQUIRED_ACKS
@@ -74,7 +74,7 @@ def handle(
 def _in_turns(
     broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> Work[ProduceResponse]:
-    """As `handle`: all appends of one turn are drained together."""
+    """As `handle`, in short turns: the appends of one turn are drained together."""
     results: list[AppendResult | Promise[AppendResult]] = []
     parts = [(topic, part) for topic in request.topics for part in topic.partitions]
     for start in range(0, len(parts), APPENDS_PER_TURN):
@@ -103,7 +103,7 @@ def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
 def _answer(
     broker: Broker, context: RequestContext, request: ProduceRequest, results: list[AppendResult]
 ) -> ProduceResponse | Promise[ProduceResponse]:
-    """Answer; where this node no longer leads, once it is known who does, or soon anyway."""
+    """Answer; where this node no longer leads, once the new leader is known, or soon anyway."""
     version = context.api_version
     for result in results:
         if result.code in _MOVED:
@@ -111,7 +111,7 @@ def _answer(
     else:
         return _respond(broker, version, request, results)
     if request.acks == 0:
-        return _respond(broker, version, request, results)  # nobody waits for it
+        return _respond(broker, version, request, results)  # it is not sent
     parts = [(topic, part.index) for topic in request.topics for part in topic.partitions]
     moved = [
         (topic.name, topic.topic_id, index)

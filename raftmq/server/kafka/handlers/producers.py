@@ -1,6 +1,6 @@
 """InitProducerId and DescribeProducers.
 
-Without a transactional id every producer gets a fresh id of the broker's block.
+Every producer without a transactional id gets a new producer id from the broker's block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def init_producer_id(broker: Broker, _context: RequestContext, request: Struct) 
         if promise.error is None:
             answer.resolve(_answer(ErrorCode.NONE, promise.result(), 0))
         else:
-            # Librdkafka and Java ask again at this code, whatever kept the metadata group.
+            # Librdkafka and Java ask again at this code, whatever the cause was.
             answer.resolve(_answer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     blocks.take().when_done(settled)
@@ -64,7 +64,7 @@ def describe_producers(
             if count % TURN_PARTITIONS == 0:
                 yield None
             if (topic.name, index) in told:
-                continue  # asked again
+                continue  # named twice
             found = broker.find_partition(topic.name, None, index)
             if isinstance(found, Partition) and not found.is_leader:
                 found = ErrorCode.NOT_LEADER_OR_FOLLOWER

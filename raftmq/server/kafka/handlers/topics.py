@@ -1,8 +1,8 @@
 """CreateTopics, DeleteTopics, CreatePartitions: forwarded to the controller, from any broker.
 
-Which error a topic gets is the controller's matter; here only what it cannot see is judged: the
-same name twice in one request. The controller answers when every live broker knows the change, or
-at the request's timeout. It plans a call in one go, so a large request is several of them.
+The controller decides which error a topic gets; only what it cannot see is judged here: the same
+name twice in one request. It answers when every live broker knows the change, or at the request's
+timeout. It plans a call in one go, so a large request becomes several calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPICS_PER_PART: Final = 100
 PARTITIONS_PER_PART: Final = 1_000
 """A larger request is several calls of the controller, which plans each in one go."""
 ROWS: Final = 16
-"""A created topic's row has all its configs."""
+"""Rows encoded in one turn: that of a created topic has all its configs."""
 _CONFIGS_FROM: Final = 5
 _TOPIC_STRUCTS_FROM: Final = 6
 _NULL_NAMES_FROM: Final = 6
@@ -55,7 +55,7 @@ def create_topics(broker: Broker, context: RequestContext, request: Struct) -> W
     for topic in wanted[:TOPICS_PER_CALL_MAX]:
         new = _new_topic(topic)
         weight = max(1, new.partitions, len(new.assignments))
-        # One that is too large by itself is refused by the controller, in Kafka's words.
+        # A topic that is too large by itself is refused by the controller, in Kafka's words.
         if weight <= PARTITIONS_PER_CALL_MAX:
             left += weight
         if left > PARTITIONS_PER_CALL_MAX:
@@ -79,7 +79,7 @@ def create_topics(broker: Broker, context: RequestContext, request: Struct) -> W
 
 
 def _each_once(topics: Sequence[Struct]) -> tuple[list[Struct], list[Outcome]]:
-    """Those that are named once, and how the others are refused."""
+    """The topics that are named once, and refusals of those that are named more often."""
     counts = Counter(topic.name for topic in topics)
     wanted = [topic for topic in topics if counts[topic.name] == 1]
     refused = [
