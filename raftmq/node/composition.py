@@ -382,7 +382,6 @@ class NodeCore:
         if not isinstance(engine, RaftMetadataEngine):
             return
         assert self.formation.chosen is not None
-        engine.first_voters = tuple(voter.node_id for voter in self.formation.chosen)
         replica = open_replica(
             Opening(
                 node=plane.self_id,
@@ -404,7 +403,7 @@ class NodeCore:
         )
         tell_of_term(TopicPartition(METADATA_TOPIC, 0), replica)
         self.metadata_replica = replica
-        engine.attach(replica)
+        engine.attach(replica, (voter.node_id for voter in self.formation.chosen))
         self.broker.metadata_replica = replica
         plane.multiraft.register(replica)
         if replica.leader_epoch == 0 and replica.self_id == min(self.formation.chosen):

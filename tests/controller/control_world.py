@@ -187,6 +187,7 @@ class WorldNode:
             forwarder=_Calls(self),
             clock=self.clock,
             on_broken_invariant=self._broken,
+            wake=lambda: self.multiraft.touch(METADATA_GROUP),
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
         replica = open_replica(
@@ -209,9 +210,7 @@ class WorldNode:
             ),
         )
         self.replica = replica
-        self.engine.first_voters = world.voters
-        self.engine.attach(replica)
-        self.engine.wake = lambda: self.multiraft.touch(replica.group)
+        self.engine.attach(replica, world.voters)
         self.control = ControlPlane(
             BrokerInfo(
                 self_id, "world", None, (), () if self.ranges is OLDER else named(self.ranges)
@@ -441,7 +440,7 @@ class ControlWorld:
     def _allocate(self, node: WorldNode) -> None:
         engine = node.engine
         promise = engine.propose(AllocateProducerIds(node_id=node.node_id, count=1))
-        key = (node.node_id, engine.incarnation, engine._sequence)
+        key = (node.node_id, engine.incarnation, engine._submissions.last_sequence)
         self.operations.append(Operation(key, promise))
 
         def done(promise: Promise[object]) -> None:

@@ -206,6 +206,7 @@ class Node:
             forwarder=cluster.forwarder(self.node_id),
             clock=cluster.clock,
             on_broken_invariant=pytest.fail,
+            wake=lambda: None,  # `turn` drains all nodes until nothing is left to do
             config=cluster.engine_config,
         )
         self.moves: list[tuple[TopicId, int, NodeId]] = []
@@ -230,8 +231,7 @@ class Node:
             bootstrap=cluster.voters,
             move_locally=self._move,
         )
-        self.engine.first_voters = cluster.voters
-        self.engine.attach(self.replica)
+        self.engine.attach(self.replica, cluster.voters)
 
     def _move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
         self.moves.append((topic_id, partition, to))

@@ -133,8 +133,9 @@ def test_an_overtaken_command_failed_for_certain() -> None:
     engine = cluster.nodes[2].engine
     first = engine.propose(AllocateProducerIds(node_id=2, count=5))  # type: ignore[arg-type]
     cluster._mail.popleft()  # the forward vanished without a trace
-    engine._resend_all()
-    engine._sent_sequence = min(engine._pending)  # as if it had been taken
+    submissions = engine._submissions
+    submissions.send_all_again()
+    submissions.next_unsent(1)  # as if it had been taken
     second = engine.propose(AllocateProducerIds(node_id=2, count=5))  # type: ignore[arg-type]
     cluster.turn()
     assert isinstance(first.error, CommandNotAppliedError)

@@ -94,7 +94,7 @@ def test_one_that_a_metadata_command_meets(monkeypatch: pytest.MonkeyPatch) -> N
     engine = MetadataCluster.formed().nodes[1].engine
     broken: list[str] = []
     engine.on_broken_invariant = broken.append
-    plant(monkeypatch, RaftMetadataEngine, "_has_work", AssertionError("planted"))
+    plant(monkeypatch, RaftMetadataEngine, "_work_came", AssertionError("planted"))
     with pytest.raises(AssertionError, match="planted"):
         engine.propose(NoOperation())
     assert broken == ["broken invariant: AssertionError('planted')"]
