@@ -1,10 +1,10 @@
 """The compression codecs of record batches, bounded.
 
-Owns the way from a codec number and bytes to other bytes. It never trusts a size field: every
-decoder stops at `output_max` bytes *while* it decompresses, and everything that is wrong with the
-input (truncated, trailing bytes, too large, unknown codec) is one error, `CorruptBatchError`.
+It never trusts a size field: every decoder stops at `output_max` bytes *while* it decompresses, and
+everything that is wrong with the input (truncated, trailing bytes, too large, unknown codec) is one
+error, `CorruptBatchError`.
 
-What clients really send: snappy as xerial blocks (Java) and as one raw block (librdkafka); lz4
+Clients really send: snappy as xerial blocks (Java) and as one raw block (librdkafka); lz4
 frames with and without a content size; zstd frames with and without a content size (streaming
 encoders leave it out). Snappy is written as xerial blocks, which every client reads.
 """
@@ -25,8 +25,8 @@ from raftmq.types import Buffer
 OUTPUT_MAX: Final = 256 << 20
 """No reader decompresses a batch beyond this: what a broker takes is far below."""
 PRODUCED_OUTPUT_MAX: Final = 64 << 20
-"""So many bytes a broker holds to look into a produced batch, whatever the ratio: log lines that
-repeat shrink to a two hundredth."""
+"""A broker decompresses at most so many bytes of a produced batch, whatever the ratio: log lines
+that repeat shrink to a two hundredth."""
 
 _CHUNK: Final = 1 << 18
 _GZIP_WINDOW: Final = 31  # zlib's "gzip container, 32 KiB window"
@@ -41,9 +41,9 @@ _ZSTD_SKIPPABLE: Final = b"\x2a\x4d\x18"
 _ZSTD_LEVEL: Final = 3
 _spare_encoders: Final[list[zstandard.ZstdCompressor]] = []  # of that level
 _spare_decoders: Final[list[zstandard.ZstdDecompressor]] = []
-"""Zstd's working memory: making it takes ten times as long as a small batch does. Who uses one
-takes it out of its list, so no two threads ever use the same. None that has read a stream is kept:
-it may hold a window of a hundred megabytes."""
+"""Zstd's working memory, which takes ten times as long to make as a small batch to compress. One in
+use is out of its list, so no two threads ever use the same. None that has read a stream is kept: it
+may hold a window of a hundred megabytes."""
 
 
 class OutputTooLargeError(CorruptBatchError):
@@ -63,8 +63,8 @@ class Codec(IntEnum):
 
 
 def output_limit(message_bytes_max: int) -> int:
-    """How far a produced batch may decompress under a topic's `max.message.bytes`: as far as a
-    broker can hold, and where uncompressed batches may be larger than that, as far as those."""
+    """How far a produced batch may decompress under a topic's `max.message.bytes`: up to
+    `PRODUCED_OUTPUT_MAX`, or as far as uncompressed batches may be larger than that."""
     return max(PRODUCED_OUTPUT_MAX, min(message_bytes_max, OUTPUT_MAX))
 
 
@@ -99,8 +99,8 @@ def decompress(
         codec: its number.
         data: all of it.
         output_max: in bytes.
-        for_all_clients: take only what every client of Kafka reads. Java's LZ4 knows one frame,
-            and no blocks that need those before them.
+        for_all_clients: take only forms that every client of Kafka reads. Java's LZ4 reads a single
+            frame whose blocks are independent.
 
     Raises:
         OutputTooLargeError: larger than `output_max`.

@@ -1,8 +1,8 @@
 """One node's configuration: a TOML file, overridden by `RAFTMQ_*` variables, then by flags.
 
-Every key is a field of `NodeConfig` and carries its own documentation, from which
-`docs/operations.md` and `raftmq config check` speak. Unknown keys are refused by name, with the
-nearest known one; nothing is ever guessed. This module reads the text it is given, nothing else.
+Every key is a field of `NodeConfig` and carries its own documentation, which is shown in
+`docs/operations.md` and by `raftmq config check`. Unknown keys are refused by name, with the
+nearest known one; nothing is ever guessed. This module reads no files, only the text it is given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
     | {"RAFTMQ_ADMIN", "RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
 )
-"""Variables of that prefix which speak to other commands, or to the tests."""
+"""Variables of that prefix which are for other commands, or for the tests."""
 
 
 class ConfigError(RaftmqError):
@@ -256,9 +256,9 @@ class NodeConfig:
 
     @property
     def kafka_settings(self) -> dict[str, str]:
-        """What Kafka clients see of this file: `defaults`, and other keys by their Kafka names.
+        """The settings that Kafka clients see: `defaults`, and other keys by their Kafka names.
 
-        A key that has its own default is left out: nobody has set it.
+        A key with its default value is left out, as not set.
         """
         settings = {
             "advertised.listeners": f"PLAINTEXT://{self.client_address}",
@@ -277,12 +277,12 @@ class NodeConfig:
 
     @property
     def client_address(self) -> Address:
-        """What clients are told."""
+        """The address that clients are told."""
         return self.advertised_client or self.client_listener
 
     @property
     def peer_address(self) -> Address:
-        """What other nodes are told."""
+        """The address that other nodes are told."""
         return self.advertised_peer or self.peer_listener
 
     @property
@@ -415,7 +415,7 @@ def _whole(value: Any) -> int:
 
 
 def _read_data(value: Any) -> Path:
-    if not str(value):  # Path("") is the working directory, which nobody meant
+    if not str(value):  # Path("") would be the working directory
         raise ConfigError("must not be empty")
     return Path(str(value)).expanduser()
 
@@ -519,7 +519,7 @@ def _check(config: NodeConfig) -> None:
 
 
 def connections_per_ip(text: str) -> dict[str, int]:
-    """Hosts with their bounds, from `HOST:COUNT,HOST:COUNT`; what is said last counts.
+    """Hosts with their bounds, from `HOST:COUNT,HOST:COUNT`; the last one of a host counts.
 
     Raises:
         ConfigError: it reads otherwise.
@@ -538,7 +538,7 @@ def connections_per_ip(text: str) -> dict[str, int]:
 
 
 def _check_told(config: NodeConfig) -> None:
-    """What others are told must lead them here, and 0.0.0.0 leads them to themselves."""
+    """Addresses that others are told must lead to this node; 0.0.0.0 would lead to themselves."""
     for port, who in (("client", "clients"), ("peer", "other nodes"), ("admin", "other nodes")):
         name = f"advertised_{port}"
         if getattr(config, name) is None:

@@ -1,8 +1,8 @@
 """Plain numbers that hot paths add to, and that `node/metrics/` shows to Prometheus when asked.
 
-No locks, no label look-ups, no prometheus_client: an addition is one attribute. A histogram is a
-list of counts, its bucket found by bit length of the microseconds, so an observation costs no
-search. Each object has one writer (the loop, or a flusher thread); readers may see it half-way.
+No locks, no label look-ups: an addition is one attribute. A histogram is a list of counts, its
+bucket found by bit length of the microseconds, so an observation costs no search. Each object has
+one writer (the loop, or a flusher thread); readers may see it half-way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 BUCKET_COUNT: Final = 26
-"""Bucket i holds what took under 2**i microseconds; the last one all else (above 16.8 s)."""
+"""Bucket i counts durations under 2**i microseconds; the last one all others (above 16.8 s)."""
 FIRST_SHOWN: Final = 5
 """Buckets below 2**5 us are shown as one."""
 
@@ -52,7 +52,7 @@ class Histogram:
 
 
 class TopicCounts:
-    """What clients wrote to and read from one topic on this node."""
+    """Records and bytes that clients wrote to and read from one topic on this node."""
 
     __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "producer_epochs")
 
@@ -65,7 +65,7 @@ class TopicCounts:
 
 
 class ReplicaCounts:
-    """What happened to the replicas of one node."""
+    """Events of the replicas of one node."""
 
     __slots__ = (
         "appends",

@@ -1,9 +1,8 @@
 """Kafka's error codes and the exceptions that carry them.
 
-A leaf module. Four kinds of trouble (style.md, section 4): a broken invariant is an `assert`; bytes
-that a peer should not have sent are a `RemoteProtocolError`, which closes that connection; an
-operating error is a `KafkaError` and becomes a code in an answer; a disk's failure is a
-`raftmq.ports.DiskError`.
+A leaf module. There are four kinds of failure: a broken invariant is an `assert`; bytes that a peer
+should not have sent are a `RemoteProtocolError`, which closes that connection; an operating error
+is a `KafkaError` and becomes a code in an answer; a disk's failure is a `raftmq.ports.DiskError`.
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ REFRESH_METADATA: Final = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )
-"""Codes that say the asker's metadata is stale (Kafka's InvalidMetadataException)."""
+"""Codes that say the client's metadata is stale (Kafka's InvalidMetadataException)."""
 
 INDEFINITE: Final = frozenset(
     {
@@ -223,11 +222,11 @@ class RaftmqError(Exception):
 
 class AheadError(RaftmqError):
     """Something was written by a newer raftmq, and this one cannot read it: it must not go on, and
-    starting it again will not help."""
+    a restart does not help."""
 
 
 class RemoteProtocolError(RaftmqError):
-    """The other side sent bytes that the protocol forbids; costs its connection, nothing else."""
+    """The other side sent bytes that the protocol forbids; only its connection ends."""
 
 
 class NodeMustStopError(RaftmqError):
@@ -239,7 +238,7 @@ class StateError(RaftmqError):
 
 
 class ContainedError(RaftmqError):
-    """An invariant of ours broke, and what it belonged to has stopped; the rest goes on."""
+    """An invariant of ours broke, and the part with it has stopped; the rest goes on."""
 
 
 class KafkaError(RaftmqError):
@@ -260,7 +259,7 @@ class KafkaError(RaftmqError):
 
     @property
     def refresh_metadata(self) -> bool:
-        """True when the asker should learn the placement anew before it tries again."""
+        """True when the client should refresh its metadata before it tries again."""
         return self.code in REFRESH_METADATA
 
     @property
@@ -273,7 +272,7 @@ class RecordsRefusedError(KafkaError):
     """A batch that is refused for some of its records.
 
     Attributes:
-        records: (index in the batch, why) of those, or of the first ones.
+        records: (index in the batch, reason) of these records, or of the first ones.
     """
 
     def __init__(

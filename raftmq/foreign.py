@@ -26,8 +26,8 @@ D = TypeVar("D", bound=Buffer)
 TERM_MAX: Final = (1 << 31) - 1
 """A term is the leader epoch of Kafka's wire, an int32."""
 TERM_JUMP_MAX: Final = 1 << 24
-"""So far above its own term a replica believes another one at once. A node that was away for half
-a year, with an election in every second of it, is not refused."""
+"""A replica adopts a term at most so far above its own. A node that was away for half a year, with
+an election in every second of it, is not refused."""
 POSITION_MAX: Final = 1 << 62
 """Of offsets, positions in a group's log, rounds of heartbeats, revisions and incarnations: sums
 and differences of two still fit an int64."""
@@ -53,13 +53,13 @@ def decode_foreign(what: str, decode: Callable[[D], T], data: D) -> T:
         return decode(data)
     except RemoteProtocolError:
         raise
-    except Exception as error:  # RecursionError, UnicodeDecodeError, MemoryError, and what comes
+    except Exception as error:  # RecursionError, UnicodeDecodeError, MemoryError, or any other
         reason = f"{type(error).__name__}: {error}"[:_REASON_LENGTH_MAX]
         raise RemoteProtocolError(f"bad {what}: {reason}") from error
 
 
 def check_bounds(what: str, value: int, value_max: int) -> None:
-    """Refuse a number that cannot be meant.
+    """Refuse a number that no correct node sends.
 
     Raises:
         RemoteProtocolError: it lies outside [0, value_max].

@@ -84,7 +84,7 @@ class RateLimitedLog:
     """A logger that a flood cannot fill: at most `lines_max` lines of an event in `PERIOD_S`, then
     one line that says how many were left out.
 
-    For whatever clients can cause, and whatever can happen to a thousand partitions at once.
+    For events that clients can cause, and events that can happen to a thousand partitions at once.
     """
 
     __slots__ = ("__weakref__", "_lines_max", "_log", "_now", "_periods")

@@ -105,7 +105,7 @@ class File(Protocol):
 
 
 class Span(Protocol):
-    """Bytes of a file that nobody changes any more; it keeps the file alive."""
+    """Bytes of a file that are not changed any more; it keeps the file open."""
 
     @property
     def file(self) -> File: ...
@@ -230,4 +230,4 @@ def _discard(disk: Disk, temporary: str) -> None:
     try:
         disk.remove(temporary)
     except DiskError:
-        return  # the error that is under way says more; the next replacement overwrites it
+        return  # the first error says more; the next replacement overwrites the file

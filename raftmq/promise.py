@@ -1,9 +1,9 @@
 """A result that comes later, without a scheduler.
 
 The deciding code is synchronous and runs unchanged in the simulation, so it cannot await. It hands
-out a `Promise`; the trio shell goes on from its callback, the simulation looks at it between
-events. Callbacks run at once, in the order they were added, in the thread that
-resolves: the thread of the loop.
+out a `Promise`; trio code goes on from its callback, the simulation looks at it between events.
+Callbacks run at once, in the order they were added, in the thread that resolves it, which is the
+loop's.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Promise(Generic[T]):
 
     @classmethod
     def resolved(cls, value: T) -> Promise[T]:
-        """A promise that is already kept."""
+        """A promise that has its value already."""
         promise: Promise[T] = cls()
         promise.resolve(value)
         return promise
 
     @classmethod
     def failed(cls, error: Exception) -> Promise[T]:
-        """A promise that is already broken."""
+        """A promise that has failed already."""
         promise: Promise[T] = cls()
         promise.fail(error)
         return promise
 
     def resolve(self, value: T) -> None:
-        """Keep the promise."""
+        """Settle it with a value."""
         assert not self.is_done, "a promise settles once"
         self.is_done = True
         self._value = value
@@ -48,7 +48,7 @@ class Promise(Generic[T]):
             self._tell()
 
     def fail(self, error: Exception) -> None:
-        """Break the promise; `result()` raises `error`."""
+        """Settle it with an error, which `result()` raises."""
         assert not self.is_done, "a promise settles once"
         self.is_done = True
         self._error = error
@@ -66,7 +66,7 @@ class Promise(Generic[T]):
 
     @property
     def error(self) -> Exception | None:
-        """The exception it failed with, None while pending or kept."""
+        """The exception it failed with; None while it is pending, or where it has a value."""
         return self._error
 
     def result(self) -> T:

@@ -1,8 +1,8 @@
-"""A walk over the records of a batch that makes no object of them: can what was produced be read?
+"""Checks the records of a produced batch, so that all that is stored can be read; makes no objects.
 
-Owns the judgment of bytes that a client sent: as many records as the header says, each as long as
-it says, every length within its record, offset deltas 0, 1, 2, ..., header names in UTF-8. Keeps
-nothing but the timestamps' range and where the first key is missing.
+It checks bytes that a client sent: as many records as the header says, each as long as it says,
+every length within its record, offset deltas 0, 1, 2, ..., header names in UTF-8. It keeps only the
+timestamps' range and where the first key is missing.
 
 A record costs some 200 ns in the interpreter. Most producers write records of one layout (equal
 sizes of key, value and headers), and a *run* of those is judged by columns, at a tenth of that: the
@@ -29,16 +29,16 @@ ELEMENTS_MAX: Final = 1_000_000
 _RECORD_BYTES_MIN: Final = 7  # its length, and six fields of which each may be one byte
 _COST_MAX: Final = 1 << 62  # no limit but that of the elements
 _RUN_MAX: Final = 512  # records judged at once: their bytes stay in the processor's cache
-_RUN_MIN: Final = 8  # fewer cost more than they save
-_PATIENCE_MAX: Final = 64  # so many records pass at most before the next run is looked for
-_RUN_COST: Final = 16  # so many records of a run cost as much as one alone
+_RUN_MIN: Final = 8  # fewer are not worth the columns
+_PATIENCE_MAX: Final = 64  # most records that are walked before the next run is looked for
+_RUN_COST: Final = 16  # this many records of a run cost as much as one alone
 _COLUMNS_MAX: Final = 64
 _LOW: Final = bytes(range(0x80))
 _HIGH: Final = bytes(range(0x80, 0x100))
 
 
 class Walked(NamedTuple):
-    """What a walk saw.
+    """The result of a walk.
 
     Attributes:
         greatest: the greatest timestamp, -1 where no record has one; may be beyond 64 bits.
@@ -63,7 +63,7 @@ class UndecidedError(Exception):
     """The walk would take longer than it was allowed to.
 
     Attributes:
-        cost: of what was done for nothing, in records.
+        cost: of the walk up to there, in records.
     """
 
     def __init__(self, cost: int) -> None:
@@ -72,7 +72,7 @@ class UndecidedError(Exception):
 
 
 def walk_records(data: bytes, header: BatchHeader, *, cost_max: int | None = None) -> Walked:
-    """Check that `data` is the records that `header` tells of.
+    """Check that `data` holds the records that `header` counts.
 
     Args:
         data: decompressed.
@@ -98,7 +98,7 @@ def walk_records(data: bytes, header: BatchHeader, *, cost_max: int | None = Non
 
 
 def walk_lengths(data: bytes, count: int, *, cost_max: int | None = None) -> int:
-    """Check by their lengths alone that `data` is `count` records; what that cost.
+    """Check by their lengths alone that `data` is `count` records; returns the cost.
 
     Raises:
         InvalidRecordError: it is not.
@@ -163,7 +163,7 @@ def iter_brief(data: bytes, header: BatchHeader) -> Iterator[tuple[int, int, boo
 
 
 def read_code(data: bytes, position: int, size_max: int = 5) -> tuple[int, int]:
-    """Read a variable-length integer without undoing its zigzag; it, and the position after it.
+    """Read a variable-length integer, still in zigzag; returns it and the position after it.
 
     Raises:
         InvalidRecordError: more bytes than `size_max`, or more bits than 32 (for 5) or 64.
@@ -183,7 +183,7 @@ def read_code(data: bytes, position: int, size_max: int = 5) -> tuple[int, int]:
 
 
 class _Walk:
-    """One walk, and what it has seen."""
+    """One walk and its result so far."""
 
     __slots__ = ("_cost_max", "_count", "_data", "_headers_left", "cost", "times", "unkeyed")
 
@@ -326,8 +326,8 @@ class _Walk:
     # ---- runs ----
 
     def _run(self, start: int, index: int) -> tuple[int, int] | None:
-        """Judge the records of one layout that begin at `start`, where number `index` is: the
-        number of the one after them, and where that begins.
+        """Check the records of one layout that begin at `start`, the first with number `index`;
+        returns number and position of the record after them.
 
         None where there are too few, or the plain walk has to look closer.
         """
@@ -367,7 +367,7 @@ class _Layout(NamedTuple):
     """Where the first record of a run has its fields.
 
     Attributes:
-        constant: positions of the bytes that are the same in all of them: lengths, header names.
+        constant: positions of bytes that are the same in all its records: lengths, header names.
         time_at, offset_at, offset_end: timestamp delta and offset delta stand side by side.
     """
 
@@ -379,8 +379,8 @@ class _Layout(NamedTuple):
 
 
 def _equal_lengths(data: bytes, start: int, count: int) -> tuple[int, int, int]:
-    """How many records that begin at `start` say the same length; the bytes that each takes, and
-    how many of those are the length. (0, 0, 0) where they are too few to be judged at once."""
+    """How many records from `start` on have the same length, the bytes that each takes, and how
+    many of these hold the length. (0, 0, 0) where they are too few to be checked at once."""
     first = data[start]
     if first < 0x80:
         head, code = 1, first

@@ -3,8 +3,8 @@
 A batch is stored and sent byte for byte as its producer made it. The broker changes only base
 offset and leader epoch, which lie before the checksummed range, and for LogAppendTime the
 timestamp type and the greatest timestamp. The produce path looks at the 61-byte header and sums
-the CRC; it makes no object per record and copies nothing. Reading records is for consumers,
-exports and the few brokers' duties that need it (timestamp lookup).
+the CRC; it makes no object per record and copies nothing. Records are read by consumers, exports
+and the few tasks of a broker that need them (timestamp lookup).
 
 Invariant: a batch accepted by `check_batch` is exactly as long as it says and its CRC-32C holds.
 """
@@ -182,7 +182,7 @@ class Record(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The end of a transaction, as the one record of a control batch says it (KIP-98)."""
+    """The end of a transaction, the content of a control batch's one record (KIP-98)."""
 
     is_commit: bool
     coordinator_epoch: int = 0
@@ -430,7 +430,7 @@ def build_batch(
     base_offset: int = 0,
     leader_epoch: int = 0,
 ) -> bytearray:
-    """Build a batch; `timestamp` is that of records which bring none."""
+    """Build a batch; records without a timestamp take `timestamp`."""
     assert records, "a batch has at least one record"
     times = [timestamp if r.timestamp is None else r.timestamp for r in records]
     base_timestamp = times[0]
@@ -542,8 +542,8 @@ def build_marker(
 
 
 def parse_marker(batch: Buffer) -> Marker:
-    """What a control batch says, whose CRC the caller has checked or trusts. As in Kafka, a later
-    version of key or value may be longer.
+    """The marker in a control batch whose CRC the caller has checked or trusts. As in Kafka, a
+    later version of key or value may be longer.
 
     Raises:
         CorruptBatchError: it ends no transaction.
@@ -658,7 +658,7 @@ def _read_bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int
 def read_headers(
     data: bytes, position: int, end: int, count: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    """Read so many headers of a record that ends at `end`; them, and the position after them.
+    """Read `count` headers of a record that ends at `end`; returns them and the position after.
 
     Raises:
         CorruptBatchError: they break the format.

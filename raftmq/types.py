@@ -1,4 +1,4 @@
-"""The words every layer shares: identifiers and positions, each with one meaning.
+"""Identifiers and positions that every room uses, each with one meaning.
 
 A leaf module: it imports nothing of raftmq. Every range in raftmq is half-open, `[start, end)`;
 an "end" is the next free position.
@@ -10,13 +10,13 @@ from typing import NamedTuple, NewType, TypeAlias
 from uuid import UUID
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Bytes that nobody changes any more; a memoryview avoids the copy."""
+"""Bytes that are not changed any more; a memoryview avoids the copy."""
 
 NodeId = NewType("NodeId", int)
 """A broker's number, as in the Kafka protocol."""
 
 StorageId = NewType("StorageId", int)
-"""64 random bits drawn when a data folder is made: a wiped node comes back with another one."""
+"""64 random bits, drawn when a data folder is made; a wiped node comes back with another one."""
 
 Offset = NewType("Offset", int)
 """A Kafka offset: counts records of one partition, from 0."""
@@ -37,7 +37,7 @@ ProducerId = NewType("ProducerId", int)
 
 
 class ReplicaId(NamedTuple):
-    """A member of a Raft group: a node *with* its storage: a wiped node is somebody else."""
+    """A member of a Raft group: a node *with* its storage. A wiped node is another member."""
 
     node_id: NodeId
     storage_id: StorageId
@@ -58,7 +58,7 @@ class RaftGroupId(NamedTuple):
 
 
 class TopicPartition(NamedTuple):
-    """A partition by name, as clients say it."""
+    """A partition by name, as clients name it."""
 
     topic: str
     partition: int
@@ -72,7 +72,7 @@ INTERNAL_TOPICS = frozenset(
     {METADATA_TOPIC, "__consumer_offsets", "__transaction_state"}
     | {"__share_group_state", "__remote_log_metadata"}
 )
-"""Kafka's own; none but the first is here, and no client makes one."""
+"""Kafka's own. Only the first exists here, and clients cannot create any of them."""
 METADATA_TOPIC_ID = TopicId(UUID(int=1))
 """Kafka reserves this id for the metadata topic (KIP-500)."""
 METADATA_GROUP = RaftGroupId(METADATA_TOPIC_ID, 0, 0)

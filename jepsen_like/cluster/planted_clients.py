@@ -34,9 +34,11 @@ from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, DeleteResult
 from raftmq.partition.producer_state import ACCEPT, ProducerStateTable
 from raftmq.partition.producers import PartitionProducers
+from raftmq.ports import Clock
 from raftmq.promise import Promise
+from raftmq.raft.core import RaftCore
+from raftmq.replication.clocks import RetentionClock
 from raftmq.replication.log_start import LogStartMoves
-from raftmq.replication.retention import Retention
 from raftmq.server.kafka.handlers.fetch import ParkedFetch
 from raftmq.types import Offset, RaftIndex
 
@@ -106,8 +108,8 @@ def _answer_only(image: Any, envelope: Any, offset: Any) -> Any:
     return image, result
 
 
-def _own_time(self: Retention) -> int | None:
-    return self._clock.wall_ms() if self._replica.is_writable else None
+def _own_time(_self: RetentionClock, _core: object, clock: Clock) -> int | None:
+    return clock.wall_ms()
 
 
 _delete_records = Partition.delete_records
@@ -121,11 +123,13 @@ def _deleted_at_once(self: Partition, offset: int, timeout_ms: int) -> Any:
 _fulfil = LogStartMoves.fulfil
 
 
-def _only_the_last(self: LogStartMoves, commit_end: RaftIndex) -> None:
+def _only_the_last(
+    self: LogStartMoves, core: RaftCore, commit_end: RaftIndex, high_watermark: Offset
+) -> bool:
     """Of the log starts committed together the last one is taken, the greatest or not."""
-    for proposal in [proposal for proposal in self._proposals if proposal.end <= commit_end][:-1]:
-        self._proposals.remove(proposal)
-    _fulfil(self, commit_end)
+    for proposal in [proposal for proposal in self.proposals if proposal.end <= commit_end][:-1]:
+        self.proposals.remove(proposal)
+    return _fulfil(self, core, commit_end, high_watermark)
 
 
 _encode_snapshot = SnapshotEncoder.encode
@@ -273,7 +277,7 @@ CLIENT_BUGS: Final[dict[str, Bug]] = {
         ("Convergence",),
     ),
     "retention-by-own-clock": Bug(
-        patching((Retention, "now_ms", _own_time)),
+        patching((RetentionClock, "now_ms", _own_time)),
         stress.clocks,
         6,
         (3,),

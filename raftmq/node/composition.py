@@ -260,7 +260,7 @@ class NodeCore:
     def _compose_server(self, environment: Environment) -> None:
         config, plane = self.config, self.plane
         multiraft = plane.multiraft
-        agreed = AgreedTime(self.node_id, plane.clock, lambda: multiraft.active, self._voters_count)
+        agreed = AgreedTime(self.node_id, plane.clock, multiraft.leading_cores, self._voters_count)
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,

@@ -99,7 +99,7 @@ class RequestHeader:
 def decode_request_header(frame: Buffer) -> tuple[RequestHeader, int]:
     """The header of a request and the position of its body.
 
-    An API or version that nobody announced is not judged here (its tagged fields are read as
+    An API or version that is not announced is not refused here (its tagged fields are read as
     that API's newest versions have them): ask `is_announced`.
 
     Raises:

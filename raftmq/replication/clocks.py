@@ -1,32 +1,76 @@
-"""What time it is for a node's groups, from the clocks of many nodes.
+"""What time it is, from the clocks of many nodes: no single node's clock may delete data.
 
-Owns two bounds: at the earliest (what expires is judged by it) and at the latest (what begins to
-age is stamped with it). Both are sound while fewer clocks are wrong than half of the metadata
-group's voters, or of the clocks heard: of more clocks than may be wrong, one is right. They go on
-by monotonic time where no clocks are heard, and the earliest never runs ahead of monotonic time, so
-a majority that jumps together lets nothing expire. Knows nothing until this node has led a group
-with enough voters. Never decides about safety, and never trusts this node's clock alone, but where
-there is no other.
+`RetentionClock` is one leader's: the least clock that a majority of its voters reports (its own
+among them), so a minority that is days ahead deletes nothing; and it advances no faster than
+monotonic time, so a majority that jumps together deletes nothing early either.
+
+`AgreedTime` is a node's, for expiry: two bounds, the earliest time (by which age is judged) and the
+latest (with which what begins to age is stamped). Both are sound while fewer clocks are wrong than
+half of the metadata group's voters, or of the clocks heard: of more clocks than may be wrong, one
+is right. They go on by monotonic time where no clocks are heard, and the earliest never runs ahead
+of monotonic time. Nothing is known until this node has led a group with enough voters.
+
+Nothing here decides about safety, and a node's own clock alone decides nothing, except where it is
+the only one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 from raftmq.ports import Clock
-from raftmq.replication.retention import heard_clocks
-from raftmq.types import NodeId
-
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
-
+from raftmq.raft.core import RaftCore
+from raftmq.types import NodeId, ReplicaId
 
 HEAR_EVERY_MS: Final = 1_000.0
 AFTER_PAUSE_MS: Final = 10_000.0
-"""A process that stood still takes what it heard before for new until it has ticked for long."""
+"""A process that stood still hears no clocks until it has ticked for so long: what it finds in its
+sockets is old."""
 _GROUPS_HEARD: Final = 64
-"""So many groups that this node leads tell the clocks of most of its neighbours."""
+"""So many groups that this node leads have the clocks of most other nodes."""
+
+
+class RetentionClock:
+    """One replica's view of retention time; kept across leaderships."""
+
+    __slots__ = ("_at_ms", "_now_ms")
+
+    def __init__(self) -> None:
+        self._now_ms: float | None = None
+        self._at_ms = 0.0
+
+    def now_ms(self, core: RaftCore, clock: Clock) -> int | None:
+        """Now, on a leader that can commit; None while it knows too few clocks of its voters."""
+        voters = core.configuration.voters
+        clocks = [clock.wall_ms()]
+        clocks += [
+            progress.clock_ms
+            for peer, progress in core.progress.items()
+            if peer in voters and progress.clock_ms
+        ]
+        return self.read(clocks, len(voters) // 2 + 1, clock.monotonic_ms())
+
+    def read(self, clocks_ms: Sequence[int], quorum: int, monotonic_ms: float) -> int | None:
+        """Now, from the clocks that voters reported; None without a majority of them."""
+        if len(clocks_ms) < quorum:
+            return None
+        agreed: float = sorted(clocks_ms, reverse=True)[quorum - 1]
+        if self._now_ms is not None:
+            agreed = min(agreed, self._now_ms + monotonic_ms - self._at_ms)
+        self._now_ms = agreed if self._now_ms is None else max(agreed, self._now_ms)
+        self._at_ms = monotonic_ms
+        return int(self._now_ms)
+
+
+def heard_clocks(core: RaftCore) -> Iterator[tuple[ReplicaId, int]]:
+    """The clocks of the other voters that this leader heard lately."""
+    voters = core.configuration.voters
+    for peer, progress in core.progress.items():
+        is_heard = core.now - progress.last_heard_tick <= 2 * core.config.election_ticks
+        if peer in voters and progress.clock_ms and is_heard:
+            yield peer, progress.clock_ms
 
 
 class TimeBounds:
@@ -39,7 +83,7 @@ class TimeBounds:
         self._earliest = self._latest = 0.0
 
     def hear(self, clocks_ms: Collection[int], voters: int, monotonic_ms: float) -> None:
-        """Take clocks of different nodes into account; too few of them change nothing."""
+        """Move the bounds by clocks of different nodes; too few of them change nothing."""
         wrong_max = max(voters - 1, len(clocks_ms) - 1) // 2
         if len(clocks_ms) <= wrong_max:
             return
@@ -65,13 +109,18 @@ class AgreedTime:
         self,
         node_id: NodeId,
         clock: Clock,
-        replicas: Callable[[], Collection[Replica]],
+        leaders: Callable[[], Iterable[RaftCore]],
         voters: Callable[[], int],
     ) -> None:
-        """`voters`: of the metadata group; 0 while they are not known."""
+        """Take clocks from the groups that this node leads.
+
+        Args:
+            leaders: the cores of those groups, but for quiescent ones, whose clocks are old.
+            voters: how many voters the metadata group has; 0 while that is not known.
+        """
         self._node_id = node_id
         self._clock = clock
-        self._replicas = replicas
+        self._leaders = leaders
         self._voters = voters
         self._bounds = TimeBounds()
         self._asked_ms = clock.monotonic_ms()
@@ -98,15 +147,8 @@ class AgreedTime:
 
     def _clocks(self) -> dict[NodeId, int]:
         clocks: dict[NodeId, int] = {}
-        groups = 0
-        for replica in self._replicas():
-            # What a quiescent group has heard is old.
-            if not replica.is_leader or replica.quiescence.is_quiescent:
-                continue
-            for peer, clock_ms in heard_clocks(replica.core):
+        for core in islice(self._leaders(), _GROUPS_HEARD):
+            for peer, clock_ms in heard_clocks(core):
                 clocks[peer.node_id] = max(clock_ms, clocks.get(peer.node_id, clock_ms))
-            groups += 1
-            if groups == _GROUPS_HEARD:
-                break
         clocks[self._node_id] = self._clock.wall_ms()
         return clocks

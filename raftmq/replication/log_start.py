@@ -34,7 +34,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -45,7 +45,6 @@ from raftmq.ports import Clock, DiskError, DiskFullError
 from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import InstallLogStart
 from raftmq.replication.catch_up import CatchUp
-from raftmq.replication.messages import PeerMessage
 from raftmq.replication.ports import GrowingState, SlowRestorer, StateMachine
 from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 
@@ -83,83 +82,59 @@ def decode_proposal(payload: Buffer) -> Offset:
     return Offset(target)
 
 
-class LogStartPorts(Protocol):
-    """What the moves of a log start need of their replica."""
-
-    has_progressed: bool
-
-    @property
-    def core(self) -> RaftCore: ...
-    @property
-    def log(self) -> ReplicatedLog: ...
-    @property
-    def machine(self) -> StateMachine: ...
-    @property
-    def commit_end(self) -> RaftIndex: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_start_offset(self) -> Offset: ...
-    def send(self, message: PeerMessage) -> None:
-        """Send to another replica of the group."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """Stop for good."""
-        ...
-
-
 class LogStartMoves:
     """The proposals in one replica's log that are not carried out yet."""
 
     __slots__ = (
         "_clock",
         "_growing",
-        "_proposals",
-        "_replica",
+        "_log",
+        "_machine",
         "_reserve_at_ms",
         "_standing",
         "is_due",
         "owed",
+        "proposals",
     )
 
-    def __init__(self, replica: LogStartPorts, clock: Clock) -> None:
-        self._replica = replica
+    def __init__(self, log: ReplicatedLog, machine: StateMachine, clock: Clock) -> None:
+        self._log = log
+        self._machine = machine
         self._clock = clock
-        machine = replica.machine
         self._growing = machine if isinstance(machine, GrowingState) else None
         self._reserve_at_ms = 0.0
         self.is_due = False
         """True while a committed proposal waits for its turn on the loop."""
-        self._proposals: deque[LogStartProposal] = deque()  # by their ends
+        self.proposals: deque[LogStartProposal] = deque()
+        """By their ends; every commit looks whether there are any."""
         self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
         self.owed = Offset(0)
         """Below it nothing is to be read, though the log may still hold it."""
 
-    def __len__(self) -> int:
-        return len(self._proposals)
-
     def retire(self) -> None:
-        """Let go of the replica, which ended."""
-        del self._replica, self._growing
+        """Let go of the state machine, which knows the replica."""
+        del self._machine, self._growing
+
+    @property
+    def start_offset(self) -> Offset:
+        """The first offset that readers may ask for."""
+        return max(self._log.log_start_offset, self.owed)
 
     def note(self, end: RaftIndex, payload: Buffer) -> None:
         """The log has a proposal that ends at `end`."""
-        self._proposals.append(LogStartProposal(end, decode_proposal(payload)))
+        self.proposals.append(LogStartProposal(end, decode_proposal(payload)))
 
-    def told(self, start: LogStart) -> None:
-        """A leader's log starts there: that is committed. What agrees with it here may go, too."""
-        replica = self._replica
-        if start.index > replica.commit_end or start.offset <= replica.log_start_offset:
+    def told(self, start: LogStart, commit_end: RaftIndex) -> None:
+        """A leader's log starts there, which is committed: so may this one, as far as it agrees."""
+        if start.index > commit_end or start.offset <= self.start_offset:
             return
-        self._proposals.append(LogStartProposal(start.index, start.offset))
-        self._proposals = deque(sorted(self._proposals))
+        self.proposals.append(LogStartProposal(start.index, start.offset))
+        self.proposals = deque(sorted(self.proposals))
         self.is_due = True
 
-    def remind(self) -> None:
-        """Tell followers that make no headway where this leader's log starts."""
-        replica = self._replica
-        core, start = replica.core, replica.log.log_start
+    def reminders(self, core: RaftCore) -> list[InstallLogStart]:
+        """What tells followers that make no headway where this leader's log starts."""
+        start, reminders = self._log.log_start, []
         before, self._standing = self._standing, {}
         for follower, progress in core.progress.items():
             end = progress.match_end
@@ -171,7 +146,7 @@ class LogStartMoves:
             self._standing[follower] = (end, start.index, looks)
             is_power = not looks & (looks - 1)
             if (looks >= REMINDED_AFTER and is_power) or not looks % REMINDED_EACH:
-                replica.send(
+                reminders.append(
                     InstallLogStart(
                         core.term,
                         core.self_id,
@@ -182,86 +157,82 @@ class LogStartMoves:
                         start.configuration,
                     )
                 )
+        return reminders
 
     def reserve(self) -> None:
-        """Keep room for the tuple of a log start as it would be by now."""
-        now_ms, log = self._clock.monotonic_ms(), self._replica.log
+        """Keep room for the tuple of a log start as it would be by now.
+
+        Raises:
+            DiskError: the disk failed; it is not merely full.
+        """
+        now_ms, log = self._clock.monotonic_ms(), self._log
         if self._growing is None or now_ms < self._reserve_at_ms or not log.moves.is_free(now_ms):
             return
         try:
             log.reserve_start(self._growing.state_bytes_max)
         except DiskFullError:
             self._reserve_at_ms = now_ms + RESERVE_PAUSE_MS
-        except DiskError as error:
-            self._replica.fail(f"keeping room for the log start failed: {error}")
         finally:
             log.moves.spend(now_ms, self._clock.monotonic_ms())
 
     def truncate_to(self, end: RaftIndex) -> None:
         """Proposals above `end` are gone."""
-        while self._proposals and self._proposals[-1].end > end:
-            self._proposals.pop()
+        while self.proposals and self.proposals[-1].end > end:
+            self.proposals.pop()
 
     def clear(self) -> None:
         """The log begins anew."""
-        self._proposals.clear()
+        self.proposals.clear()
         self.is_due = False
         self.owed = Offset(0)
 
-    def fulfil(self, commit_end: RaftIndex) -> None:
-        """Drop what committed proposals say; the greatest one says it all."""
-        if not self._proposals or self._proposals[0].end > commit_end:
+    def fulfil(self, core: RaftCore, commit_end: RaftIndex, high_watermark: Offset) -> bool:
+        """Carry out the greatest of the committed proposals; True when the log start moved.
+
+        Raises:
+            DiskError: the disk failed; it is not merely full.
+        """
+        if not self.proposals or self.proposals[0].end > commit_end:
             self.is_due = False
-            return
+            return False
         greatest, proposal_end = Offset(-1), RaftIndex(0)
-        while self._proposals and self._proposals[0].end <= commit_end:
-            proposal_end, target = self._proposals.popleft()
+        while self.proposals and self.proposals[0].end <= commit_end:
+            proposal_end, target = self.proposals.popleft()
             greatest = max(greatest, target)
-        share, began_ms = self._replica.log.moves, self._clock.monotonic_ms()
-        is_moved = is_stuck = False
+        target = min(greatest, high_watermark)
+        before = self._log.log_start_offset
+        share, began_ms = self._log.moves, self._clock.monotonic_ms()
+        is_done = is_stuck = False
         try:
             if share.is_free(began_ms):
-                is_moved = self._move(greatest)
+                is_done = target <= before or self._move(core, target, commit_end)
         except (DamagedError, DiskFullError):
-            is_stuck = True  # the state at the start cannot be told before the range is repaired
+            is_stuck = True  # without a repair, or some room, the state there cannot be kept
         finally:
             share.spend(began_ms, self._clock.monotonic_ms())
-        self.is_due = not is_moved and not is_stuck
-        if is_moved:
+        self.is_due = not is_done and not is_stuck
+        if is_done:
             self.owed = Offset(0)
         else:
-            self._proposals.appendleft(LogStartProposal(proposal_end, greatest))
-            self.owed = min(greatest, self._replica.high_watermark)
+            self.proposals.appendleft(LogStartProposal(proposal_end, greatest))
+            self.owed = target
+        return self._log.log_start_offset > before
 
-    def _move(self, target: Offset) -> bool:
+    def _move(self, core: RaftCore, target: Offset, commit_end: RaftIndex) -> bool:
         """True when it is done; False when there is more to do, at another time."""
-        replica = self._replica
-        log = replica.log
-        target = min(target, replica.high_watermark)
-        if target <= log.log_start_offset:
-            return True
+        log = self._log
         if any(start < target for start, _ in log.damaged):
             raise DamagedError(*log.damaged[0])
-        try:
-            start = log.start_at(target)
-            index = start.index
-            assert index <= replica.commit_end, "only a committed prefix may be dropped"
-            state = replica.machine.state_at(start.base_offset, index)
-            if state is None:
-                return False
-            log_start = attrs.evolve(
-                start,
-                configuration=replica.core.configurations.committed(index)[1].encode(),
-                state=state,
-            )
-            log.move_start(log_start)
-        except DiskFullError:
-            raise
-        except DiskError as error:
-            replica.fail(f"moving the log start failed: {error}")
-            return True
-        replica.core.log_start_moved(index, Term(log_start.previous_epoch))
-        replica.has_progressed = True
+        start = log.start_at(target)
+        index = start.index
+        assert index <= commit_end, "only a committed prefix may be dropped"
+        state = self._machine.state_at(start.base_offset, index)
+        if state is None:
+            return False
+        configuration = core.configurations.committed(index)[1].encode()
+        log_start = attrs.evolve(start, configuration=configuration, state=state)
+        log.move_start(log_start)
+        core.log_start_moved(index, Term(log_start.previous_epoch))
         return True
 
 

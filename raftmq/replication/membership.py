@@ -18,7 +18,7 @@ names do.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import field, frozen
 
@@ -64,27 +64,11 @@ class TargetMembership:
         )
 
 
-def _no_target() -> TargetMembership | None:
-    return None
-
-
-class MembershipPorts(Protocol):
-    """What a change of members needs of the leading replica."""
-
-    @property
-    def core(self) -> RaftCore: ...
-    @property
-    def commit_end(self) -> RaftIndex: ...
-    def has_all_of(self, follower: ReplicaId, lag_ms_max: float) -> bool:
-        """True when a follower, learners included, had everything within that time."""
-        ...
-
-
 class MembershipChanges:
     """What a replica heard of its peers' storages, and what it does about it when it leads.
 
     Attributes:
-        target: asked for who should make up the group; None when there is no target.
+        target: called for who should make up the group; None where nobody sets that.
         is_pending: the target was not reached when this leader last looked.
     """
 
@@ -92,20 +76,28 @@ class MembershipChanges:
 
     def __init__(self) -> None:
         self._storages: dict[NodeId, StorageId] = {}
-        self.target: Callable[[], TargetMembership | None] = _no_target
+        self.target: Callable[[], TargetMembership | None] | None = None
         self.is_pending = False
 
     def heard(self, peer: ReplicaId) -> None:
         """This node runs the group under this storage now."""
         self._storages[peer.node_id] = peer.storage_id
 
-    def step(self, replica: MembershipPorts) -> None:
-        """Propose the next change that is due, if any; the caller leads and can commit."""
-        core = replica.core
+    def step(
+        self,
+        core: RaftCore,
+        commit_end: RaftIndex,
+        has_all_of: Callable[[ReplicaId, float], bool],
+    ) -> None:
+        """Propose the next change that is due, if any; on a leader that can commit.
+
+        Args:
+            has_all_of: True when a replica had everything within so many milliseconds.
+        """
         self.heard(core.self_id)  # its own node's earlier storage may be what has to go
         storages = self._storages
         configuration = core.configuration
-        target = self.target()
+        target = None if self.target is None else self.target()
         self.is_pending = target is not None and not target.is_reached(configuration)
         is_settled = all(
             storages.get(m.node_id, m.storage_id) == m[1] for m in configuration.members
@@ -121,7 +113,7 @@ class MembershipChanges:
             peer
             for peer, progress in heard.items()
             if progress.is_promising
-            and (progress.match_end >= replica.commit_end or replica.has_all_of(peer, CAUGHT_UP_MS))
+            and (progress.match_end >= commit_end or has_all_of(peer, CAUGHT_UP_MS))
         ]
         live = [core.self_id, *heard]
         step = next_configuration(configuration, storages, live, caught_up, target)

@@ -17,7 +17,7 @@ stream of its own and never waits for bulk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from itertools import islice
@@ -27,6 +27,7 @@ from raftmq.errors import ContainedError, NodeMustStopError, RemoteProtocolError
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import FlushJob
 from raftmq.ports import DiskError
+from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import (
     AppendRequest,
     Heartbeat,
@@ -247,7 +248,11 @@ class MultiRaft:
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
         self._quiescent = QuiescentReplicas(
-            node_id, journal.flushed_sequence, self._send_node_beat, self._unquiesce
+            node_id,
+            journal.flushed_sequence,
+            self._send_node_beat,
+            self._unquiesce_group,
+            self._probe,
         )
         self._loop_backoff = LoopBackoff()
         self._heartbeat_ticks = 1
@@ -263,7 +268,7 @@ class MultiRaft:
         """Take in an opened replica; it takes part from now on."""
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
-        self._activate(replica)
+        self._active[replica.group] = replica
         self._heartbeat_ticks = replica.config.heartbeat_ticks
         self._election_ticks = replica.config.election_ticks
         self.touch(replica.group)
@@ -291,6 +296,12 @@ class MultiRaft:
     def active(self) -> list[Replica]:
         """Those that are not quiescent."""
         return list(self._active.values())
+
+    def leading_cores(self) -> Iterator[RaftCore]:
+        """Those of the groups that this node leads and that are not quiescent."""
+        for replica in self._active.values():
+            if replica.is_leader and not replica.quiescence.is_quiescent:
+                yield replica.core
 
     def take_quiesced(self) -> list[RaftGroupId]:
         """The groups that quiesced since this was last asked, active again or not."""
@@ -378,7 +389,7 @@ class MultiRaft:
                 if replica is None:
                     continue  # not created here yet, or deleted; the sender tries again
                 if replica.quiescence.is_quiescent and message.to == replica.self_id:
-                    if replica.quiescence.is_late(message):
+                    if replica.quiescence.is_late(replica.core, message):
                         continue
                     self._unquiesce(replica, by=message)
                 if (
@@ -429,19 +440,34 @@ class MultiRaft:
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
     ) -> None:
         """End a replica's quiescence, and the others' unless they ended it."""
-        was_filed = self._quiescent.remove(replica.group) is not None
+        was_filed = self._quiescent.remove(replica.group)
         if not was_filed and not replica.quiescence.is_quiescent:
             return  # filed or not: it may have been told to quiesce in this very frame
-        self._activate(replica)
-        replica.quiescence.unquiesce(silent)
+        self._active[replica.group] = replica
+        replica.unquiesce(silent)
         self._dirty[replica] = None
         if by is None or replica.core.is_leader or by.sender != replica.core.leader:
-            replica.quiescence.announce()
+            replica.quiescence.announce(replica.core)
         if silent is not None and replica.leader is not None and replica.leader.node_id == silent:
             replica.peer_lost(silent)
 
-    def _activate(self, replica: Replica) -> None:
-        self._active[replica.group] = replica
+    def _unquiesce_group(self, group: RaftGroupId, silent: NodeId | None) -> None:
+        self._unquiesce(self.replicas[group], silent)
+
+    def _probe(self, group: RaftGroupId) -> None:
+        replica = self.replicas[group]
+        replica.quiescence.probe(replica.core)
+
+    def _quiesced_now(self, replica: Replica) -> None:
+        group, core = replica.group, replica.core
+        self._quiescent.add(
+            group,
+            replica.quiescence.nodes(core),
+            is_led_here=core.is_leader,
+            has_absent=bool(replica.quiescence.absent),
+        )
+        self._quiesced[group] = None
+        self._active.pop(group, None)
 
     # ---- the way out ----
 
@@ -483,9 +509,7 @@ class MultiRaft:
                     replica.drain()
                     self._flush(replica)
                     if replica.quiescence.is_quiescent and replica.group not in self._quiescent:
-                        self._quiescent.add(replica)
-                        self._quiesced[replica.group] = None
-                        self._active.pop(replica.group, None)
+                        self._quiesced_now(replica)
                     if _stands(replica):
                         self._standing[replica] = None
                 self._batcher.send_all()

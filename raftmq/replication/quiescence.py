@@ -22,7 +22,6 @@ replica that is active again goes on by Raft's rules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, field, frozen
 
@@ -41,9 +40,6 @@ from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.timeout_backoff import TimeoutBackoff
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
-if TYPE_CHECKING:
-    from raftmq.replication.replica import Replica
-
 ABSENT_AFTER_IDLE_TIMES = 10
 """A member silent for so many times the idle time before quiescence is absent."""
 PROBE_BEATS = 20
@@ -54,35 +50,15 @@ DECAY_SILENCES = 16
 """After so many of the silences allowed without one, less is allowed again."""
 
 
-class QuiescencePorts(Protocol):
-    """What the quiescence of a group needs of its replica here."""
-
-    @property
-    def core(self) -> RaftCore: ...
-    @property
-    def config(self) -> ReplicaConfig: ...
-    @property
-    def is_writable(self) -> bool: ...
-    @property
-    def is_settled(self) -> bool: ...
-    @property
-    def is_membership_pending(self) -> bool: ...
-    def send(self, message: PeerMessage) -> None:
-        """Send to another replica of the group."""
-        ...
-
-    def vouch(self, follower: ReplicaId) -> None:
-        """A follower was in sync until now, although it said nothing."""
-        ...
-
-
 class Quiescence:
     """One replica's share in its group's quiescence."""
 
-    __slots__ = ("_idle_end", "_idle_ticks", "_replica", "_round", "absent", "is_quiescent")
+    __slots__ = ("_config", "_idle_end", "_idle_ticks", "_round", "_send", "absent", "is_quiescent")
 
-    def __init__(self, replica: QuiescencePorts) -> None:
-        self._replica = replica
+    def __init__(self, config: ReplicaConfig, send: Callable[[PeerMessage], None]) -> None:
+        """`send` sends to another replica of the group."""
+        self._config = config
+        self._send = send
         self._idle_end = RaftIndex(0)
         self._idle_ticks = 0
         self._round = 0
@@ -90,43 +66,36 @@ class Quiescence:
         self.absent: tuple[ReplicaId, ...] = ()
         """Members whose node was silent for long when this leader quiesced the group."""
 
-    def retire(self) -> None:
-        """Let go of the replica, which ended."""
-        del self._replica
-
-    def look(self, ticks: int) -> None:
-        """So many ticks passed: a leader quiesces a group that has been idle for long."""
-        replica = self._replica
-        core = replica.core
+    def is_idle(self, core: RaftCore, ticks: int) -> bool:
+        """So many ticks passed; True on a leader whose group has been idle for long enough."""
         leadership = core.leadership
         if leadership is None or core.log_end != self._idle_end:
             self._idle_end, self._idle_ticks = core.log_end, 0
-            return
+            return False
         self._idle_ticks += ticks
-        idle_ticks_min = replica.config.quiesce_after_ticks
+        idle_ticks_min = self._config.quiesce_after_ticks
         if core.log_end == leadership.term_start + 1:
-            # Nobody wrote in this term: a new group, or one of many that lost their leader. They
-            # come in hundreds, and their heartbeats would keep each other from quiescence.
+            # Nothing was written in this term: a new group, or one of many that lost their leader.
+            # They come in hundreds, and their heartbeats would keep each other from quiescence.
             idle_ticks_min = min(idle_ticks_min, core.config.election_ticks)
-        if self._idle_ticks < idle_ticks_min:
-            return
-        absent = self._absent()
-        if not self._all_have_all(absent):
+        return self._idle_ticks >= idle_ticks_min
+
+    def begin(self, core: RaftCore) -> None:
+        """Quiesce an idle group that this replica leads, if all members that are there have
+        everything."""
+        absent = self._absent(core)
+        if not _all_have_all(core, absent):
             return
         self.absent = absent
-        round_number = core.next_round()
+        self._round = core.next_round()
         for member in core.progress:
-            if member in absent:
-                continue
-            message = Quiesce(core.term, core.self_id, member, core.log_end, round_number)
-            replica.send(message)
-        self._round = round_number
+            if member not in absent:
+                self._send(Quiesce(core.term, core.self_id, member, core.log_end, self._round))
         self.is_quiescent = True
 
-    def _absent(self) -> tuple[ReplicaId, ...]:
-        """Who was silent for long; nobody where what is left is no majority."""
-        core = self._replica.core
-        silence_ticks_max = ABSENT_AFTER_IDLE_TIMES * self._replica.config.quiesce_after_ticks
+    def _absent(self, core: RaftCore) -> tuple[ReplicaId, ...]:
+        """The members that were silent for long; none if the others are no majority."""
+        silence_ticks_max = ABSENT_AFTER_IDLE_TIMES * self._config.quiesce_after_ticks
         absent = tuple(
             member
             for member, progress in core.progress.items()
@@ -136,50 +105,35 @@ class Quiescence:
         is_majority = 2 * sum(voter not in absent for voter in voters) > len(voters)
         return absent if is_majority else ()
 
-    def _all_have_all(self, absent: tuple[ReplicaId, ...]) -> bool:
-        replica = self._replica
-        core = replica.core
-        if not replica.is_writable or not replica.is_settled or core.transferee is not None:
-            return False
-        if replica.is_membership_pending:
-            return False
-        storages = {member.node_id: member for member in core.configuration.members}
-        return len(storages) == len(core.configuration.members) and all(
-            progress.match_end == core.log_end
-            and progress.state is ProgressState.REPLICATE
-            and progress.is_promising
-            and core.now - progress.last_heard_tick <= core.config.heartbeat_ticks + 1
-            for member, progress in core.progress.items()
-            if member not in absent
-        )
+    def nodes(self, core: RaftCore) -> tuple[NodeId, ...]:
+        """The nodes whose beats stand for this group's: on a leader those of its members, but for
+        the absent; on a follower its leader's."""
+        if core.is_leader:
+            return tuple(member.node_id for member in core.progress if member not in self.absent)
+        return () if core.leader is None else (core.leader.node_id,)
 
-    def probe(self) -> None:
+    def probe(self, core: RaftCore) -> None:
         """Ask the absent: a disk that was exchanged meanwhile says so only when it is asked."""
-        core = self._replica.core
         for member in self.absent:
             commit_end = min(core.commit_end, core.progress[member].match_end)
-            beat = Heartbeat(core.term, core.self_id, member, commit_end, self._round)
-            self._replica.send(beat)
+            self._send(Heartbeat(core.term, core.self_id, member, commit_end, self._round))
 
-    def on_quiesce(self, message: Quiesce) -> None:
-        """The leader quiesces the group, which takes that this replica has everything."""
-        replica = self._replica
-        core = replica.core
+    def on_quiesce(self, core: RaftCore, message: Quiesce, *, is_settled: bool) -> None:
+        """The leader quiesces the group; agree if this replica has everything and is settled."""
         if (
             message.term == core.term
             and message.sender == core.leader
             and message.log_end == core.log_end
-            and replica.is_settled
+            and is_settled
         ):
             self._round = message.round
             self.is_quiescent = True
         elif message.term >= core.term:
             # The others are quiescent by now, and would find out by beats only that one is not.
-            replica.send(Unquiesce(message.term, core.self_id, message.sender))
+            self._send(Unquiesce(message.term, core.self_id, message.sender))
 
-    def is_late(self, message: PeerMessage) -> bool:
-        """True for what was under way when quiescence began, which must not end it."""
-        core = self._replica.core
+    def is_late(self, core: RaftCore, message: PeerMessage) -> bool:
+        """True for a message that was under way when quiescence began, and must not end it."""
         if message.sender in self.absent:
             return False  # it is back, perhaps with a term of long ago
         if message.term != core.term:
@@ -188,39 +142,53 @@ class Quiescence:
             return message.round <= self._round
         return isinstance(message, AppendReply | HeartbeatReply)
 
-    def unquiesce(self, silent: NodeId | None) -> None:
-        """Go on by ticks; `silent` is the node whose silence was the reason, if it was."""
-        replica = self._replica
+    def end(self, core: RaftCore, silent: NodeId | None) -> list[ReplicaId]:
+        """Go on by ticks; returns the members that were in sync until now, as they were when
+        quiescence began.
+
+        Args:
+            silent: the node whose silence was the reason, if one's was.
+        """
         self.is_quiescent = False
         self._idle_ticks = 0
         absent, self.absent = self.absent, ()
-        for member in replica.core.progress:
-            if member.node_id != silent and member not in absent:
-                replica.vouch(member)  # it kept up until now: so quiescence began, and went on
+        return [m for m in core.progress if m.node_id != silent and m not in absent]
 
-    def call(self) -> None:
-        """Who hears no leader and may not stand for election has no other way to say that it is
-        there, to a group that is quiescent without it."""
-        core = self._replica.core
+    def call(self, core: RaftCore) -> None:
+        """Unquiesce the voters, if this replica hears no leader and may not stand for election: it
+        has no other way to tell a group that is quiescent without it that it is there."""
         if core.leader is None and not core.can_campaign:
             for voter in core.configuration.voters:
                 if voter != core.self_id:
-                    self._replica.send(Unquiesce(core.term, core.self_id, voter))
+                    self._send(Unquiesce(core.term, core.self_id, voter))
 
-    def announce(self) -> None:
+    def announce(self, core: RaftCore) -> None:
         """Unquiesce the others: a leader all members, a follower its leader."""
-        core = self._replica.core
         targets = list(core.progress) if core.is_leader else [core.leader]
         for target in targets:
             if target is not None:
-                self._replica.send(Unquiesce(core.term, core.self_id, target))
+                self._send(Unquiesce(core.term, core.self_id, target))
+
+
+def _all_have_all(core: RaftCore, absent: tuple[ReplicaId, ...]) -> bool:
+    """True when every member but the absent was heard lately and holds the whole log."""
+    members = core.configuration.members
+    return len({member.node_id for member in members}) == len(members) and all(
+        progress.match_end == core.log_end
+        and progress.state is ProgressState.REPLICATE
+        and progress.is_promising
+        and core.now - progress.last_heard_tick <= core.config.heartbeat_ticks + 1
+        for member, progress in core.progress.items()
+        if member not in absent
+    )
 
 
 @frozen(slots=True)
 class _Record:
-    replica: Replica
-    leader: NodeId | None
+    group: RaftGroupId
+    is_led_here: bool
     nodes: tuple[NodeId, ...]
+    has_absent: bool
     digest: int
 
     @property
@@ -273,20 +241,29 @@ class _Peer:
 
 
 class QuiescentReplicas:
-    """All quiescent replicas of a node."""
+    """The quiescent replicas of a node, by their groups, and the nodes that share them."""
 
     def __init__(
         self,
         node_id: NodeId,
         incarnation: int,
         send: Callable[[NodeBeat], None],
-        unquiesce: Callable[[Replica, NodeId | None], None],
+        unquiesce: Callable[[RaftGroupId, NodeId | None], None],
+        probe: Callable[[RaftGroupId], None],
     ) -> None:
-        """`incarnation` differs from every earlier process of this node."""
+        """Make it without replicas.
+
+        Args:
+            incarnation: differs from that of every earlier process of this node.
+            send: sends a beat to another node.
+            unquiesce: ends the quiescence of a replica, for the silence of a node or for None.
+            probe: asks the absent members of a group whether they are back.
+        """
         self._node_id = node_id
         self._incarnation = incarnation
         self._send = send
         self._unquiesce = unquiesce
+        self._probe = probe
         self._records: dict[RaftGroupId, _Record] = {}
         self._peers: dict[NodeId, _Peer] = {}
         self._now = 0
@@ -297,17 +274,17 @@ class QuiescentReplicas:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, replica: Replica) -> None:
-        """A replica quiesced."""
-        core = replica.core
-        leader = None if core.leader is None else core.leader.node_id
-        if leader == self._node_id:
-            absent = replica.quiescence.absent
-            nodes = tuple(member.node_id for member in core.progress if member not in absent)
-        else:
-            nodes = () if leader is None else (leader,)
-        record = _Record(replica, leader, nodes, _digest(replica.group))
-        self._records[replica.group] = record
+    def add(
+        self,
+        group: RaftGroupId,
+        nodes: tuple[NodeId, ...],
+        *,
+        is_led_here: bool,
+        has_absent: bool,
+    ) -> None:
+        """A replica quiesced, whose group these nodes share."""
+        record = _Record(group, is_led_here, nodes, has_absent, _digest(group))
+        self._records[group] = record
         for node_id in nodes:
             peer = self._peers.get(node_id)
             if peer is None:
@@ -317,20 +294,20 @@ class QuiescentReplicas:
             peer.shared += 1
         self._mark(record)
 
-    def remove(self, group: RaftGroupId) -> Replica | None:
-        """A replica unquiesces or leaves; None when it was active."""
+    def remove(self, group: RaftGroupId) -> bool:
+        """A replica unquiesces or leaves; False when it was active."""
         record = self._records.pop(group, None)
         if record is None:
-            return None
+            return False
         for node_id in record.nodes:
             self._peers[node_id].shared -= 1
         self._mark(record)
-        return record.replica
+        return True
 
     def _mark(self, record: _Record) -> None:
         for node_id in record.nodes:
             peer = self._peers[node_id]
-            digests = peer.led_here if record.leader == self._node_id else peer.led_there
+            digests = peer.led_here if record.is_led_here else peer.led_there
             digests[record.bucket] ^= record.digest
 
     def tick(self, heartbeat_ticks: int, election_ticks: int) -> None:
@@ -341,8 +318,8 @@ class QuiescentReplicas:
         is_due = self._now % heartbeat_ticks == 0
         if self._now % (PROBE_BEATS * heartbeat_ticks) == 0:
             for record in self._records.values():
-                if record.replica.quiescence.absent:
-                    record.replica.quiescence.probe()
+                if record.has_absent:
+                    self._probe(record.group)
         for node_id, peer in list(self._peers.items()):
             if not peer.shared:
                 continue
@@ -379,7 +356,7 @@ class QuiescentReplicas:
             if node_id in record.nodes and (not buckets or buckets[record.bucket])
         ]
         for record in records:
-            self._unquiesce(record.replica, silent)
+            self._unquiesce(record.group, silent)
 
 
 def _digest(group: RaftGroupId) -> int:

@@ -20,8 +20,9 @@ Invariants: nothing is installed unchecked; at most one request for damage is un
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import Final, Protocol
+from typing import Final
 
 from raftmq.errors import CorruptBatchError, StorageError
 from raftmq.log.holes import cut_filler, is_filler
@@ -49,51 +50,46 @@ ANSWERS_MAX: Final = 4
 """Ranges read for peers at once, per replica: each has a megabyte of memory until it left."""
 
 
-class RepairPorts(Protocol):
-    """What a repair needs of its replica."""
-
-    @property
-    def core(self) -> RaftCore: ...
-    @property
-    def log(self) -> ReplicatedLog: ...
-    @property
-    def machine(self) -> object: ...
-    @property
-    def failure(self) -> str | None: ...
-    @property
-    def self_id(self) -> ReplicaId: ...
-    @property
-    def voters(self) -> tuple[ReplicaId, ...]: ...
-    @property
-    def commit_end(self) -> RaftIndex: ...
-    def send(self, message: PeerMessage) -> None:
-        """Send to another replica of the group."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """Stop for good."""
-        ...
-
-    def touch(self) -> None:
-        """Unquiesce the group."""
-        ...
-
-    def damage_found(self) -> None:
-        """The log learned of damage."""
-        ...
-
-    def set_cut_floor(self, floor: RaftIndex) -> None:
-        """Remember durably to which logs no vote goes; 0 lifts it."""
-        ...
-
-
 class Repairer:
-    """The part of a replica that mends its log."""
+    """The part of a replica that mends its log.
 
-    def __init__(self, replica: RepairPorts, bytes_max: int, port: CatchUp) -> None:
-        self._replica = replica
+    Attributes:
+        core: the replica's; exchanged when that begins again from disk.
+    """
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        core: RaftCore,
+        machine: object,
+        *,
+        workers: CatchUp,
+        bytes_max: int,
+        send: Callable[[PeerMessage], None],
+        fail: Callable[[str], None],
+        touch: Callable[[], None],
+        lift_cut_floor: Callable[[], None],
+    ) -> None:
+        """Make it for a log without known damage; `look` finds what there is.
+
+        Args:
+            machine: judges whether it could begin with a log start of a peer.
+            bytes_max: how much of a range one answer holds.
+            send: sends to another replica of the group.
+            fail: stops the replica, for this reason.
+            touch: called when damage was repaired, which lets the replica go on.
+            lift_cut_floor: forgets durably that recovery cut a tail.
+        """
+        self.core = core
+        self._log = log
+        self._machine = machine
+        self._workers = workers
         self._bytes_max = bytes_max
-        self._port = port
+        self._send = send
+        self._fail = fail
+        self._touch = touch
+        self._lift_cut_floor = lift_cut_floor
+        self._is_over = False
         self._asked = 0
         self._answering = 0
         self._fill: Fill | None = None
@@ -102,60 +98,52 @@ class Repairer:
         self._tails: dict[ReplicaId, tuple[Term, RaftIndex]] = {}
         self._best_tail: tuple[Term, RaftIndex] | None = None  # once all other voters answered
 
+    def stop(self) -> None:
+        """The replica stopped: what workers still bring is dropped."""
+        self._is_over = True
+
+    @property
+    def _others(self) -> list[ReplicaId]:
+        core = self.core
+        return [voter for voter in core.configuration.voters if voter != core.self_id]
+
     # ---- damage ----
 
     def look(self) -> None:
-        """Damage may have been found or mended: suspend or resume."""
-        replica = self._replica
-        is_damaged = bool(replica.log.damaged)
-        core = replica.core
+        """Damage may have been found or repaired: suspend or resume."""
+        core, is_damaged = self.core, bool(self._log.damaged)
         # A leader goes on: what it commits from now on does not rest on the damaged range.
         core.suspended = is_damaged and core.role is not Role.LEADER
-        claimed_end = replica.log.recovery.claimed_end if is_damaged else RaftIndex(0)
+        claimed_end = self._log.recovery.claimed_end if is_damaged else RaftIndex(0)
         floor = self._cut_floor
         if self._best_tail is not None:
             core.claimed_term_floor, floor = self._best_tail
         core.claimed_end_floor = max(floor, claimed_end)
 
-    def scrub(self, bytes_max: int) -> None:
-        """Check stored batches, going on where the last call stopped."""
-        replica = self._replica
-        if replica.failure is not None:
-            return
-        try:
-            found = replica.log.scrub(bytes_max)
-        except DiskError as error:
-            replica.fail(f"scrub failed: {error}")
-            return
-        if found:
-            replica.damage_found()
-
     def tick(self) -> None:
         """Ask for what is missing; called about once per election timeout."""
         self.look()
-        if self._replica.log.damaged:
+        if self._log.damaged:
             self._ask()
-        self.settle()
+        if self._cut_floor and self.core.is_claim_restored:
+            self._lift()  # this log holds again whatever it may have promised
         if self._cut_floor:
             self._ask_tails()
 
     def _ask(self) -> None:
-        replica = self._replica
         if self._job is not None:
             return  # one range after the other
-        peers = [r for r in replica.voters if r != replica.self_id]
+        core, peers = self.core, self._others
         if not peers:
             return
-        start, end = replica.log.damaged[0]
+        start, end = self._log.damaged[0]
         fill = self._fill
         if fill is None or (fill.start, fill.end) != (start, end):
             self._drop_fill()
-            fill = self._fill = replica.log.begin_repair(start)
+            fill = self._fill = self._log.begin_repair(start)
         to = peers[self._asked % len(peers)]
         self._asked += 1
-        replica.send(
-            RepairRequest(replica.core.term, replica.self_id, to, Offset(fill.next_offset), end)
-        )
+        self._send(RepairRequest(core.term, core.self_id, to, Offset(fill.next_offset), end))
 
     def _drop_fill(self) -> None:
         if self._fill is not None:
@@ -164,15 +152,12 @@ class Repairer:
 
     def answer(self, request: RepairRequest) -> None:
         """Send a peer what this replica holds, verified, of a range."""
-        replica = self._replica
-        log = replica.log
+        core, log = self.core, self._log
         # The batch that the log start lies within is whole: its first records alone are dropped.
         if request.start < log.log_start.base_offset:
-            term, start = replica.core.term, request.start
-            replica.send(
-                RepairReply(
-                    term, replica.self_id, request.sender, start, (), log.log_start.encode()
-                )
+            start = log.log_start.encode()
+            self._send(
+                RepairReply(core.term, core.self_id, request.sender, request.start, (), start)
             )
             return
         if request.start >= log.log_end_offset or self._answering >= ANSWERS_MAX:
@@ -188,17 +173,16 @@ class Repairer:
             return
         job.end_offset = min(job.end_offset, request.end)
         self._answering += 1
-        self._port.run(job, lambda error: self._answer_read(request, job, error))
+        self._workers.run(job, lambda error: self._answer_read(request, job, error))
 
     def _answer_read(self, request: RepairRequest, job: StoredJob, error: DiskError | None) -> None:
         self._answering -= 1
-        replica = self._replica
-        if error is not None or replica.failure is not None:
+        if error is not None or self._is_over:
             return  # another peer will be asked
         try:
-            found = replica.log.checked(job)
+            found = self._log.checked(job)
         except DiskError as failure:
-            replica.fail(f"damage could not be noted: {failure}")
+            self._fail(f"damage could not be noted: {failure}")
             return
         if found:
             self.look()
@@ -211,21 +195,19 @@ class Repairer:
             return
         ends = list(accumulate(size for *_, size in job.batches))
         batches = tuple(data[a:b] for a, b in pairwise([0, *ends]))
-        replica.send(
-            RepairReply(replica.core.term, replica.self_id, request.sender, request.start, batches)
-        )
+        core = self.core
+        self._send(RepairReply(core.term, core.self_id, request.sender, request.start, batches))
 
-    def take(self, reply: RepairReply) -> None:
+    def take(self, reply: RepairReply, commit_end: RaftIndex) -> None:
         """Check a peer's batches; once the whole range is there, repair it durably."""
-        replica = self._replica
         fill = self._fill
         if fill is None or self._job is not None:
             return
-        if (fill.start, fill.end) not in replica.log.damaged:
+        if (fill.start, fill.end) not in self._log.damaged:
             self._drop_fill()
             return
         if len(reply.log_start):
-            self._adopt(read_log_start(reply.log_start, replica.machine))
+            self._adopt(read_log_start(reply.log_start, self._machine), commit_end)
             return
         before = fill.next_offset
         try:
@@ -243,7 +225,7 @@ class Repairer:
         except DiskFullError:
             return  # asked for again later
         except DiskError as error:
-            replica.fail(f"repair failed: {error}")
+            self._fail(f"repair failed: {error}")
             return
         if fill.is_full:
             self._mend(fill)
@@ -251,48 +233,44 @@ class Repairer:
             self._ask()
 
     def _mend(self, fill: Fill) -> None:
-        replica = self._replica
         try:
-            job = replica.log.filled_job(fill)
+            job = self._log.filled_job(fill)
         except (DiskFullError, CorruptBatchError):
             self._drop_fill()  # begin again
             return
         except DiskError as error:
-            replica.fail(f"repair failed: {error}")
+            self._fail(f"repair failed: {error}")
             return
         self._job = job
-        self._port.run_long(job, lambda error: self._mended(job, error))
+        self._workers.run_long(job, lambda error: self._mended(job, error))
 
     def _mended(self, job: RepairJob, error: DiskError | None) -> None:
-        replica = self._replica
         self._job = None
         self._fill = None
-        if replica.failure is not None:
+        if self._is_over:
             return
         try:
             if error is not None:
                 raise error
-            replica.log.repaired(job)
+            self._log.repaired(job)
         except DiskFullError:
             return  # begin again
         except DiskError as failure:
-            replica.fail(f"repair failed: {failure}")
+            self._fail(f"repair failed: {failure}")
             return
         self.look()
-        if replica.log.damaged:
+        if self._log.damaged:
             self._ask()
-        replica.touch()
+        self._touch()
 
-    def _adopt(self, log_start: LogStart) -> None:
+    def _adopt(self, log_start: LogStart, commit_end: RaftIndex) -> None:
         """A peer dropped the damaged range by a committed order: do so too, with its tuple.
 
         The same position of a committed log has the same tuple on every replica, so this is what
         this replica would have made itself, could it read what leads up to it.
         """
-        replica = self._replica
-        log = replica.log
-        index = log_start.index
-        if not log.log_start.index < index <= replica.commit_end:
+        log, index = self._log, log_start.index
+        if not log.log_start.index < index <= commit_end:
             return
         epoch = log.previous_epoch_at(index)
         if epoch != log_start.previous_epoch or log.offset_of(index) != log_start.base_offset:
@@ -302,9 +280,9 @@ class Repairer:
         except DiskFullError:
             return
         except DiskError as error:
-            replica.fail(f"moving the log start failed: {error}")
+            self._fail(f"moving the log start failed: {error}")
             return
-        replica.core.log_start_moved(index, Term(epoch))
+        self.core.log_start_moved(index, Term(epoch))
         self.look()
 
     # ---- a cut tail ----
@@ -314,37 +292,27 @@ class Repairer:
         self._cut_floor = floor
         self.look()
 
-    def settle(self) -> None:
-        """Lift the floor once this log holds again whatever it may have promised."""
-        if self._cut_floor and self._replica.core.is_claim_restored:
-            self._lift()
-
     def _ask_tails(self) -> None:
-        replica = self._replica
-        for voter in replica.voters:
-            if voter != replica.self_id:
-                replica.send(
-                    TailRequest(replica.core.term, replica.self_id, voter, self._cut_floor)
-                )
+        core = self.core
+        for voter in self._others:
+            self._send(TailRequest(core.term, core.self_id, voter, self._cut_floor))
 
     def answer_tail(self, request: TailRequest) -> None:
         """Say where this replica's log ends."""
-        replica = self._replica
-        core = replica.core
-        tail = request.floor, replica.log.end_index, core.epochs.last_term
-        replica.send(TailReply(core.term, replica.self_id, request.sender, *tail))
+        core = self.core
+        tail = request.floor, self._log.end_index, core.epochs.last_term
+        self._send(TailReply(core.term, core.self_id, request.sender, *tail))
 
     def take_tail(self, reply: TailReply) -> None:
         """A voter says where its log ends."""
-        replica = self._replica
         if not self._cut_floor or reply.floor != self._cut_floor:
             return
         self._tails[reply.sender] = reply.last_term, reply.log_end
-        tails = [self._tails.get(v) for v in replica.voters if v != replica.self_id]
+        tails = [self._tails.get(voter) for voter in self._others]
         known = [tail for tail in tails if tail is not None]
         if len(known) < len(tails):
             return
-        longer = [tail for tail in known if tail[1] > replica.core.log_end]
+        longer = [tail for tail in known if tail[1] > self.core.log_end]
         if longer:
             self._best_tail = max(longer)
             self.look()
@@ -355,5 +323,5 @@ class Repairer:
         self._cut_floor = RaftIndex(0)
         self._best_tail = None
         self._tails.clear()
-        self._replica.set_cut_floor(RaftIndex(0))
+        self._lift_cut_floor()
         self.look()

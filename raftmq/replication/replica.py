@@ -54,6 +54,7 @@ from raftmq.replication.append_checks import (
 )
 from raftmq.replication.broken_invariants import ReportBroken, reports_bugs
 from raftmq.replication.catch_up import CatchUp, LogSource
+from raftmq.replication.clocks import RetentionClock, heard_clocks
 from raftmq.replication.durability import JournalFailedError, JournalPlace, Outbox
 from raftmq.replication.leader_state import InSyncTracker, ReadBarriers
 from raftmq.replication.log_start import Installing, LogStartMoves, encode_proposal
@@ -77,7 +78,6 @@ from raftmq.replication.ports import (
 )
 from raftmq.replication.quiescence import Quiescence
 from raftmq.replication.repair import Repairer
-from raftmq.replication.retention import Retention
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -138,16 +138,15 @@ class Replica:
         self._buggify = buggify
         self._outbox = Outbox()
         self._in_sync = InSyncTracker(config.replica_lag_time_max_ms)
-        self._retention = Retention(self, clock)
-        self._repairer = Repairer(self, config.repair_bytes_max, catch_up)
+        self._retention_clock = RetentionClock()
         self._installing = Installing(machine, catch_up, self._log_start_read)
         self._membership = MembershipChanges()
         self._barriers = ReadBarriers()
-        self._moves = LogStartMoves(self, clock)
-        self.quiescence = Quiescence(self)
+        self._moves = LogStartMoves(log, machine, clock)
+        self.quiescence = Quiescence(config, self.send)
         self._source = LogSource(
             log,
-            self._repairer.look,
+            self._look_for_damage,
             lambda error: self.fail(f"read failed: {error}"),
             self.touch,
             catch_up,
@@ -165,6 +164,17 @@ class Replica:
             machine.attach_log(log)
         machine.restore(log.log_start)
         self.core = self._new_core()
+        self._repairer = Repairer(
+            log,
+            self.core,
+            machine,
+            workers=catch_up,
+            bytes_max=config.repair_bytes_max,
+            send=self.send,
+            fail=self.fail,
+            touch=self.touch,
+            lift_cut_floor=lambda: self.set_cut_floor(RaftIndex(0)),
+        )
         for bare in log.bare_entries():
             if bare.kind == EntryKind.LOG_START:
                 self._moves.note(RaftIndex(bare.index + 1), bare.payload)
@@ -301,7 +311,7 @@ class Replica:
                 log_start = check_install(message, self.machine)
                 if self._installing.may_step(message, self.core.term, self._commit_end):
                     self.core.step(message)
-                self._moves.told(log_start)
+                self._moves.told(log_start, self._commit_end)
             case AppendReply() | HeartbeatReply():
                 self.core.step(message)
                 self._observe(message.sender)
@@ -312,13 +322,13 @@ class Replica:
             case RepairRequest():
                 self._repairer.answer(message)
             case RepairReply():
-                self._repairer.take(message)
+                self._repairer.take(message, self._commit_end)
             case TailRequest():
                 self._repairer.answer_tail(message)
             case TailReply():
                 self._repairer.take_tail(message)
             case Quiesce():
-                self.quiescence.on_quiesce(message)
+                self.quiescence.on_quiesce(self.core, message, is_settled=self.is_settled)
             case Unquiesce():
                 pass  # that it came is the message
             case _:
@@ -333,7 +343,7 @@ class Replica:
         self._ticks += 1
         if self._ticks % self.config.election_ticks:
             if self._moves.is_due:
-                self._moves.fulfil(self._commit_end)
+                self._fulfil_moves()
             return self.core.wants_ready or self.has_progressed
         self._maintain()
         return True
@@ -417,6 +427,7 @@ class Replica:
         self.failure = reason
         self._outbox.clear()
         self._source.forget_stored()
+        self._repairer.stop()
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
         if self.quiescence.is_quiescent:
@@ -430,9 +441,8 @@ class Replica:
         """
         assert self.failure is not None, "a replica that may still be called"
         self.core.retire()
-        self.quiescence.retire()
         self._moves.retire()
-        del self._source, self._repairer, self._installing, self._retention, self.machine
+        del self._source, self._repairer, self._installing, self.machine
 
     # ---- effects ----
 
@@ -472,7 +482,7 @@ class Replica:
         self._has_started = True
         self._repairer.look()  # the machine may have met damage that recovery need not read
         self.machine.committed(self.high_watermark, self._commit_end)
-        self._moves.fulfil(self._commit_end)
+        self._fulfil_moves()
 
     def _perform(self, ready: Ready) -> None:
         try:
@@ -558,7 +568,17 @@ class Replica:
         assert high_watermark >= self.high_watermark, "the high watermark never falls"
         self.high_watermark = high_watermark
         self.machine.committed(high_watermark, commit_end)
-        self._moves.fulfil(self._commit_end)
+        if self._moves.proposals:
+            self._fulfil_moves()
+
+    def _fulfil_moves(self) -> None:
+        try:
+            is_moved = self._moves.fulfil(self.core, self._commit_end, self.high_watermark)
+        except DiskError as error:
+            self.fail(f"moving the log start failed: {error}")
+            return
+        if is_moved:
+            self.has_progressed = True
 
     def _role_changed(self, soft: SoftState) -> None:
         if soft.role is not Role.LEADER:
@@ -598,7 +618,7 @@ class Replica:
             self.fail(f"{DISK_FULL}: committed entries could not be written here")
             return
         before = self.core
-        self.core = self._new_core()
+        self.core = self._repairer.core = self._new_core()
         self.core.suspended = before.suspended
         self.core.claimed_end_floor = before.claimed_end_floor
         self.core.claimed_term_floor = before.claimed_term_floor
@@ -654,22 +674,48 @@ class Replica:
     def _maintain(self) -> None:
         self._claim()
         self._repairer.tick()
-        self._moves.fulfil(self._commit_end)
-        self._moves.reserve()
+        self._fulfil_moves()
+        try:
+            self._moves.reserve()
+        except DiskError as error:
+            self.fail(f"keeping room for the log start failed: {error}")
         if self.is_writable:
-            self._membership.step(self)
-            self._moves.remind()
+            self._membership.step(self.core, self._commit_end, self.has_all_of)
+            for reminder in self._moves.reminders(self.core):
+                self.send(reminder)
         if self.config.quiesce_after_ticks:
-            self.quiescence.call()
-            self.quiescence.look(self.config.election_ticks)
+            self._look_at_quiescence()
+
+    def _look_at_quiescence(self) -> None:
+        core, quiescence = self.core, self.quiescence
+        quiescence.call(core)
+        if not quiescence.is_idle(core, self.config.election_ticks):
+            return
+        if (
+            self.is_writable
+            and self.is_settled
+            and core.transferee is None
+            and not self.is_membership_pending
+        ):
+            quiescence.begin(core)
+
+    def _retention_ms(self) -> int | None:
+        """What time it is for retention; None on any but a leader that can commit."""
+        if not self.is_writable:
+            return None
+        return self._retention_clock.now_ms(self.core, self._clock)
 
     def append_time_ms(self) -> int:
-        """LogAppendTime of a record appended now, by more clocks than this leader's."""
-        return self._retention.append_time_ms()
+        """LogAppendTime of a record appended now: this leader's clock, unless it is behind the time
+        by which retention will judge the record."""
+        wall_ms, now_ms = self._clock.wall_ms(), self._retention_ms()
+        return wall_ms if now_ms is None else max(wall_ms, now_ms)
 
     def voters_clocks_ms(self) -> list[int]:
         """The wall clocks of the voters that this leader hears, its own first."""
-        return self._retention.clocks_ms()
+        if self.quiescence.is_quiescent:
+            self.touch()  # the clocks of a quiescent group stand still: hear them
+        return [self._clock.wall_ms(), *(clock_ms for _, clock_ms in heard_clocks(self.core))]
 
     @reports_bugs
     def retain(self, below: Offset) -> Entry | None:
@@ -678,13 +724,32 @@ class Replica:
         Raises:
             KafkaError: leadership was lost.
         """
-        target = self._retention.target(below)
-        return None if target is None or len(self._moves) else self.move_log_start(target)
+        now_ms = self._retention_ms()
+        if now_ms is None:
+            return None
+        limit = min(below, self.high_watermark)
+        if self.quiescence.is_quiescent and self.log.retention_target(self._clock.wall_ms(), limit):
+            self.touch()  # the clocks of a quiescent group stand still: hear them
+        target = self.log.retention_target(now_ms, limit)
+        if target is None or target <= self.log_start_offset or self._moves.proposals:
+            return None
+        return self.move_log_start(target)
 
     @reports_bugs
     def scrub(self, bytes_max: int) -> None:
-        """Check some more of what is stored."""
-        self._repairer.scrub(bytes_max)
+        """Check some more stored batches, going on where the last call stopped."""
+        if self.failure is not None:
+            return
+        try:
+            found = self.log.scrub(bytes_max)
+        except DiskError as error:
+            self.fail(f"scrub failed: {error}")
+            return
+        if found:
+            self.damage_found()
+
+    def _look_for_damage(self) -> None:
+        self._repairer.look()
 
     def damage_found(self) -> None:
         """The log learned of damage: suspend, and have it repaired even in quiescence."""
@@ -834,7 +899,7 @@ class Replica:
         return (
             core.log_end == core.commit_end == core.flushed_end == self._commit_end
             and not (core.suspended or core.claimed_end_floor)
-            and not (len(self._outbox) or len(self._barriers) or len(self._moves))
+            and not (len(self._outbox) or len(self._barriers) or self._moves.proposals)
             and self.place.is_durable
         )
 
@@ -856,9 +921,11 @@ class Replica:
         """True on a leader whose group is not made up yet as it should be."""
         return self.is_leader and self._membership.is_pending
 
-    def vouch(self, follower: ReplicaId) -> None:
-        """A follower was in sync until now, although it said nothing."""
-        self._in_sync.vouch(follower, self._clock.monotonic_ms())
+    def unquiesce(self, silent: NodeId | None) -> None:
+        """End the group's quiescence here; `silent` is the node whose silence was the reason."""
+        now_ms = self._clock.monotonic_ms()
+        for follower in self.quiescence.end(self.core, silent):
+            self._in_sync.vouch(follower, now_ms)
 
     def damaged(self) -> Sequence[tuple[Offset, Offset]]:
         """Offset ranges whose bytes are damaged here and not served."""

@@ -240,8 +240,8 @@ class Cluster:
 
     @property
     def prefix(self) -> str:
-        """What the names of this test's topics and groups begin with; under pytest never the same
-        for two tests, and what begins with it is deleted after the test."""
+        """The prefix of this test's topics and groups; under pytest each test has its own, and
+        topics with it are deleted after the test."""
         self._is_prefix_used = True
         return self._prefix
 
@@ -255,7 +255,7 @@ class Cluster:
         """Create a topic of this test's own; returns once each of its partitions has a leader.
 
         Args:
-            name: without this test's prefix; with it (`topic(name)`) is as good.
+            name: with or without this test's prefix.
             partitions: how many.
             configs: Kafka's settings of a topic by name, such as {"retention.ms": 1000}.
 
@@ -295,7 +295,7 @@ class Cluster:
                     return int(found.leader)
         raise ClusterError(f"nobody leads partition {partition} of {topic!r} now")
 
-    # ---- what there is ----
+    # ---- nodes ----
 
     @property
     def node_ids(self) -> tuple[int, ...]:
@@ -311,7 +311,7 @@ class Cluster:
             raise ClusterError(f"there is no node {node}; this cluster has {known}") from None
 
     def refresh(self) -> None:
-        """Look which nodes run."""
+        """Ask the keeper which nodes run."""
         self._ask("show")
 
     @property
@@ -322,14 +322,14 @@ class Cluster:
         return self._link.folder
 
     def log(self, node: int) -> str:
-        """What a node said so far."""
+        """A node's log so far."""
         path = self.folder / f"node-{self.node(node).id}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # ---- faults ----
 
     def kill(self, *nodes: int) -> None:
-        """`kill -9`: nodes end without a word. They stay dead until `restart`."""
+        """`kill -9`: nodes end at once. They stay dead until `restart`."""
         self._ask("kill", chosen=self._running(nodes, "kill"))
         self._downed |= set(nodes)
 
@@ -395,10 +395,10 @@ class Cluster:
         self._ask("lose_power")
         self._downed |= set(self.node_ids)
 
-    # ---- mending ----
+    # ---- restoring ----
 
     def restore(self) -> None:
-        """End all faults: links whole, everybody resumed and started; returns once all serve.
+        """End all faults: links whole, all nodes resumed and started; returns once all serve.
 
         Raises:
             ClusterError: a node had ended by itself, which is reported once it runs again; or they
@@ -441,7 +441,7 @@ class Cluster:
         self._is_prefix_used = False
 
     def end_test(self) -> None:
-        """Mend what the test broke and delete its topics (the plugin does)."""
+        """Restore what the test broke and delete its topics (the plugin does)."""
         try:
             self.restore()
         finally:
@@ -495,7 +495,7 @@ class Cluster:
     def _start(self, nodes: Collection[int], wait: Collection[int]) -> None:
         for a, b in itertools.permutations(nodes, 2):
             if self._is_cut(a, b):
-                # A node that starts knows of no cut; whoever serves already keeps it up.
+                # A node that starts knows of no cut, so the other one must keep it up.
                 raise ClusterError(
                     f"nodes {a} and {b} are cut off from each other and neither serves: restart "
                     "the side that has a majority first, or heal()"

@@ -65,7 +65,7 @@ class PowerDisk:
         _command("xfs_io", "-x", "-c", "shutdown", str(self.folder))
 
     def repower(self) -> None:
-        """Mount it again; whoever had files open is gone."""
+        """Mount it again, once no process has files open."""
         self.close()
         self._mount()
 
@@ -146,7 +146,7 @@ def claim_ports() -> tuple[int, socket.socket]:
 
 
 class Keeper:
-    """The nodes of one cluster and those who may ask for things."""
+    """The nodes of one cluster, its disk and its ports."""
 
     def __init__(self, folder: Path, sock: socket.socket, watch: Watch) -> None:
         self._folder = folder
@@ -169,7 +169,7 @@ class Keeper:
         }
 
     def serve(self) -> None:
-        """Follow orders until nobody gives any more."""
+        """Follow orders until the socket closes or the tests' process ends."""
         while not self._watch.must_end:
             starting = {node.ready_fd: node for node in self._nodes if node.ready_fd >= 0}
             for descriptor in self._watch.wait(None, [*starting, self._sock.fileno()]):
@@ -208,7 +208,7 @@ class Keeper:
                 self._disk = PowerDisk(self._folder)
                 data = self._disk.folder
             except LackError as error:
-                self._lack = str(error)  # all else works; who asks for it is told
+                self._lack = str(error)  # all else works; `lose_power` reports it
         while self._cluster is None:
             first, self._claim = claim_ports()
             cluster = DevCluster.plan(
@@ -222,7 +222,7 @@ class Keeper:
             try:
                 cluster.bind()
             except DevError:
-                continue  # others than we listen in that block; the claim on it ends here
+                continue  # other processes listen in that block; the claim on it ends here
             self._cluster = cluster
         cluster.death_signal = signal.SIGKILL
         start_cluster(cluster, self._watch, order["timeout_s"])
@@ -266,7 +266,7 @@ class Keeper:
         self._forget(self._nodes)
         self._disk.repower()
 
-    # ---- what there is ----
+    # ---- nodes ----
 
     @property
     def _opened(self) -> DevCluster:

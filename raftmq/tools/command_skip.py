@@ -1,9 +1,9 @@
 """Skip of a metadata command that no node can apply: offline work on a stopped node's data.
 
-`find_stuck_command` applies the log as a start would and finds the command at which it stops.
-Only that one can be skipped, so nobody leaves out what others have applied. `check_agreed` demands
-that a majority of the metadata voters found the very same: what only one node holds is damage of
-that node, or was never committed.
+`find_stuck_command` applies the log as a start would and finds the command at which it stops. Only
+that one can be skipped, so no node leaves out a command that others have applied. `check_agreed`
+demands that a majority of the metadata voters found the very same: a command that only one node
+holds is damage of that node, or was never committed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class StuckCommand:
 
     @property
     def token(self) -> str:
-        """What this node says: NODE:OFFSET:EPOCH:DIGEST."""
+        """This node's token: NODE:OFFSET:EPOCH:DIGEST."""
         return f"{self.node_id}:{self.skip.short}"
 
     @property
     def majority(self) -> int:
-        """How many voters must say the same."""
+        """How many voters must give the same token."""
         return len(self.voters) // 2 + 1
 
 

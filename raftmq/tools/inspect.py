@@ -26,7 +26,7 @@ from raftmq.records import HEADER_SIZE, BatchHeader, parse_header
 _SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
 _OFFSET_MAX: Final = 1 << 62
 ZEROS: Final = "zeros up to the end"
-"""Of room that was reserved, or of an append that never came."""
+"""Reserved room, or an append that never came."""
 _ANY_EPOCH: Final = Epochs((_OFFSET_MAX,), (_OFFSET_MAX,))
 
 
@@ -50,13 +50,13 @@ class SegmentItem:
 
 @frozen(slots=True)
 class Finding:
-    """Something that `verify_folder` has to say.
+    """A fault that `verify_folder` found.
 
     Attributes:
         path: the file.
         position: byte in it, or -1.
-        is_damage: False for what the node mends by itself (indexes, a torn tail).
-        text: what it is.
+        is_damage: False for faults that the node repairs by itself (indexes, a torn tail).
+        text: describes it.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Finding:
 
 
 def base_offset_of(path: str) -> int:
-    """The base offset that a segment's name says.
+    """The base offset in a segment's name.
 
     Raises:
         ValueError: not the name of a segment.

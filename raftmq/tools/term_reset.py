@@ -1,19 +1,20 @@
 """Reset of a term that no election can have reached: offline work on a stopped node's data.
 
-A term far above the log's last epoch stops a group for good: peers believe no such jump, and no
-replica stands for election above the highest term. `read_held_term` reports what one node's disk
-holds of it; `agreed_term` takes what all voters' disks say and names the term to go on from.
+A term far above the log's last epoch stops a group for good: peers refuse such a jump, and no
+replica stands for election above the highest term. `read_held_term` reports term and vote on one
+node's disk, as a token; `agreed_term` takes the tokens of all voters and gives the term to go on
+from.
 
-A vote is forgotten with its term. That is safe because of what is demanded. *No candidate can still
-win with it*: every voter is stopped, candidates and leaders are no more, and a restarted node asks
-anew. *Nothing was acknowledged in a term that is forgotten*: an acknowledged entry is on a
-majority, every two majorities share a voter, and the new term is above all epochs that the voters'
-logs hold. So a majority must speak, and every voter that comes back with its data: one alone could
-hold entries of a term that is given out a second time. A log that lost what it had promised cannot
-say which epochs it held, so it does not speak.
+A vote is dropped with its term. Two conditions make that safe. *No candidate can still win with
+it*: every voter is stopped, so there are no candidates and leaders, and a restarted node asks anew.
+*Nothing was acknowledged in a term that is dropped*: an acknowledged entry is on a majority, every
+two majorities share a voter, and the new term is above all epochs in the voters' logs. So the
+tokens of a majority are needed, and of every voter that comes back with its data: a single one
+could hold entries of a term that is used a second time. A log that lost what it had promised cannot
+tell which epochs it held, so it gives no token.
 
-Invariants: the new term is above every epoch of every log that speaks, and a group's voters that
-heed the same tokens go to the same term; doing it again changes nothing.
+Invariants: the new term is above every epoch of every log with a token, and a group's voters that
+are given the same tokens go to the same term; repeating it changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TOKEN: Final = re.compile(
 
 @frozen(slots=True)
 class TermToken:
-    """What one node's disk says of a group.
+    """Term and voters of a group on one node's disk.
 
     Attributes:
         group: a digest of the group's identity.
@@ -69,10 +70,10 @@ class TermToken:
 
     @classmethod
     def parse(cls, text: str) -> TermToken:
-        """Read one.
+        """Read a token.
 
         Raises:
-            RecoveryRefusedError: it is none.
+            RecoveryRefusedError: the text is no token.
         """
         match = _TOKEN.fullmatch(text)
         if match is None:
@@ -82,13 +83,13 @@ class TermToken:
 
     @property
     def is_absurd(self) -> bool:
-        """True when no peer would believe such a jump."""
+        """True when no peer would adopt the term."""
         return self.term - self.last_epoch > TERM_JUMP_MAX
 
 
 @frozen(slots=True)
 class HeldTerm:
-    """A group's term and vote on this node's disk, and what they are judged by."""
+    """A group's term and vote on this node's disk, with the token made of them."""
 
     name: str
     group: RaftGroupId
@@ -100,7 +101,7 @@ def read_held_term(place: Place, topic: str, partition: int) -> HeldTerm:
     """Report what this node's disk holds of one group.
 
     Raises:
-        RecoveryRefusedError: it is not here, or this node cannot speak about it.
+        RecoveryRefusedError: it is not here, or this node's log gives no token.
         DiskError: the device failed.
     """
     name, group, folder = partition_group(place, topic, partition)
@@ -198,7 +199,7 @@ def _listed(ids: Sequence[NodeId]) -> str:
 
 
 def record_of(held: HeldTerm, new_term: int, tokens: Sequence[str]) -> TermReset:
-    """What the data folder keeps of it."""
+    """The record of the reset that the data folder keeps."""
     vote = held.state.vote
     return TermReset(
         group=f"{held.group.topic_id}:{held.group.partition}:{held.group.creation_epoch}",

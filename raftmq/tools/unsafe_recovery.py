@@ -1,8 +1,8 @@
-"""Unsafe recovery, which an operator asks for: offline work on one stopped node's data.
+"""Unsafe recovery at an operator's request: offline work on one stopped node's data.
 
 There are two kinds. *A majority is lost* (`report_groups`, `recover_lost_majorities`): every group
 that lost most of its voters goes on with the survivors which its own log names. *Damage cannot be
-repaired from any replica* (`report_loss`, `accept_loss`): one partition keeps its offsets and lacks
+repaired from any replica* (`report_loss`, `accept_loss`): one partition keeps its offsets and loses
 the records. Both first report what they would do and what may be lost.
 
 Reading opens the logs as a start of the node would. Writing begins with the journal, which is made
@@ -84,7 +84,7 @@ CHECK_BYTES: Final = 4 << 20
 
 
 class RecoveryRefusedError(RaftmqError):
-    """What was asked for is not needed, or would make things worse; the message says why."""
+    """The request is not needed, or would make things worse; the message says why."""
 
 
 class Verdict(Enum):
@@ -98,7 +98,7 @@ class Verdict(Enum):
 
 @define(slots=True, kw_only=True)
 class GroupReport:
-    """One group as this node's disk shows it, and what recovery would make of it.
+    """One group as this node's disk shows it, and what recovery would change.
 
     Attributes:
         before: its members, by the newest entry of this log.
@@ -131,7 +131,7 @@ class GroupReport:
 
 @frozen(slots=True)
 class Findings:
-    """A node's groups, and partitions of the cluster of which no survivor has anything.
+    """A node's groups, and partitions of the cluster that no survivor has a replica of.
 
     Attributes:
         image: the metadata as this node has it; None where it cannot be read.
@@ -163,7 +163,7 @@ class Place:
     skips: tuple[Skip, ...] = ()
 
 
-# ---- looking ----
+# ---- reports ----
 
 
 def report_groups(place: Place, survivors: Sequence[NodeId]) -> Findings:
@@ -312,7 +312,7 @@ def _image(log: ReplicatedLog, skips: Sequence[Skip]) -> MetadataImage | None:
     machine = MetadataMachine(skips)
     machine.attach_log(log)
     machine.restore(log.log_start)
-    # A majority that is gone cannot agree to skip a command: that comes after this recovery.
+    # A majority that is gone cannot agree to skip a command; skips come after this recovery.
     with suppress(UnappliableCommandError):
         machine.committed(log.log_end_offset, log.end_index)
     is_whole = machine.applied_end == log.end_index
@@ -327,7 +327,7 @@ def _judge(report: GroupReport, log: ReplicatedLog | None, survivors: Sequence[N
     voters = report.before.voters
     alive = [voter for voter in voters if voter.node_id in survivors]
     if report.is_forgotten and len(survivors) == 1:
-        alive = []  # among others its leader admits it anew; alone there is no leader that could
+        alive = []  # no leader is left that could admit it anew
     if after is None:
         report.verdict = Verdict.NOT_HELD
     elif len(alive) > len(voters) // 2:
@@ -341,7 +341,7 @@ def surviving_configuration(
     before: Configuration, identity: ReplicaId, survivors: Sequence[NodeId]
 ) -> Configuration | None:
     """The survivors among the members: voters where there are any, else learners take their place.
-    Every survivor comes to the same answer from the same log. None: no member survives.
+    Every survivor derives the same from the same log. None: no member survives.
 
     `identity` is that of the replica at hand; its log may still know it under a former storage.
     """
@@ -378,7 +378,7 @@ def check_is_lost(findings: Findings, survivors: Sequence[NodeId]) -> None:
     """Refuse where no group has lost its majority.
 
     Raises:
-        RecoveryRefusedError: says so.
+        RecoveryRefusedError: there is none.
     """
     if not findings.of(Verdict.RECOVERED):
         ids = ",".join(str(node_id) for node_id in survivors)

@@ -91,9 +91,9 @@ class FakeClock:
 
 
 def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
-    """A leader's replica that heard these clocks, of nodes 2, 3, ..."""
+    """A leader's core that heard these clocks, of nodes 2, 3, ..."""
     peers = {ReplicaId(NodeId(2 + i), StorageId(7)): ms for i, ms in enumerate(clocks_ms)}
-    core = SimpleNamespace(
+    return SimpleNamespace(
         now=10,
         configuration=SimpleNamespace(voters=set(peers)),
         config=SimpleNamespace(election_ticks=3),
@@ -102,21 +102,12 @@ def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
             for peer, clock_ms in peers.items()
         },
     )
-    quiescence = SimpleNamespace(is_quiescent=False)
-    return SimpleNamespace(core=core, is_leader=True, quiescence=quiescence)
 
 
 def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
     clock = FakeClock()
-    follower, quiescent, silent, alone = (
-        led(NOW, NOW),
-        led(1, 1),
-        led(NOW, NOW, heard_tick=2),
-        led(),
-    )
-    follower.is_leader = False
-    quiescent.quiescence.is_quiescent = True
-    replicas = [follower, quiescent, silent, alone]
+    silent, alone = led(NOW, NOW, heard_tick=2), led()
+    replicas = [silent, alone]
     voters = 0
     agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: voters)
     assert agreed.latest_ms() is None, "the metadata voters are not known"

@@ -89,6 +89,16 @@ def test_clocks_are_known_during_quiescence_and_heard_again_after_a_question() -
     assert all(abs(now_ms - clock_ms) < 1_000 for clock_ms in others)
 
 
+def test_only_groups_that_are_led_here_and_active_tell_clocks() -> None:
+    """What a quiescent group has heard is old, and a follower hears nobody's clock."""
+    cluster = at_rest()
+    assert [list(node.multiraft.leading_cores()) for node in cluster.nodes] == [[], [], []]
+    cluster.append()
+    leading = {node: list(node.multiraft.leading_cores()) for node in cluster.nodes}
+    assert leading.pop(cluster.leader) == [cluster.replica(cluster.leader).core]
+    assert list(leading.values()) == [[], []]
+
+
 def test_a_read_barrier_unquiesces_and_is_kept() -> None:
     cluster = at_rest()
     promise = cluster.replica(cluster.leader).read_barrier()
@@ -276,13 +286,13 @@ def test_the_absent_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
     (absent,) = leader.quiescence.absent
     assert absent.node_id == dead.node_id
     asked: list[object] = []
-    send = leader.send
+    send = leader.quiescence._send
 
     def noted(message: PeerMessage) -> None:
         asked.append((type(message), message.to))
         send(message)
 
-    monkeypatch.setattr(leader, "send", noted)
+    monkeypatch.setattr(leader.quiescence, "_send", noted)
     cluster.run(3_100)
     assert asked == [(Heartbeat, absent)] * 3
     assert quiescent(cluster) == [1, 1], "asking unquiesces nobody"

@@ -9,8 +9,8 @@ from raftmq.errors import NotLeaderError, RemoteProtocolError, StorageError
 from raftmq.log.model import DamagedError
 from raftmq.raft.messages import AppendRequest, Entry, EntryKind, Heartbeat
 from raftmq.records import NewRecord, build_batch, stamp
+from raftmq.replication.clocks import RetentionClock
 from raftmq.replication.messages import WrongReplica
-from raftmq.replication.retention import RetentionClock
 from raftmq.types import Offset, RaftIndex, ReplicaId, StorageId
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import SimNode
