@@ -21,6 +21,8 @@ OLDER = "bd280f3"
 """The commit that nodes are upgraded from: the last one before there were levels."""
 HERE = Path(__file__).parents[2]
 PARTITIONS = 4
+RATE = 40
+"""Records a second: enough that each handover meets some under way."""
 LEVEL = "raftmq.level"
 PATIENT = {"shutdown_timeout_ms": 60_000}
 
@@ -44,6 +46,7 @@ class OldChild:
 
     def __init__(self, tree: Path, config: Path, log: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'client'}"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the tree is this test's own
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "raftmq.cli.main", "start", "--config", str(config)],
@@ -107,7 +110,7 @@ def test_an_upgrade_node_by_node_and_back_and_forward_again(older: Path, tmp_pat
         for node in cluster.nodes.values():
             node.wait_ready()
         create_topic(cluster.bootstrap, TOPIC, PARTITIONS, min_insync_replicas="2")
-        application = Application(cluster.bootstrap, PARTITIONS, rate=100)
+        application = Application(cluster.bootstrap, PARTITIONS, rate=RATE)
         application.begin()
         try:
             wait_until(lambda: application.committed > 2, 60, "the group commits")
