@@ -43,6 +43,7 @@ from raftmq.metadata.topic_configs import broker_value, effective_topic_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.ports import NO_OFFSET
 from raftmq.partition.producer_state import ProducerCheckpoints
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, DiskFullError
@@ -578,8 +579,11 @@ class Partitions:
         for replica in replicas:
             if replica.failure is not None or not replica.is_writable:
                 continue
+            partition = self.registry.by_id(replica.group.topic_id, replica.group.partition)
+            if partition is None or partition.stable_end == NO_OFFSET:
+                continue
             try:
-                replica.retain(replica.high_watermark)
+                replica.retain(partition.stable_end)
             except KafkaError as error:
                 logger.info("retention waits", group=str(replica.group), why=str(error))
 

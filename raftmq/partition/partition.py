@@ -11,15 +11,16 @@ when leadership or its term changes every parked produce is failed, its outcome 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.log.aborted import Aborted
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
-from raftmq.log.prefetch import IndexJob
+from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import BatchOpening, OpeningWorkers
 from raftmq.partition.parked import (
@@ -33,6 +34,7 @@ from raftmq.partition.ports import (
     AppendResult,
     DeleteResult,
     EpochEnd,
+    FileSpan,
     OffsetResult,
     ReadResult,
     ReplicaPort,
@@ -143,6 +145,7 @@ class Partition:
         self._shown_end = Offset(0)  # fetches were woken for records below it
         self._is_closed = False
         self._opened_end = Offset(0)  # where the log ended when it was opened
+        self._is_catching_up = False
 
     def attach(self, replica: ReplicaPort) -> None:
         """Take the opened replica and rebuild the state of producers from its log."""
@@ -193,6 +196,11 @@ class Partition:
     def producers(self) -> ProducerStateTable:
         """The state of idempotent producers."""
         return self._producers.table
+
+    @property
+    def knows_producers(self) -> bool:
+        """True when `producers` is exact; False while it is replayed."""
+        return self._is_internal or self._producers.is_exact
 
     @property
     def parked_produces_count(self) -> int:
@@ -441,6 +449,7 @@ class Partition:
         may_follow: bool = False,
         at_least_one: bool = True,
         may_wait: bool = True,
+        committed_only: bool = False,
     ) -> ReadResult:
         """Find what a consumer may read from `offset` on, as spans of whole batches.
 
@@ -451,6 +460,8 @@ class Partition:
             at_least_one: give the first batch even if it is larger than `bytes_max` (KIP-74).
             may_wait: read from the disk, and check bytes that were not checked since, in this
                 call; otherwise the result holds a job for a worker. Several rounds may be needed.
+            committed_only: give nothing of a transaction that is not decided, and say which of them
+                were aborted. While that is not known, OFFSET_NOT_AVAILABLE.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -459,8 +470,9 @@ class Partition:
         if code is not ErrorCode.NONE:
             return ReadResult(code)
         start = replica.log_start_offset
-        end = self.readable_end
-        if end < offset <= self._committed_end:
+        committed_end = self._committed_end
+        end = self._readable_end(committed_end)
+        if end < offset <= committed_end:
             end = offset  # in a hole, or right behind it: for this reader the log ends there
         if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
             diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
@@ -468,33 +480,57 @@ class Partition:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
         if not start <= offset <= end:
             return ReadResult(self._code_outside(offset, start, end), end, start)
-        if offset == end or (bytes_max <= 0 and not at_least_one):
-            return ReadResult(ErrorCode.NONE, end, start)
-        log = replica.log
+        stable = self._stable_end(committed_end, end)
+        limit = stable if committed_only else end
+        if limit == NO_OFFSET:
+            return ReadResult(ErrorCode.OFFSET_NOT_AVAILABLE, end, start)
+        if offset >= limit or (bytes_max <= 0 and not at_least_one):
+            return ReadResult(ErrorCode.NONE, end, start, last_stable_offset=stable)
         if self._buggify("partition.short_read"):
             bytes_max = min(bytes_max, 1)
         try:
-            offset = log.past_holes(offset)
-            job = None if may_wait else self._needed_first(offset, bytes_max)
-            if job is not None:
-                return ReadResult(ErrorCode.NONE, end, start, job=job)
-            found = log.locate(
-                offset, bytes_max, end, at_least_one=at_least_one, may_check=may_wait
-            )
-            spans = tuple(found)
-            if not spans and not may_wait:  # the last check is too old, or damage lies close by
-                job = self._needed_first(offset, bytes_max, is_unverified=True)
+            spans, job = self._spans(offset, bytes_max, limit, at_least_one, may_wait)
+            aborted: Sequence[Aborted] | None = ()
+            if committed_only and spans:
+                stop = Offset(spans[-1].end_offset)
+                if not may_wait and (cold := replica.log.aborted.cold(offset, stop)):
+                    return ReadResult(ErrorCode.NONE, end, start, job=WarmJob(tuple(cold)))
+                aborted = () if self._is_internal else self._producers.aborted(offset, stop)
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 replica.damage_found()
             return ReadResult(error.code, end, start)
         except DiskError:
             return ReadResult(ErrorCode.KAFKA_STORAGE_ERROR, end, start)
+        if aborted is None:
+            self._catch_up()
+            return ReadResult(ErrorCode.OFFSET_NOT_AVAILABLE, end, start)
         size = record_count = 0
         for span in spans:
             size += span.size
             record_count += span.end_offset - max(span.base_offset, offset)
-        return ReadResult(ErrorCode.NONE, end, start, spans, size, record_count, job=job)
+        return ReadResult(
+            ErrorCode.NONE, end, start, spans, size, record_count, None, job, stable, aborted
+        )
+
+    def _spans(
+        self, offset: Offset, bytes_max: int, limit: Offset, at_least_one: bool, may_wait: bool
+    ) -> tuple[tuple[FileSpan, ...], Runnable | None]:
+        """What `read` found, and what must come into memory before it finds more.
+
+        Raises:
+            KafkaError: DamagedError above all.
+            DiskError: the device failed.
+        """
+        log = self.replica.log
+        offset = log.past_holes(offset)
+        job = None if may_wait else self._needed_first(offset, bytes_max)
+        if job is not None:
+            return (), job
+        found = log.locate(offset, bytes_max, limit, at_least_one=at_least_one, may_check=may_wait)
+        if not found and not may_wait:  # the last check is too old, or damage lies close by
+            job = self._needed_first(offset, bytes_max, is_unverified=True)
+        return tuple(found), job
 
     def _code_outside(self, offset: Offset, start: Offset, end: Offset) -> ErrorCode:
         """What a reader at an offset outside `[start, end]` is told."""
@@ -540,9 +576,46 @@ class Partition:
         That is the high watermark, or less where only a hole lies right below it. Clients are told
         it as the high watermark, since no fetch brings them beyond it.
         """
-        end = self._committed_end
-        start = min(self.replica.log_start_offset, end)
-        return max(start, self.replica.log.records_end(end))
+        return self._readable_end(self._committed_end)
+
+    @property
+    def stable_end(self) -> Offset:
+        """Where consumers of committed records must stop: before the first transaction that is not
+        decided, as far as markers are committed; `NO_OFFSET` while that is not known."""
+        committed_end = self._committed_end
+        return self._stable_end(committed_end, self._readable_end(committed_end))
+
+    def _readable_end(self, committed_end: Offset) -> Offset:
+        start = min(self.replica.log_start_offset, committed_end)
+        return max(start, self.replica.log.records_end(committed_end))
+
+    def _stable_end(self, committed_end: Offset, end: Offset) -> Offset:
+        if self._is_internal:
+            return end
+        stable = self._producers.last_stable_offset(committed_end)
+        if stable is None:
+            self._catch_up()
+            return NO_OFFSET
+        if stable == committed_end:
+            return end
+        return min(end, max(stable, self.replica.log_start_offset))
+
+    def _catch_up(self) -> None:
+        """Find out, in turns of the loop, what readers of committed records wait for."""
+        if not self._is_catching_up:
+            self._is_catching_up = True
+            self._deadlines.soon(self._catch_up_on)
+
+    def _catch_up_on(self) -> None:
+        self._is_catching_up = False
+        if self._is_closed:
+            return
+        try:
+            if self._producers.work_on():
+                self._catch_up()
+        except (KafkaError, DiskError) as error:
+            if isinstance(error, DamagedError):
+                self.replica.damage_found()  # whoever reads asks again
 
     @property
     def _committed_end(self) -> Offset:
@@ -617,11 +690,17 @@ class Partition:
 
     @reports_assertions
     def list_offset(
-        self, timestamp: int, *, current_epoch: int = -1, may_wait: bool = True
+        self,
+        timestamp: int,
+        *,
+        current_epoch: int = -1,
+        may_wait: bool = True,
+        committed_only: bool = False,
     ) -> OffsetResult:
         """The offset for a timestamp, or for one of Kafka's special ones (negative).
 
-        Unless it `may_wait` for the disk, the result may hold a job for a worker.
+        Unless it `may_wait` for the disk, the result may hold a job for a worker. For a reader of
+        committed records alone the log ends at the last stable offset.
         """
         replica = self.replica
         code = self._check_epoch(current_epoch)
@@ -629,18 +708,24 @@ class Partition:
             code = self._no_leader_code()
         if code is not ErrorCode.NONE:
             return OffsetResult(code)
-        log, end = replica.log, replica.high_watermark
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             start = replica.log_start_offset
             return OffsetResult(ErrorCode.NONE, start, leader_epoch=self._epoch_at(start))
         if not replica.is_writable:
             # KIP-207: a new leader may know a lower high watermark than its predecessor gave out.
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
-        if timestamp == LATEST:
-            end = self.readable_end
-            return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
         if timestamp == LATEST_TIERED:
             return OffsetResult(ErrorCode.NONE)  # nothing is tiered
+        end = self.stable_end if committed_only else self.readable_end
+        if end == NO_OFFSET:
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        if timestamp == LATEST:
+            return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
+        return self._look_up(timestamp, end, may_wait=may_wait)
+
+    def _look_up(self, timestamp: int, end: Offset, *, may_wait: bool) -> OffsetResult:
+        replica = self.replica
+        log = replica.log
         try:
             if not may_wait and timestamp >= MAX_TIMESTAMP:
                 job = log.lookup_ahead(None if timestamp == MAX_TIMESTAMP else timestamp, end)

@@ -159,6 +159,10 @@ class ReadResult:
     job: Runnable | None = None
     """To be run in a worker, since bytes must be read or checked first; then call
     `Partition.prepared`, and read again."""
+    last_stable_offset: Offset = NO_OFFSET
+    """Where readers of committed records must stop; `NO_OFFSET` while that is not known."""
+    aborted: Sequence[Aborted] = ()
+    """What such a reader has to pass over, by first offset."""
 
 
 @frozen(slots=True)

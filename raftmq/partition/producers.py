@@ -551,13 +551,18 @@ class PartitionProducers:
 
     # ---- what is stable ----
 
+    @property
+    def is_exact(self) -> bool:
+        """True when `table` is what the log says, after some more of its replay."""
+        if self._is_hidden:
+            self.read_on()
+        return not self._is_hidden
+
     def last_stable_offset(self, end: Offset) -> Offset | None:
         """Where read_committed consumers must stop, where all below `end` is committed; None while
         that cannot be told: see `work_on`."""
-        if self._is_hidden:
-            self.read_on()
-            if self._is_hidden:
-                return None
+        if self._is_hidden and not self.is_exact:
+            return None
         return self.table.last_stable_offset(end)
 
     def aborted(self, start: Offset, end: Offset) -> list[Aborted] | None:

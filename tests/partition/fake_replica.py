@@ -79,6 +79,7 @@ class FakeAborted:
     rows: list[Aborted] = field(factory=list)
     covered: int = 0
     cold_stretches: list[tuple[File, int, int]] = field(factory=list)
+    lost_end: int = 0
 
     def tell(self, start: int, end: int, found: Sequence[Aborted] = ()) -> None:
         if start <= self.covered < end:
@@ -101,18 +102,17 @@ class FakeAborted:
         """There is no file."""
 
     def end(self) -> int:
-        return self.covered
+        return max(self.covered, self.lost_end)
 
     def cut(self, end: int) -> None:
         """The log was cut."""
         self.covered = min(self.covered, end)
+        self.lost_end = min(self.lost_end, end)
         self.rows = [row for row in self.rows if row.marker_offset < end]
 
     def lose(self) -> None:
         """The file is gone: what it held is to be told anew."""
-        end = self.covered
-        self.rows, self.covered = [], 0
-        self.end = lambda: end  # type: ignore[method-assign]
+        self.rows, self.covered, self.lost_end = [], 0, self.covered
 
 
 @define

@@ -374,15 +374,14 @@ class Broker:
         controller = self.engine.controller_id
         return -1 if controller is None else int(controller)
 
-    def closest_replica(self, partition: Partition, rack: str, offset: int) -> int | None:
+    def closest_replica(self, partition: Partition, rack: str) -> int | None:
         """An in-sync replica in the consumer's rack that may serve it better than this leader
-        (KIP-392); None when this leader is as close, or no replica is closer."""
+        (KIP-392); None when this leader is as close, or no replica is closer. For consumers that
+        catch up: at the end of the log the leader has new records first."""
         brokers = self.image.brokers
         own = brokers.get(self.node_id)
         if own is not None and own.rack == rack:
             return None
-        if offset >= partition.readable_end:
-            return None  # at the end of the log the leader has new records first
         for replica in partition.replica.in_sync_replicas():
             broker = brokers.get(replica.node_id)
             if broker is not None and broker.rack == rack and not broker.is_fenced:

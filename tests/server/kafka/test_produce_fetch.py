@@ -22,7 +22,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse
 from raftmq.protocol.produce import ProducePartitionResponse
-from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.records import Marker, NewRecord, build_batch, build_marker, parse_header
 from raftmq.server.kafka.elections import WAIT_MS
 from raftmq.server.kafka.handlers.fetch import COLD_ROUNDS_MAX
 from raftmq.types import (
@@ -439,6 +439,86 @@ def test_a_session_over_the_wire() -> None:
     assert [row.partition for topic in news.topics for row in topic.partitions] == [0]
     stale = world.fetched(12, world.fetch(12, [], session_epoch=2, **again))
     assert stale.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+# ---- readers of committed records ----
+
+
+def transactional(world: World, sequence: int) -> None:
+    """A batch of a transaction gets into the log."""
+    data = build_batch(
+        [NewRecord(None, b"t")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=sequence,
+        transactional=True,
+    )
+    world.replica("t").append(data, parse_header(data))
+
+
+def aborted(world: World) -> None:
+    data = build_marker(Marker(is_commit=False), producer_id=7, producer_epoch=0, timestamp=1)
+    world.replica("t").append(data, parse_header(data))
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_committed_records_wait_for_the_end_of_a_transaction(version: int) -> None:
+    world = World()
+    key = key_of(version, 13, world.add_topic("t"))
+    transactional(world, 0)
+    world.replica("t").commit(1)
+    rows = [(key, 0, 0)]
+    now = fetched(world, version, world.fetch(version, rows, isolation_level=1, max_wait_ms=0))
+    assert (now.high_watermark, now.last_stable_offset) == (1, 0)
+    assert not now.records
+    other = fetched(world, version, world.fetch(version, rows, max_wait_ms=0))
+    assert (other.high_watermark, other.last_stable_offset) == (1, 0)
+    assert (len(other.records or ()), other.aborted_transactions) == (1, None)
+    parked = world.fetch(version, rows, isolation_level=1, max_wait_ms=500)
+    aborted(world)
+    assert parked.pieces is None
+    world.replica("t").commit(2)
+    row = fetched(world, version, parked)
+    assert (row.high_watermark, row.last_stable_offset) == (2, 2)
+    assert [(a.producer_id, a.first_offset) for a in row.aborted_transactions or ()] == [(7, 0)]
+    assert row.records
+
+
+def test_committed_records_are_not_looked_for_at_each_append(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.add_topic("t")
+    transactional(world, 0)
+    world.replica("t").commit(1)
+    parked = world.fetch(12, [("t", 0, 0)], isolation_level=1, max_wait_ms=500)
+    reads = 0
+    read = Partition.read
+
+    def counting(partition: Partition, *args: Any, **kwargs: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(partition, *args, **kwargs)
+
+    monkeypatch.setattr(Partition, "read", counting)
+    for number in range(2, 12):
+        world.produce(9, [("t", 0, batch())], acks=1)
+        world.replica("t").commit(number)
+    assert (parked.pieces, reads) == (None, 0)
+    world.bench.sleep(501)
+    row = fetched(world, 12, parked)
+    assert (row.high_watermark, row.last_stable_offset, reads) == (11, 0, 1)
+
+
+def test_a_reader_at_the_last_stable_offset_stays_with_the_leader() -> None:
+    world, _ = filled()
+    transactional(world, 0)
+    world.produce(9, [("t", 0, batch())], acks=1)
+    world.replica("t").commit(5)
+    far: dict[str, Any] = {"rack_id": "rack2", "isolation_level": 1, "max_wait_ms": 0}
+    assert fetched(world, 11, world.fetch(11, [("t", 0, 0)], **far)).preferred_read_replica == 2
+    at_end = fetched(world, 11, world.fetch(11, [("t", 0, 3)], **far))
+    assert at_end.preferred_read_replica == -1
 
 
 # ---- cold bytes ----

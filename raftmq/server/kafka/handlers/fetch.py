@@ -19,9 +19,11 @@ from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.partition.parked import Deadline
 from raftmq.partition.partition import FIRST_EPOCH, Partition
+from raftmq.partition.ports import NO_OFFSET
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol.fetch import (
+    AbortedTransaction,
     DivergingEpoch,
     FetchPartitionResponse,
     FetchRequest,
@@ -39,6 +41,7 @@ FOLLOWERS_FROM: Final = 11
 LEADER_HINTS_FROM: Final = 12
 ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
+READ_COMMITTED: Final = 1
 BYTES_MAX: Final = 64 << 20
 """Most bytes of one answer, whatever the client allows; it asks for more at once."""
 COLD_ROUNDS_MAX: Final = 4
@@ -96,6 +99,7 @@ class Reading:
 
     __slots__ = (
         "_broker",
+        "_committed_only",
         "_ends",
         "_found",
         "_hold",
@@ -122,6 +126,7 @@ class Reading:
         self._version = context.api_version
         self._hold = context.hold
         self._request = request
+        self._committed_only = request.isolation_level == READ_COMMITTED
         self._session = session
         self.answers: list[tuple[Wanted, FetchPartitionResponse]] = []
         self._ends: list[int] = []
@@ -215,19 +220,30 @@ class Reading:
     def has_moved(self) -> bool:
         """True when the end of a partition has moved since it was looked at."""
         return any(
-            partition.readable_end != end
+            self._end_of(partition) != end
             for (partition, _), end in zip(self.partitions, self._ends, strict=True)
         )
+
+    def _end_of(self, partition: Partition) -> Offset:
+        """Where this reader must stop."""
+        return partition.stable_end if self._committed_only else partition.readable_end
 
     def has_news(self, min_bytes: int) -> bool:
         """After a wake: read again, only where that can change the answer; True to answer now."""
         if any(partition.fetches.is_over for partition, _ in self.partitions):
             self.read(may_wait=True)
             return True
-        if not self._may_differ():
+        if not self._may_differ() and (min_bytes or not self._is_old()):
             return False
         self.read(may_wait=True)
         return self.is_urgent or self.size >= min_bytes
+
+    def _is_old(self) -> bool:
+        """True when a reader of committed records would be told a high watermark of before."""
+        return self._committed_only and any(
+            partition.readable_end != answer.high_watermark
+            for (partition, _), (_, answer) in zip(self.partitions, self.answers, strict=True)
+        )
 
     def _may_differ(self) -> bool:
         """True unless looking again would find what was found last."""
@@ -235,7 +251,8 @@ class Reading:
         for (partition, offset), (wanted, answer) in zip(
             self.partitions, self.answers, strict=True
         ):
-            if partition.readable_end > offset or not partition.serves_fetches:
+            end = self._end_of(partition)
+            if end > offset or end == NO_OFFSET or not partition.serves_fetches:
                 return True
             replica, epoch = partition.replica, wanted.request.current_leader_epoch
             if replica.log_start_offset != answer.log_start_offset:
@@ -253,7 +270,7 @@ class Reading:
         if isinstance(found, ErrorCode):
             return self._refuse(wanted, found)
         self.partitions.append((found, request.fetch_offset))
-        self._ends.append(found.readable_end)
+        self._ends.append(self._end_of(found))
         is_first = self.size == 0
         result = found.read(
             Offset(request.fetch_offset),
@@ -263,6 +280,7 @@ class Reading:
             may_follow=self._version >= FOLLOWERS_FROM,
             at_least_one=is_first,
             may_wait=self._may_wait,
+            committed_only=self._committed_only,
         )
         if result.job is not None:
             self.jobs.append((found, result.job))
@@ -278,9 +296,11 @@ class Reading:
             request.partition,
             ErrorCode.NONE,
             result.high_watermark,
-            result.high_watermark,
+            result.last_stable_offset,
             result.log_start_offset,
-            [] if self._request.isolation_level == 1 else None,
+            [AbortedTransaction(row.producer_id, row.first_offset) for row in result.aborted]
+            if self._committed_only
+            else None,
             -1,
             result.spans,
         )
@@ -288,7 +308,8 @@ class Reading:
             self.is_urgent = True
             answer.diverging_epoch = DivergingEpoch(*result.diverging)
         elif self._request.rack_id and self._version >= FOLLOWERS_FROM and found.is_leader:
-            closest = broker.closest_replica(found, self._request.rack_id, request.fetch_offset)
+            at_end = request.fetch_offset >= self._ends[-1]
+            closest = None if at_end else broker.closest_replica(found, self._request.rack_id)
             if closest is not None:
                 self.is_urgent = True
                 answer.preferred_read_replica = closest

@@ -33,6 +33,8 @@ ACKNOWLEDGED_WAIT_MS: Final = 5_000
 version 10 on as long as the client says, within the next two bounds."""
 ACKNOWLEDGED_WAIT_MS_MIN: Final = 500
 ACKNOWLEDGED_WAIT_MS_MAX: Final = 30_000
+READ_COMMITTED: Final = 1
+_ISOLATION_FROM: Final = 2
 _TIMEOUT_FROM: Final = 10
 """KIP-1075."""
 _STARTS: Final = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED)
@@ -45,6 +47,7 @@ _SPECIAL_FROM: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer ListOffsets; workers read indexes and batches that are not in memory."""
     version = context.api_version
+    committed_only = version >= _ISOLATION_FROM and request.isolation_level == READ_COMMITTED
     wait_ms = ACKNOWLEDGED_WAIT_MS
     if version >= _TIMEOUT_FROM:
         wait_ms = min(max(request.timeout, ACKNOWLEDGED_WAIT_MS_MIN), ACKNOWLEDGED_WAIT_MS_MAX)
@@ -58,12 +61,12 @@ def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Wo
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            found, result = _list_one(broker, version, topic.name, part)
+            found, result = _list_one(broker, version, topic.name, part, committed_only)
             rows.append(_offset_row(version, part, result))
             if result.code is not ErrorCode.NONE:
                 continue
             assert isinstance(found, Partition)
-            asked = _Asked(rows, len(rows) - 1, found, part)
+            asked = _Asked(rows, len(rows) - 1, found, part, committed_only)
             wait = None if part.timestamp in _STARTS else found.acknowledged(wait_ms)
             if wait is not None:
                 waiting.append((asked, wait))
@@ -104,12 +107,16 @@ class _Asked:
     at: int
     partition: Partition
     part: Struct
+    committed_only: bool
 
     def look(self, *, may_wait: bool) -> OffsetResult:
         """Ask again."""
         part = self.part
         return self.partition.list_offset(
-            part.timestamp, current_epoch=part.current_leader_epoch, may_wait=may_wait
+            part.timestamp,
+            current_epoch=part.current_leader_epoch,
+            may_wait=may_wait,
+            committed_only=self.committed_only,
         )
 
 
@@ -155,7 +162,7 @@ def _offset_row(version: int, part: Struct, result: OffsetResult) -> Answer:
 
 
 def _list_one(
-    broker: Broker, version: int, topic: str, part: Struct
+    broker: Broker, version: int, topic: str, part: Struct, committed_only: bool
 ) -> tuple[Partition | ErrorCode, OffsetResult]:
     if version < _SPECIAL_FROM.get(part.timestamp, 0):
         code = ErrorCode.UNSUPPORTED_VERSION
@@ -164,7 +171,9 @@ def _list_one(
     if isinstance(found, ErrorCode):
         return found, OffsetResult(found)
     epoch = part.current_leader_epoch
-    return found, found.list_offset(part.timestamp, current_epoch=epoch, may_wait=False)
+    return found, found.list_offset(
+        part.timestamp, current_epoch=epoch, may_wait=False, committed_only=committed_only
+    )
 
 
 def _code_for(version: int, code: ErrorCode) -> ErrorCode:

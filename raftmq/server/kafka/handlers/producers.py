@@ -68,6 +68,8 @@ def describe_producers(
             found = broker.find_partition(topic.name, None, index)
             if isinstance(found, Partition) and not found.is_leader:
                 found = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            if isinstance(found, Partition) and not found.knows_producers:
+                found = ErrorCode.NOT_LEADER_OR_FOLLOWER  # soon: what the log says is replayed
             is_partition = isinstance(found, Partition)
             row = told[topic.name, index] = {
                 "partition_index": index,
