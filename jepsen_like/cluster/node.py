@@ -8,6 +8,7 @@ crash; any other exception is a finding and ends the run. A supervisor restarts 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -36,6 +37,7 @@ from raftmq.partition.batch_opening import InlineBudget
 from raftmq.ports import DiskError, DiskFullError, Runnable
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
+from raftmq.runtime.clock import CoreTimes
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
 from raftmq.runtime.peer_links import PeerIdentity
 from raftmq.types import NodeId, StorageId
@@ -349,6 +351,9 @@ class ClusterNode:
             make_catch_up=lambda links, rate: SimCatchUp(self, links, rate),
             batch_openers=SimBatchOpening(self),
             disk_space=self._disk_space,
+            make_lock=nullcontext,
+            core_times=CoreTimes,
+            core_stolen_ms=lambda: 0.0,
             buggify=world.buggify,
         )
         core = SimCore(self._config(), world.options)

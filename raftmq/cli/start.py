@@ -50,9 +50,12 @@ def run(
     config: NodeConfig,
     *,
     listeners: Listeners | None = None,
-    on_ready: Callable[[], None] | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run a node until it is told to end, errors told in one line; gives the exit code."""
+    """Run a node until it is told to end, errors told in one line; gives the exit code.
+
+    Without `listeners`, binds what the configuration names. `on_ready` tells a parent that waits.
+    """
     from raftmq.node import run_node
 
     try:

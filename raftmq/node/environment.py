@@ -7,7 +7,7 @@ made by `node.py`, the simulated one by `jepsen_like`. Owns no behaviour.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from attrs import field, frozen
@@ -28,10 +28,6 @@ from raftmq.runtime.threads import WorkerPool
 from raftmq.types import Buffer, NodeId
 
 T = TypeVar("T")
-
-
-def _nothing_stolen() -> float:
-    return 0.0
 
 
 class Tasks(Protocol):
@@ -145,9 +141,10 @@ class Environment:
         make_catch_up: makes the node's part in catch-up over these links.
         batch_openers: walk produced batches, some of which take long.
         disk_space: (size, free) of the file system below the data folder, in bytes.
-        buggify: rarely taken branches made frequent; never, outside the simulation.
+        make_lock: makes locks for what worker threads share with the loop.
         core_times: how long the loop's thread ran, and was ready and had no core, so far.
         core_stolen_ms: how long the host took the cores away, so far.
+        buggify: makes rarely taken branches frequent; never, outside the simulation.
         supported: levels of features, of this node's version.
     """
 
@@ -162,8 +159,8 @@ class Environment:
     make_catch_up: Callable[[Links, CatchUpRate], RatedCatchUp]
     batch_openers: ClosingOpeners
     disk_space: Callable[[], tuple[int, int]]
-    make_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
+    make_lock: Callable[[], AbstractContextManager[Any]]
+    core_times: Callable[[], CoreTimes]
+    core_stolen_ms: Callable[[], float]
     buggify: Buggify = never
-    core_times: Callable[[], CoreTimes] = CoreTimes
-    core_stolen_ms: Callable[[], float] = _nothing_stolen
     supported: Ranges = field(factory=lambda: SUPPORTED)

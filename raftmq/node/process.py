@@ -1,7 +1,7 @@
 """The process around a node: listeners, logs, signals, exit status.
 
-Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data folder is no good,
-4 its cluster or data is ahead of this version: only a newer one can go on.
+Statuses: 0 ended as asked, 1 the node had to stop, 2 its configuration or data folder cannot be
+used, 4 its cluster or data is ahead of this version: only a newer one can go on.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from raftmq.runtime.data_folder import DataFolderError
 from raftmq.server.kafka.listener import open_listen_socket
 
 OK, FAILED, UNUSABLE, BEHIND = 0, 1, 2, 4
+"""Exit statuses."""
 DESCRIPTORS_AT_START: Final = 4096
-"""So many have their place in the kernel's table from the start on: 32 KiB."""
+"""So many descriptors get their place in the kernel's table at the start: 32 KiB."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """A flusher thread that holds the interpreter longer delays every heartbeat."""
 GC_THRESHOLDS: Final = 2_000, 3, 5_000
-"""Requests leave no cycles behind; looking for them every 700 objects costs a tenth of the time.
-The first two bound how many objects a collection between the small and the full ones looks at
-(8,000): it is the loop that stands still meanwhile, for longer where it has to share a core."""
+"""Requests leave no cycles behind; looking for some every 700 objects costs a tenth of the time.
+The first two bound how many objects a collection of the middle generation looks at (8,000): the
+loop stands still meanwhile, for longer where it has to share a core."""
 OTHER_DESCRIPTORS: Final = 1_000
 """Peers, the admin port, the journal, threads."""
 FILES_PER_REPLICA: Final = 2
 """The segment that is appended to, and the bare entries beside it."""
 REPLICAS_MAX: Final = 20_000
-"""Where the limit of descriptors has room for more."""
+"""At most, also where the limit of descriptors has room for more."""
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -87,16 +88,13 @@ def open_listeners(config: NodeConfig) -> Listeners:
 
 
 def run_node(
-    config: NodeConfig,
-    *,
-    listeners: Listeners | None = None,
-    on_ready: Callable[[], None] | None = None,
+    config: NodeConfig, *, listeners: Listeners | None, on_ready: Callable[[], None]
 ) -> int:
     """Run a node until SIGTERM or SIGINT; returns the exit status.
 
     Args:
         config: of this node.
-        listeners: already bound sockets; default: bind what the configuration names.
+        listeners: sockets that are bound already; None: bind what the configuration names.
         on_ready: called once clients are served.
     """
     if not __debug__:
@@ -144,7 +142,7 @@ def run_node(
 
 
 def raise_descriptor_limit(config: NodeConfig) -> int:
-    """Take as many descriptors as the system allows; warn when the configured limits need more."""
+    """Raise the limit of descriptors as far as needed and allowed; warn when that is too little."""
     needed = config.connections_max + config.open_files_max + OTHER_DESCRIPTORS
     needed += FILES_PER_REPLICA * config.replicas_max
     wanted = needed if config.replicas_max else needed + FILES_PER_REPLICA * REPLICAS_MAX
@@ -164,9 +162,9 @@ def raise_descriptor_limit(config: NodeConfig) -> int:
 
 
 def replicas_room(config: NodeConfig, limit: int) -> int:
-    """For how many replicas the limit of descriptors has room, beside clients, cached files and all
-    else. Where it is low, each of the three keeps a share of it: a node that is full of replicas
-    still has to hear clients, and to open files in order to delete them."""
+    """How many replicas the limit of descriptors allows, beside clients, cached files and all else.
+    Where the limit is low each of the three keeps a share of it: a node that is full of replicas
+    still has to serve clients, and to open files in order to delete them."""
     others = min(OTHER_DESCRIPTORS, limit // 4)
     clients = min(config.connections_max, limit // 4)
     cached = min(config.open_files_max, limit // 8)
@@ -174,7 +172,7 @@ def replicas_room(config: NodeConfig, limit: int) -> int:
 
 
 def grow_descriptor_table(limit: int) -> None:
-    """Let the kernel make room for some thousands of descriptors now, while there is one thread.
+    """Let the kernel make room for some thousand descriptors now, while there is one thread.
 
     Later, in a process with threads, each doubling waits for all cores to have passed through the
     kernel: 12 to 18 ms were seen, on the event loop, within `accept` and `open`.
@@ -187,9 +185,7 @@ def grow_descriptor_table(limit: int) -> None:
         os.close(descriptor)
 
 
-async def _run(
-    config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None] | None
-) -> int:
+async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             node = Node(config, listeners.client, listeners.peer, listeners.admin)
@@ -202,11 +198,10 @@ async def _run(
             nursery.start_soon(watch_signals)
 
             def ready() -> None:
-                # What lives now lives on: no collection need look at it again.
+                # What lives now lives as long as the node: no collection need look at it again.
                 gc.collect()
                 gc.freeze()
-                if on_ready is not None:
-                    on_ready()
+                on_ready()
 
             await node.run(ready)
             nursery.cancel_scope.cancel()

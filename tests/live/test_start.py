@@ -23,7 +23,7 @@ def ready():
     print(json.dumps(sorted(sys.modules)), flush=True)
     os._exit(0)
 
-sys.exit(run_node(load_config(sys.stdin.read()), on_ready=ready))
+sys.exit(run_node(load_config(sys.stdin.read()), listeners=None, on_ready=ready))
 """
 
 

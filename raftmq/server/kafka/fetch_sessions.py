@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.ports import Buggify, Clock, Random, never
+from raftmq.ports import Buggify, Clock, Random
 from raftmq.protocol.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
 
 SESSIONS_MAX: Final = 1000
@@ -144,7 +144,7 @@ class FetchSessions:
         *,
         sessions_max: int = SESSIONS_MAX,
         partitions_max: int = SESSION_PARTITIONS_MAX,
-        buggify: Buggify = never,
+        buggify: Buggify,
     ) -> None:
         self._clock = clock
         self._random = random

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.ports import never
 from raftmq.protocol.fetch import (
     FetchPartition,
     FetchPartitionResponse,
@@ -57,7 +58,7 @@ def told(
 def make(sessions_max: int = 3, partitions_max: int = 100) -> tuple[FetchSessions, FakeClock]:
     clock = FakeClock()
     sessions = FetchSessions(
-        clock, Random(1), sessions_max=sessions_max, partitions_max=partitions_max
+        clock, Random(1), sessions_max=sessions_max, partitions_max=partitions_max, buggify=never
     )
     return sessions, clock
 
