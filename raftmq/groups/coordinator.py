@@ -27,7 +27,6 @@ from raftmq.groups.owned_groups import (
     COMMAND_TIMEOUT_MS,
     CommandSink,
     OwnedGroups,
-    candidate,
 )
 from raftmq.metadata.commands import (
     CommitOffsets,
@@ -36,6 +35,7 @@ from raftmq.metadata.commands import (
     DeleteOffsets,
     ExpireOffsets,
     GroupCommand,
+    OffsetsTransaction,
 )
 from raftmq.metadata.image import GroupImage, OffsetMap
 from raftmq.partition.parked import Deadlines
@@ -43,7 +43,7 @@ from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition
 
-__all__ = ["CommandSink", "Coordinator", "candidate"]
+__all__ = ["CommandSink", "Coordinator"]
 
 T = TypeVar("T")
 
@@ -100,6 +100,12 @@ class FetchedOffsets:
 
     error: ErrorCode
     offsets: OffsetMap
+    pending: Map[int, OffsetMap] = Map()
+    """Offsets of running transactions, by producer id."""
+
+    def is_stable(self, at: TopicPartition) -> bool:
+        """False while a running transaction may change the offset there (KIP-447)."""
+        return not any(at in offsets for offsets in self.pending.values())
 
 
 @frozen(slots=True)
@@ -311,17 +317,29 @@ class Coordinator(OwnedGroups):
         member_id: str,
         instance_id: str | None,
         offsets: Sequence[CommittedOffset],
+        transaction: OffsetsTransaction | None = None,
     ) -> Promise[tuple[ErrorCode, ...]]:
-        """Save positions; kept, one code each, once they are applied."""
+        """Save positions; kept, one code each, once they are applied.
+
+        Within a `transaction`, which has a topic id for each of them, they are pending then.
+        """
         codes = self._size_codes(offsets)
         fitting = [entry for entry, code in zip(offsets, codes, strict=True) if not code]
+        if transaction is not None:
+            ids = zip(transaction.topic_ids, codes, strict=True)
+            topic_ids = tuple(topic_id for topic_id, code in ids if not code)
+            transaction = msgspec.structs.replace(transaction, topic_ids=topic_ids)
+        # Older clients name no member in a transaction, also in a group that has some.
+        is_nobody = generation < 0 and not member_id and instance_id is None
 
         def result(error: ErrorCode) -> tuple[ErrorCode, ...]:
             return tuple(code or error for code in codes)
 
         def act(group: Group) -> Promise[tuple[ErrorCode, ...]]:
             now_ms = self._clock.monotonic_ms()
-            error = group.check_commit(generation, member_id, instance_id, now_ms)
+            error = ErrorCode.NONE
+            if transaction is None or not is_nobody or group.phase is Phase.DEAD:
+                error = group.check_commit(generation, member_id, instance_id, now_ms)
             if error is not ErrorCode.NONE or not fitting:
                 return Promise.resolved(result(error))
             timestamp_ms = self._stamp_ms()
@@ -334,6 +352,7 @@ class Coordinator(OwnedGroups):
                 offsets=tuple(
                     msgspec.structs.replace(entry, timestamp_ms=timestamp_ms) for entry in fitting
                 ),
+                transaction=transaction,
             )
             group.quiet_since_ms = now_ms
             answer: Promise[tuple[ErrorCode, ...]] = Promise()
@@ -381,8 +400,10 @@ class Coordinator(OwnedGroups):
                 return
             self._confirm(asked_at_ms)
             state = self._engine.image.groups.get(name)
-            offsets = _NO_OFFSETS if state is None else state.offsets
-            answer.resolve(FetchedOffsets(ErrorCode.NONE, offsets))
+            if state is None:
+                answer.resolve(FetchedOffsets(ErrorCode.NONE, _NO_OFFSETS))
+                return
+            answer.resolve(FetchedOffsets(ErrorCode.NONE, state.offsets, state.pending))
 
         self._engine.read_barrier(timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
         return answer

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -31,24 +32,28 @@ from raftmq.metadata.commands import (
     CommittedOffset,
     ExpiredOffset,
     GroupCommand,
+    OffsetsTransaction,
 )
 from raftmq.metadata.image import GroupImage
 from raftmq.ports import Clock
 from raftmq.promise import Promise
+from raftmq.types import TopicId
 
 OFFSETS_PER_COMMAND_MAX: Final = 2_000
 OFFSETS_WAITING_MAX: Final = 200_000
 
 Settle = Callable[[ErrorCode], None]
-Key = tuple[int, int, str, str | None]
+Key = tuple[int, int, str, str | None, tuple[str, int, int, int, int] | None]
 
 
 @define(slots=True, eq=False)
 class _Waiting:
-    """What one member, or one consumer outside of group management, wants saved."""
+    """What one member, one consumer outside of group management, or one transaction wants saved."""
 
     command: CommitOffsets
     offsets: dict[tuple[str, int], CommittedOffset]
+    topic_ids: dict[tuple[str, int], TopicId] = field(factory=dict)
+    """Of offsets within a transaction."""
     settles: list[Settle] = field(factory=list)
 
 
@@ -99,14 +104,18 @@ class CommitQueue:
             command.generation,
             command.member_id,
             command.instance_id,
+            _transaction_key(command.transaction),
         )
         of_group = self._groups.setdefault(command.group, {})
         waiting = of_group.get(key)
         if waiting is None:
             waiting = of_group[key] = _Waiting(command, {})
         self.offsets_waiting -= len(waiting.offsets)
-        for entry in command.offsets:
+        topic_ids = () if command.transaction is None else command.transaction.topic_ids
+        for entry, topic_id in zip_longest(command.offsets, topic_ids):
             waiting.offsets[entry.topic, entry.partition] = entry
+            if topic_id is not None:
+                waiting.topic_ids[entry.topic, entry.partition] = topic_id
         self.offsets_waiting += len(waiting.offsets)
         waiting.settles.append(settle)
         self._send_if_due()
@@ -178,10 +187,30 @@ class CommitQueue:
         self._propose(command).when_done(done)
 
 
+def _transaction_key(
+    transaction: OffsetsTransaction | None,
+) -> tuple[str, int, int, int, int] | None:
+    if transaction is None:
+        return None
+    return (
+        transaction.transactional_id,
+        transaction.producer_id,
+        transaction.epoch,
+        transaction.txn_seq,
+        transaction.protocol,
+    )
+
+
 def _merged(waiting: _Waiting) -> CommitOffsets:
     if len(waiting.settles) == 1:
         return waiting.command
-    return msgspec.structs.replace(waiting.command, offsets=tuple(waiting.offsets.values()))
+    transaction = waiting.command.transaction
+    if transaction is not None:
+        topic_ids = tuple(waiting.topic_ids[at] for at in waiting.offsets)
+        transaction = msgspec.structs.replace(transaction, topic_ids=topic_ids)
+    return msgspec.structs.replace(
+        waiting.command, offsets=tuple(waiting.offsets.values()), transaction=transaction
+    )
 
 
 CONSUMER_PROTOCOL: Final = "consumer"

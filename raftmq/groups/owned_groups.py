@@ -12,9 +12,8 @@ no session expire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -31,7 +30,7 @@ from raftmq.metadata.commands import (
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.metadata.image import GroupsImage, holder
+from raftmq.metadata.image import GroupsImage, candidate, holder
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
@@ -53,6 +52,10 @@ _REJECTIONS: Final = (
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.FENCED_INSTANCE_ID,
     ErrorCode.NON_EMPTY_GROUP,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
 )
 """What a group's command is refused with at apply."""
 
@@ -89,15 +92,6 @@ class CommandSink(Protocol):
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
         """Kept once this node has applied all that was committed before the call."""
         ...
-
-
-def candidate(group: str, node_ids: Iterable[NodeId]) -> NodeId | None:
-    """Who should claim a group that nobody holds: the same answer on every node (rendezvous)."""
-
-    def score(node_id: NodeId) -> bytes:
-        return blake2b(f"{node_id}/{group}".encode(), digest_size=8).digest()
-
-    return max(node_ids, key=lambda node_id: (score(node_id), node_id), default=None)
 
 
 class OwnedGroups:

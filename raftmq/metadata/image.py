@@ -14,7 +14,8 @@ the inverse of `topics`; whatever is not in a snapshot is not state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from attrs import evolve, field, frozen
@@ -36,6 +37,8 @@ from raftmq.types import (
 FIRST_PRODUCER_ID: Final = 0
 RAFTMQ_LEVEL: Final = "raftmq.level"
 """The feature that covers what nodes store and say together (`features.py`)."""
+LEVEL_OF_TRANSACTIONS: Final = 3
+"""From it on there are transactional ids."""
 
 
 @frozen(slots=True)
@@ -200,6 +203,15 @@ def holder(group: GroupImage | None, live_epoch: LiveEpoch) -> NodeId | None:
     if live_epoch(group.coordinator) != group.coordinator_broker_epoch:
         return None
     return group.coordinator
+
+
+def candidate(name: str, node_ids: Iterable[NodeId]) -> NodeId | None:
+    """Who should coordinate what nobody holds: the same answer on every node (rendezvous)."""
+
+    def score(node_id: NodeId) -> bytes:
+        return blake2b(f"{node_id}/{name}".encode(), digest_size=8).digest()
+
+    return max(node_ids, key=lambda node_id: (score(node_id), node_id), default=None)
 
 
 @frozen(slots=True)

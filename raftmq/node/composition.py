@@ -55,6 +55,10 @@ from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.request_memory import RequestMemory
+from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordinator
+from raftmq.transactions.expiry import TransactionExpiry
+from raftmq.transactions.leader import LeaderTransactions
+from raftmq.transactions.rows import RowQueue
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,
@@ -239,11 +243,43 @@ class NodeCore:
             move_locally=self._move_locally,
             learn_address=self._learn_address,
         )
+        self._compose_transactions()
         self.partitions = Partitions(
             plane,
             self.control,
             self.deadlines,
             on_role=self._role_changed,
+            transactions=self.led_transactions,
+        )
+
+    def _compose_transactions(self) -> None:
+        plane, engine, config = self.plane, self.engine, self._transaction_config()
+        self.agreed_time = AgreedTime(
+            self.node_id, plane.clock, plane.multiraft.leading_cores, self._voters_count
+        )
+        rows = RowQueue(engine, self.deadlines, self.agreed_time.latest_ms)
+        self.transactions = TransactionCoordinator(engine, rows, self.deadlines, config)
+        self.led_transactions = LeaderTransactions(
+            engine,
+            rows,
+            self.transactions,
+            self.deadlines,
+            self._replica_of,
+        )
+        self.transaction_expiry = TransactionExpiry(
+            engine, rows, plane.clock, config, self.agreed_time.earliest_ms
+        )
+
+    def _replica_of(self, topic_id: TopicId, index: int) -> Partition | None:
+        return self.partitions.registry.by_id(topic_id, index)
+
+    def _transaction_config(self) -> TransactionConfig:
+        defaults, built_in = self.config.defaults, TransactionConfig()
+        return TransactionConfig(
+            max_timeout_ms=int(defaults.get("transaction.max.timeout.ms", built_in.max_timeout_ms)),
+            id_expiration_ms=int(
+                defaults.get("transactional.id.expiration.ms", built_in.id_expiration_ms)
+            ),
         )
 
     def _make_engine(self) -> DrivenEngine:
@@ -259,16 +295,14 @@ class NodeCore:
 
     def _compose_server(self, environment: Environment) -> None:
         config, plane = self.config, self.plane
-        multiraft = plane.multiraft
-        agreed = AgreedTime(self.node_id, plane.clock, multiraft.leading_cores, self._voters_count)
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,
             plane.clock,
             self._group_config(),
             random=plane.random,
-            retention_now_ms=agreed.earliest_ms,
-            latest_now_ms=agreed.latest_ms,
+            retention_now_ms=self.agreed_time.earliest_ms,
+            latest_now_ms=self.agreed_time.latest_ms,
             deadlines=self.deadlines,
         )
         self.broker = Broker(
@@ -279,6 +313,7 @@ class NodeCore:
             leader_table=self.control.leaders,
             partitions=self.partitions.registry,
             coordinator=self.coordinator,
+            transactions=self.transactions,
             deadlines=self.deadlines,
             clock=plane.clock,
             config=config,
@@ -488,6 +523,7 @@ class NodeCore:
             replica.stand()
         self.control.tick()
         self.coordinator.tick(now_ms)
+        self.transaction_expiry.tick()
         self.partitions.tick(now_ms)
         self.events.tick(now_ms)
         self.control.lifecycle.has_full_disk = self.events.is_disk_full

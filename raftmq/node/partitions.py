@@ -53,6 +53,7 @@ from raftmq.raft.messages import Role, SoftState
 from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.recovery import Opening, ReplicaOpener
 from raftmq.replication.replica import Replica
+from raftmq.transactions.leader import LeaderTransactions
 from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
 
 logger = structlog.get_logger("raftmq.partitions")
@@ -162,8 +163,10 @@ class Partitions:
         deadlines: Deadlines,
         *,
         on_role: Callable[[TopicPartition, RoleWatch, SoftState], None],
+        transactions: LeaderTransactions,
     ) -> None:
         self._plane = plane
+        self._transactions = transactions
         self._control = control
         self._engine = control.engine
         self._deadlines = deadlines
@@ -332,6 +335,7 @@ class Partitions:
             counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
             replica_counts=self.counts,
             workers=self._plane.batch_openers,
+            transactions=self._transactions,
             buggify=self._plane.buggify,
         )
         partition.on_led = self._led
@@ -402,6 +406,7 @@ class Partitions:
         if partition is not None:
             partition.close(ErrorCode.KAFKA_STORAGE_ERROR)
             self.registry.remove(partition)
+            self._transactions.removed(partition.topic_id, partition.index)
         del self._replicas[start.group]
         self._plane.multiraft.unregister(start.group)
         replica.log.close()
@@ -419,6 +424,7 @@ class Partitions:
         partition = self._close(action.group)
         if partition is not None:
             self.registry.remove(partition)
+            self._transactions.removed(partition.topic_id, partition.index)
             if all(other.name.topic != action.name.topic for other in self.registry):
                 self.topic_counts.pop(action.name.topic, None)
         replica = self._replicas.pop(action.group, None)
@@ -517,6 +523,7 @@ class Partitions:
     def _led(self, partition: Partition) -> None:
         """This node leads: tell all nodes at once; says nothing when nothing is new."""
         self._eager.pop(partition.group, None)
+        self._transactions.led(partition.topic_id, partition.index)
         replica = self._replicas[partition.group]
         brokers = self._engine.image.brokers
         isr = [

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class ApiKey(IntEnum):
-    """Kafka's API keys, as far as they are spoken here."""
+    """Kafka's API keys, as far as they are announced."""
 
     PRODUCE = 0
     FETCH = 1
@@ -37,6 +37,7 @@ class ApiKey(IntEnum):
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25
     END_TXN = 26
+    WRITE_TXN_MARKERS = 27
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
@@ -51,6 +52,8 @@ class ApiKey(IntEnum):
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
     DESCRIBE_TOPIC_PARTITIONS = 75
 
     @property
@@ -79,6 +82,11 @@ ANNOUNCED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.DELETE_RECORDS: (0, 2),
     ApiKey.INIT_PRODUCER_ID: (0, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (0, 5),
+    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
+    ApiKey.END_TXN: (0, 5),
+    ApiKey.WRITE_TXN_MARKERS: (1, 1),
+    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
     ApiKey.DESCRIBE_CONFIGS: (1, 4),
     ApiKey.ALTER_CONFIGS: (0, 2),
     ApiKey.DESCRIBE_LOG_DIRS: (1, 4),
@@ -92,21 +100,17 @@ ANNOUNCED: Final[dict[ApiKey, tuple[int, int]]] = {
     ApiKey.UPDATE_FEATURES: (0, 2),
     ApiKey.DESCRIBE_CLUSTER: (0, 2),
     ApiKey.DESCRIBE_PRODUCERS: (0, 0),
+    ApiKey.DESCRIBE_TRANSACTIONS: (0, 0),
+    ApiKey.LIST_TRANSACTIONS: (0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
 }
 """Inclusive version ranges, in the order of the keys."""
 
-ASKED: Final[dict[ApiKey, tuple[int, int]]] = {
+SPOKEN: Final[dict[ApiKey, tuple[int, int]]] = {
+    **ANNOUNCED,
     ApiKey.ADD_PARTITIONS_TO_TXN: (0, 3),
-    ApiKey.ADD_OFFSETS_TO_TXN: (0, 4),
-    ApiKey.END_TXN: (0, 5),
-    ApiKey.TXN_OFFSET_COMMIT: (0, 5),
 }
-"""APIs that our client uses with other brokers and this one does not serve. v4 and v5 of
-AddPartitionsToTxn are for brokers."""
-
-SPOKEN: Final[dict[ApiKey, tuple[int, int]]] = {**ANNOUNCED, **ASKED}
-"""All APIs and versions with a codec."""
+"""What our client asks. Later versions of AddPartitionsToTxn are for brokers."""
 
 SERVED_MIN: Final[dict[ApiKey, int]] = {ApiKey.PRODUCE: 3}
 """Where a lower version is announced than is served."""
@@ -135,6 +139,7 @@ FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
     ApiKey.ADD_PARTITIONS_TO_TXN: 3,
     ApiKey.ADD_OFFSETS_TO_TXN: 3,
     ApiKey.END_TXN: 3,
+    ApiKey.WRITE_TXN_MARKERS: 1,
     ApiKey.TXN_OFFSET_COMMIT: 3,
     ApiKey.DESCRIBE_CONFIGS: 4,
     ApiKey.ALTER_CONFIGS: 2,
@@ -149,6 +154,8 @@ FLEXIBLE_FROM: Final[dict[ApiKey, int]] = {
     ApiKey.UPDATE_FEATURES: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
     ApiKey.DESCRIBE_PRODUCERS: 0,
+    ApiKey.DESCRIBE_TRANSACTIONS: 0,
+    ApiKey.LIST_TRANSACTIONS: 0,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
 }
 """First flexible version (KIP-482): request header v2, response header v1, compact bodies."""

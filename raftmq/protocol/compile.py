@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any, Final, Literal, get_args, get_origin
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.protocol.api_versions import SPOKEN, ApiKey
+from raftmq.protocol.api_versions import ANNOUNCED, ApiKey
 from raftmq.protocol.decoders import Decoder, SlowDecoder, build_decoder, build_slow_decoder
 from raftmq.protocol.encoders import (
     Encoder,
@@ -68,7 +68,7 @@ class _Family:
 
     def schema(self, version: int) -> Schema:
         if version not in self.schemas:
-            low, high = SPOKEN[self.api]
+            low, high = ANNOUNCED[self.api]
             if not max(low, KIO_MIN.get(self.api, low)) <= version <= high:
                 raise RemoteProtocolError(
                     f"{self.api.title} v{version} is not a version that is spoken"
@@ -117,7 +117,7 @@ class _Family:
 
     def _find(self, path: str, name: str) -> Field | None:
         """The newest version's field of that name; loads no more versions than it must."""
-        low, high = SPOKEN[self.api]
+        low, high = ANNOUNCED[self.api]
         for version in range(high, max(low, KIO_MIN.get(self.api, low)) - 1, -1):
             for part_path, part in _parts(self.schema(version)):
                 if part_path == path:
@@ -298,7 +298,7 @@ def _explained(
 
 
 def _title(api_key: int) -> str:
-    return ApiKey(api_key).title if api_key in SPOKEN else f"API {api_key}"
+    return ApiKey(api_key).title if api_key in ANNOUNCED else f"API {api_key}"
 
 
 def _make_decoder(
@@ -323,7 +323,7 @@ def _make_encoder(
 def _family(api_key: int, direction: Direction) -> _Family:
     family = _families.get((api_key, direction))
     if family is None:
-        if api_key not in SPOKEN:
+        if api_key not in ANNOUNCED:
             raise RemoteProtocolError(f"API {api_key} is not spoken")
         family = _families.setdefault((api_key, direction), _Family(ApiKey(api_key), direction))
     return family

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.coordinator import Coordinator, candidate
+from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.membership import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import ALARM_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset
-from raftmq.metadata.image import GroupImage
+from raftmq.metadata.image import GroupImage, candidate
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Nodes, got
 

@@ -94,8 +94,15 @@ class Bench:
             replica_removed=lambda topic_id, index: self.removed.append((topic_id, index)),
         )
         self.removed: list[tuple[TopicId, int]] = []
+        self.transactions: Any = SimpleNamespace(
+            is_offered=False, led=lambda *_: None, removed=lambda *_: None
+        )
         self.partitions = Partitions(
-            self.plane, self.control, Deadlines(clock), on_role=lambda *_: None
+            self.plane,
+            self.control,
+            Deadlines(clock),
+            on_role=lambda *_: None,
+            transactions=self.transactions,
         )
 
     def start(self, number: int, topic: int = 1) -> StartReplica:

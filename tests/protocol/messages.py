@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.static.primitive import TZAware, i32Timedelta, i64Timedelta
 
-from raftmq.protocol import SPOKEN, ApiKey, Struct
+from raftmq.protocol import ANNOUNCED, ApiKey, Struct
 
 KIO_FROM = {ApiKey.PRODUCE: 3}
 DIRECTIONS = ("request", "response")
@@ -78,7 +78,7 @@ class HypothesisChooser:
 
 def every_message() -> Iterator[tuple[ApiKey, int, str]]:
     """All (API, version, direction) that have a schema."""
-    for api, (low, high) in SPOKEN.items():
+    for api, (low, high) in ANNOUNCED.items():
         for version in range(max(low, KIO_FROM.get(api, low)), high + 1):
             for direction in DIRECTIONS:
                 yield api, version, direction

@@ -39,6 +39,7 @@ from raftmq.server.kafka.limits import TokenBucket
 from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.work import WorkScheduler, gather
+from raftmq.transactions.coordinator import TransactionCoordinator
 from raftmq.types import NodeId, TopicId, TopicPartition
 
 CACHE_BYTES_MAX: Final = 32 << 20
@@ -201,6 +202,7 @@ class Broker:
         leader_table: LeaderTable,
         partitions: PartitionRegistry,
         coordinator: Any,
+        transactions: TransactionCoordinator,
         deadlines: Deadlines,
         clock: Clock,
         config: NodeConfig,
@@ -220,6 +222,7 @@ class Broker:
         self.leader_table = leader_table
         self.partitions = partitions
         self.coordinator = coordinator
+        self.transactions = transactions
         self.deadlines = deadlines
         self.clock = clock
         self.config = config

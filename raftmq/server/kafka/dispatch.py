@@ -49,6 +49,7 @@ from raftmq.server.kafka.handlers import (
     produce,
     producers,
     topics,
+    transactions,
 )
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
 from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
@@ -86,6 +87,7 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
     ApiKey.DESCRIBE_PRODUCERS: producers.describe_producers,
     **groups.HANDLERS,
+    **transactions.HANDLERS,
 }
 """Which handler answers which API. Produce and Fetch have their own way through the dispatcher."""
 SLOW_BYTES: Final = 2 << 10
@@ -104,6 +106,10 @@ PROMPT: Final = frozenset(
         ApiKey.OFFSET_FETCH,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.SYNC_GROUP,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
     }
 )
 """What working clients ask. A small request of these has a small answer, made in one go."""

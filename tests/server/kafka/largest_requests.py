@@ -33,6 +33,9 @@ PARTS = list(range(PARTITIONS))
 REPEATED = [index % PARTITIONS for index in range(ELEMENTS_MAX - 10)]
 """Of one topic that is there."""
 
+PRODUCER = {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0}
+ADDED = {"name": "t", "partitions": REPEATED}
+
 ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
     ApiKey.API_VERSIONS: {
         "text": lambda: {"client_software_name": "n" * 30_000, "client_software_version": "1"}
@@ -196,6 +199,75 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
         }
     },
     ApiKey.INIT_PRODUCER_ID: {"one": lambda: {"transactional_id": None}},
+    ApiKey.ADD_PARTITIONS_TO_TXN: {
+        "many": lambda: {"transactions": [{**PRODUCER, "verify_only": False, "topics": [ADDED]}]},
+        "verified": lambda: {
+            "transactions": [
+                {
+                    **PRODUCER,
+                    "transactional_id": name,
+                    "verify_only": True,
+                    "topics": [{"name": "t", "partitions": [0]}],
+                }
+                for name in NAMES[:30_000]
+            ]
+        },
+    },
+    ApiKey.ADD_OFFSETS_TO_TXN: {"text": lambda: {**PRODUCER, "group_id": "g" * 30_000}},
+    ApiKey.END_TXN: {
+        "text": lambda: {**PRODUCER, "transactional_id": "x" * 30_000, "committed": True}
+    },
+    ApiKey.WRITE_TXN_MARKERS: {
+        "many": lambda: {
+            "markers": [
+                {
+                    "producer_id": 1,
+                    "producer_epoch": 0,
+                    "transaction_result": False,
+                    "topics": [{"name": "t", "partition_indexes": REPEATED}],
+                    "coordinator_epoch": 0,
+                }
+            ]
+        }
+    },
+    ApiKey.TXN_OFFSET_COMMIT: {
+        "many": lambda: {
+            **PRODUCER,
+            "group_id": "g",
+            "generation_id": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "topics": [
+                {
+                    "name": "t",
+                    "partitions": [
+                        {
+                            "partition_index": n,
+                            "committed_offset": 1,
+                            "committed_leader_epoch": 1,
+                            "committed_metadata": None,
+                        }
+                        for n in REPEATED[:50_000]
+                    ],
+                }
+            ],
+        }
+    },
+    ApiKey.DESCRIBE_TRANSACTIONS: {"many": lambda: {"transactional_ids": NAMES[:90_000]}},
+    ApiKey.LIST_TRANSACTIONS: {
+        "states": lambda: {
+            "state_filters": NAMES[:90_000],
+            "producer_id_filters": [],
+            "duration_filter": -1,
+            "transactional_id_pattern": "x" * 30_000,
+        },
+        "producers": lambda: {
+            "state_filters": [],
+            "producer_id_filters": list(range(90_000)),
+            "duration_filter": -1,
+            "transactional_id_pattern": None,
+        },
+    },
     ApiKey.DESCRIBE_PRODUCERS: {
         "equal": lambda: {"topics": [{"name": "t", "partition_indexes": REPEATED}]},
         "many": lambda: {"topics": [{"name": "u", "partition_indexes": list(range(99_000))}]},

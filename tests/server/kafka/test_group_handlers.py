@@ -49,6 +49,7 @@ class FakeBroker:
     nodes: Nodes
     image: FakeImage = field(factory=FakeImage)
     config: NodeConfig = NodeConfig(node_id=1, data=Path("/tmp"))
+    transactions: Any = SimpleNamespace(is_offered=False)
 
     @property
     def coordinator(self) -> Any:

@@ -53,6 +53,8 @@ from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.replies import Pieces
 from raftmq.server.kafka.request_context import RequestContext
+from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordinator
+from raftmq.transactions.rows import RowQueue
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -120,6 +122,12 @@ class FakeEngine:
         self.controller_epoch = 3
         self.proposed: list[tuple[Any, Promise[Any]]] = []
 
+    def on_image(self, _callback: Any) -> None:
+        """Nobody is told here."""
+
+    def read_barrier(self, **_kwargs: Any) -> Promise[None]:
+        return Promise.resolved(None)
+
     def propose(self, command: Any, **_kwargs: Any) -> Promise[Any]:
         promise: Promise[Any] = Promise()
         self.proposed.append((command, promise))
@@ -178,6 +186,12 @@ class World:
             leader_table=self.leaders,
             partitions=self.registry,
             coordinator=None,
+            transactions=TransactionCoordinator(
+                self.engine,
+                RowQueue(self.engine, self.bench.deadlines, self.bench.clock.wall_ms),
+                self.bench.deadlines,
+                TransactionConfig(),
+            ),
             deadlines=self.bench.deadlines,
             clock=self.bench.clock,
             config=NodeConfig(node_id=1, data=Path("/tmp")),

@@ -19,6 +19,7 @@ from raftmq.groups.coordinator import (
 )
 from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
 from raftmq.metadata.commands import CommittedOffset
+from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
@@ -45,6 +46,7 @@ _PROTOCOL_NAMED_FROM: Final = 5  # SyncGroup (KIP-559)
 _MANY_MEMBERS_FROM: Final = 3  # LeaveGroup (KIP-345)
 _TOP_LEVEL_ERROR_FROM: Final = 2  # OffsetFetch
 _MANY_GROUPS_FROM: Final = 8  # OffsetFetch (KIP-709)
+_REQUIRE_STABLE_FROM: Final = 7  # OffsetFetch (KIP-447)
 _NOT_FOUND_FROM: Final = 6  # DescribeGroups (KIP-1043)
 
 
@@ -73,14 +75,15 @@ def handle_find_coordinator(
 
 def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
     error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, "no live broker"
-    if key_type == TRANSACTION_KEY:
+    if key_type == TRANSACTION_KEY and not broker.transactions.is_offered:
         # At most errors librdkafka and kafkajs ask again for ever; at this one they give up.
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        message = "transactions are not offered"
-    elif key_type != GROUP_KEY:
+        message = f"transactions need {RAFTMQ_LEVEL} {LEVEL_OF_TRANSACTIONS}"
+    elif key_type not in (GROUP_KEY, TRANSACTION_KEY):
         error, message = ErrorCode.INVALID_REQUEST, f"there are no coordinators of type {key_type}"
     else:
-        node_id = broker.coordinator.find(key)
+        is_group = key_type == GROUP_KEY
+        node_id = broker.coordinator.find(key) if is_group else broker.transactions.find(key)
         for endpoint in broker.endpoints([node_id]) if node_id is not None else ():
             return Struct(
                 key=key,
@@ -274,7 +277,8 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct
     if version < _MANY_GROUPS_FROM:
         result = yield from value_of(broker.coordinator.fetch_offsets(request.group_id))
         is_old = version < _TOP_LEVEL_ERROR_FROM
-        topics = yield from _saved(request.topics, result, with_error=is_old)
+        is_strict = version >= _REQUIRE_STABLE_FROM and request.require_stable
+        topics = yield from _saved(request.topics, result, with_error=is_old, is_strict=is_strict)
         return Struct(topics=topics, error_code=int(result.error))
     names = list(dict.fromkeys(group.group_id for group in request.groups))
     fetches = yield from in_turns(names, broker.coordinator.fetch_offsets, GROUPS_PER_TURN)
@@ -284,15 +288,20 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct
         if count % GROUPS_PER_TURN == 0:
             yield None
         result = results[group.group_id]
-        topics = yield from _saved(group.topics, result, with_error=False)
+        topics = yield from _saved(
+            group.topics, result, with_error=False, is_strict=request.require_stable
+        )
         groups.append(Struct(group_id=group.group_id, topics=topics, error_code=int(result.error)))
     return Struct(groups=groups)
 
 
 def _saved(
-    topics: Sequence[Struct] | None, result: FetchedOffsets, *, with_error: bool
+    topics: Sequence[Struct] | None, result: FetchedOffsets, *, with_error: bool, is_strict: bool
 ) -> Work[list[Struct]]:
-    """Offsets of the named partitions, -1 where there is none; of all where none is named."""
+    """The asked partitions' offsets, -1 where there is none; all of them when none is named.
+
+    `is_strict`: where a transaction may change one, that is said instead (KIP-447).
+    """
     if result.error is not ErrorCode.NONE and not with_error:
         return []
     wanted: dict[str, list[int]] = {}
@@ -310,13 +319,22 @@ def _saved(
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            partitions.append(_saved_one(result, TopicPartition(name, index)))
+            at = TopicPartition(name, index)
+            partitions.append(_saved_one(result, at, must_be_stable=is_strict))
         rows.append(Struct(name=name, partitions=partitions))
     return rows
 
 
-def _saved_one(result: FetchedOffsets, at: TopicPartition) -> Struct:
+def _saved_one(result: FetchedOffsets, at: TopicPartition, *, must_be_stable: bool) -> Struct:
     saved = result.offsets.get(at)
+    if must_be_stable and not result.is_stable(at):
+        return Struct(
+            partition_index=at.partition,
+            committed_offset=-1,
+            committed_leader_epoch=-1,
+            metadata="",
+            error_code=int(ErrorCode.UNSTABLE_OFFSET_COMMIT),
+        )
     return Struct(
         partition_index=at.partition,
         committed_offset=-1 if saved is None else saved.offset,

@@ -1,6 +1,7 @@
 """InitProducerId and DescribeProducers.
 
-Every producer without a transactional id gets a new producer id from the broker's block.
+Without a transactional id every producer gets a fresh id of the broker's block; with one the
+metadata group says who it is.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from raftmq.promise import Promise
 from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.work import TURN_PARTITIONS, Work
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, then
+from raftmq.transactions.coordinator import ProducerResult
 
 WAITING_MAX: Final = 10_000
+_NAMES_PRODUCER_FROM: Final = 3  # InitProducerId (KIP-360)
+_FENCED_FROM: Final = 4  # InitProducerId (KIP-588)
 NO_TIMESTAMP: Final = -1
 
 
-def init_producer_id(broker: Broker, _context: RequestContext, request: Struct) -> Any:
-    """Answer InitProducerId for idempotent producers; transactions are not offered."""
+def init_producer_id(broker: Broker, context: RequestContext, request: Struct) -> Any:
+    """Answer InitProducerId."""
     if request.transactional_id is not None:
-        if not request.transactional_id:
-            return _answer(ErrorCode.INVALID_REQUEST)
-        return _answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return _init_transactional(broker, context.api_version, request)
     blocks = broker.producer_ids
     if blocks.waiting_count >= WAITING_MAX:
         return _answer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
@@ -39,6 +41,28 @@ def init_producer_id(broker: Broker, _context: RequestContext, request: Struct) 
 
     blocks.take().when_done(settled)
     return answer
+
+
+def _init_transactional(broker: Broker, version: int, request: Struct) -> Any:
+    if not request.transactional_id:
+        return _answer(ErrorCode.INVALID_REQUEST)
+    if not broker.transactions.is_offered:
+        return _answer(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    is_named = version >= _NAMES_PRODUCER_FROM
+    begun = broker.transactions.init_producer(
+        request.transactional_id,
+        request.transaction_timeout,
+        request.producer_id if is_named else -1,
+        request.producer_epoch if is_named else -1,
+    )
+
+    def answer(result: ProducerResult) -> dict[str, Any]:
+        code = result.code
+        if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM:
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        return _answer(code, result.producer_id, result.epoch)
+
+    return then(begun, answer)
 
 
 def _answer(code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> dict[str, Any]:

@@ -1,0 +1,463 @@
+"""Transactions: from the wire's versions to the coordinator's values and back (KIP-98, KIP-890).
+
+Owns what differs between versions of a request and the error codes that each of them knows; decides
+nothing. InitProducerId is `producers.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import re2
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import CommittedOffset
+from raftmq.metadata.transactions import Transaction, TransactionState
+from raftmq.partition.partition import Partition
+from raftmq.partition.transactions import Decided
+from raftmq.promise import Promise
+from raftmq.protocol import ApiKey, Struct
+from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.request_context import RequestContext
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, value_of
+from raftmq.transactions.coordinator import Filters, ProducerResult
+from raftmq.types import ProducerId, TopicId
+
+_FENCED_FROM: Final = 2  # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn (KIP-588)
+_BATCHED_FROM: Final = 4  # AddPartitionsToTxn: of brokers (KIP-890)
+_SECOND_PROTOCOL_FROM: Final = 5  # EndTxn, TxnOffsetCommit (KIP-890)
+_MEMBER_NAMED_FROM: Final = 3  # TxnOffsetCommit (KIP-447)
+_LEADER_EPOCH_FROM: Final = 2  # TxnOffsetCommit
+_LOADING_FROM: Final = 2  # TxnOffsetCommit
+_ABORTABLE_FROM: Final = 4  # TxnOffsetCommit (KIP-890)
+_DURATION_FROM: Final = 1  # ListTransactions (KIP-994)
+_PATTERN_FROM: Final = 2  # ListTransactions (KIP-1152)
+_QUIET: Final = re2.Options()
+_QUIET.log_errors = False
+_QUIET.max_mem = 1 << 20
+_NOT_OFFERED: Final = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+"""The one code at which every client gives up."""
+
+
+def fenced_code(code: ErrorCode, version: int, fenced_from: int = _FENCED_FROM) -> ErrorCode:
+    """A code as older versions of a request know it."""
+    if code is ErrorCode.PRODUCER_FENCED and version < fenced_from:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+# ---- AddPartitionsToTxn ----
+
+
+def add_partitions(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer AddPartitionsToTxn: of a client, or (from v4 on) of a broker for many of them."""
+    version = context.api_version
+    if version < _BATCHED_FROM:
+        codes = yield from _added(
+            broker,
+            version,
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            request.v3_and_below_topics,
+        )
+        rows = yield from _partition_rows(request.v3_and_below_topics, codes)
+        return Struct(results_by_topic_v3_and_below=rows)
+    results = []
+    if any(one.verify_only for one in request.transactions):
+        yield from value_of(broker.transactions.describe([]))  # an image as new as the question
+    for one in request.transactions:
+        if one.verify_only:
+            codes = yield from _verified(broker, one)
+        else:
+            codes = yield from _added(
+                broker,
+                version,
+                one.transactional_id,
+                one.producer_id,
+                one.producer_epoch,
+                one.topics,
+            )
+        rows = yield from _partition_rows(one.topics, codes)
+        results.append(Struct(transactional_id=one.transactional_id, topic_results=rows))
+    return Struct(error_code=int(ErrorCode.NONE), results_by_transaction=results)
+
+
+def _added(
+    broker: Broker,
+    version: int,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    topics: Sequence[Struct],
+) -> Work[dict[tuple[str, int], ErrorCode]]:
+    """Add partitions, all of them or none; the code of each."""
+    image = broker.image
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    partitions: dict[TopicId, list[int]] = {}
+    count = 0
+    for topic in topics:
+        known = image.topics.get(topic.name)
+        for index in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            if known is None or not 0 <= index < len(known.partitions):
+                codes[topic.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif (topic.name, index) not in codes:
+                codes[topic.name, index] = ErrorCode.NONE
+                partitions.setdefault(known.topic_id, []).append(index)
+    if not broker.transactions.is_offered:
+        return dict.fromkeys(codes, _NOT_OFFERED)
+    if any(codes.values()):
+        return {at: code or ErrorCode.OPERATION_NOT_ATTEMPTED for at, code in codes.items()}
+    protocol = 1 if version < _BATCHED_FROM else 2
+    code = yield from value_of(
+        broker.transactions.add_partitions(
+            transactional_id, producer_id, epoch, protocol=protocol, partitions=partitions
+        )
+    )
+    return dict.fromkeys(codes, fenced_code(code, version))
+
+
+def _verified(broker: Broker, one: Struct) -> Work[dict[tuple[str, int], ErrorCode]]:
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    for topic in one.topics:
+        known = broker.image.topics.get(topic.name)
+        for index in topic.partitions:
+            if len(codes) % TURN_PARTITIONS == 0:
+                yield None
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if known is not None:
+                code = broker.transactions.verify(
+                    one.transactional_id,
+                    one.producer_id,
+                    one.producer_epoch,
+                    known.topic_id,
+                    index,
+                )
+            codes[topic.name, index] = code
+    return codes
+
+
+def _partition_rows(
+    topics: Sequence[Struct], codes: Mapping[tuple[str, int], ErrorCode]
+) -> Work[list[Struct]]:
+    rows = []
+    count = 0
+    for topic in topics:
+        partitions = []
+        for index in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            code = int(codes[topic.name, index])
+            partitions.append(Struct(partition_index=index, partition_error_code=code))
+        rows.append(Struct(name=topic.name, results_by_partition=partitions))
+    return rows
+
+
+# ---- offsets ----
+
+
+def add_offsets(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer AddOffsetsToTxn."""
+    if not broker.transactions.is_offered:
+        return Struct(error_code=int(_NOT_OFFERED))
+    if not request.group_id:
+        return Struct(error_code=int(ErrorCode.INVALID_GROUP_ID))
+    code = yield from value_of(
+        broker.transactions.add_partitions(
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            protocol=1,
+            groups=[request.group_id],
+        )
+    )
+    return Struct(error_code=int(fenced_code(code, context.api_version)))
+
+
+def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer TxnOffsetCommit when the offsets are pending; unknown partitions are left out."""
+    version = context.api_version
+    protocol = 2 if version >= _SECOND_PROTOCOL_FROM else 1
+    image = broker.image
+    known: dict[tuple[str, int], tuple[CommittedOffset, TopicId]] = {}
+    count = 0
+    for topic in request.topics:
+        found = image.topics.get(topic.name)
+        for partition in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            index = partition.partition_index
+            if found is None or not 0 <= index < len(found.partitions):
+                continue
+            has_epoch = version >= _LEADER_EPOCH_FROM
+            entry = CommittedOffset(
+                topic=topic.name,
+                partition=index,
+                offset=partition.committed_offset,
+                leader_epoch=partition.committed_leader_epoch if has_epoch else -1,
+                metadata=partition.committed_metadata or "",
+            )
+            known[topic.name, index] = entry, found.topic_id
+    codes = dict.fromkeys(known, _NOT_OFFERED)
+    if broker.transactions.is_offered:
+        codes = yield from _commit(broker, version, protocol, request, known)
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    rows = []
+    for topic in request.topics:
+        partitions = []
+        for partition in topic.partitions:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            index = partition.partition_index
+            code = int(codes.get((topic.name, index), missing))
+            partitions.append(Struct(partition_index=index, error_code=code))
+        rows.append(Struct(name=topic.name, partitions=partitions))
+    return Struct(topics=rows)
+
+
+def _commit(
+    broker: Broker,
+    version: int,
+    protocol: int,
+    request: Struct,
+    known: Mapping[tuple[str, int], tuple[CommittedOffset, TopicId]],
+) -> Work[dict[tuple[str, int], ErrorCode]]:
+    who = request.transactional_id, request.producer_id, request.producer_epoch
+    is_named = version >= _MEMBER_NAMED_FROM
+    # The group is part of the transaction in an image as new as the answer of AddOffsetsToTxn; by
+    # protocol 2 it is added here, once the transaction before has ended.
+    if not broker.transactions.has_group(*who, request.group_id):
+        if protocol == 1:
+            yield from value_of(broker.transactions.describe(who[:1]))
+        else:
+            code = yield from value_of(
+                broker.transactions.add_partitions(*who, protocol=2, groups=[request.group_id])
+            )
+            if code is not ErrorCode.NONE:
+                return dict.fromkeys(known, _commit_code(code, version))
+    codes: Promise[tuple[ErrorCode, ...]] = broker.coordinator.commit(
+        request.group_id,
+        request.generation_id if is_named else -1,
+        request.member_id if is_named else "",
+        request.group_instance_id if is_named else None,
+        [entry for entry, _ in known.values()],
+        broker.transactions.offsets_transaction(
+            *who, protocol=protocol, topic_ids=[topic_id for _, topic_id in known.values()]
+        ),
+    )
+    result = yield from value_of(codes)
+    return {at: _commit_code(code, version) for at, code in zip(known, result, strict=True)}
+
+
+def _commit_code(code: ErrorCode, version: int) -> ErrorCode:
+    """A code as clients take it in an answer to TxnOffsetCommit."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.INVALID_TXN_STATE and version >= _ABORTABLE_FROM:
+        return ErrorCode.TRANSACTION_ABORTABLE
+    if code is ErrorCode.REBALANCE_IN_PROGRESS:
+        # Fatal to Java's producer; it is over in a moment.
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < _LOADING_FROM:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return code
+
+
+# ---- the end ----
+
+
+def end_txn(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer EndTxn once the decision is applied."""
+    version = context.api_version
+    result = ProducerResult(_NOT_OFFERED)
+    if broker.transactions.is_offered:
+        result = yield from value_of(
+            broker.transactions.end(
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                is_commit=request.committed,
+                protocol=2 if version >= _SECOND_PROTOCOL_FROM else 1,
+            )
+        )
+    return Struct(
+        error_code=int(fenced_code(result.code, version)),
+        producer_id=result.producer_id,
+        producer_epoch=result.epoch,
+    )
+
+
+def write_markers(broker: Broker, _context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer WriteTxnMarkers of an operator: the abort of what nobody will end any more."""
+    yield from value_of(broker.transactions.describe([]))  # an image as new as the question
+    markers = []
+    for marker in request.markers:
+        names: list[tuple[str, int]] = []
+        ends: list[ErrorCode | Promise[ErrorCode]] = []
+        for topic in marker.topics:
+            for index in topic.partition_indexes:
+                if len(names) % TURN_PARTITIONS == 0:
+                    yield None
+                names.append((topic.name, index))
+                ends.append(_abort_orphan(broker, marker, topic.name, index))
+        codes = dict(zip(names, (yield from all_of(ends)), strict=True))
+        topics = [
+            Struct(
+                name=topic.name,
+                partitions=[
+                    Struct(partition_index=index, error_code=int(codes[topic.name, index]))
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in marker.topics
+        ]
+        markers.append(Struct(producer_id=marker.producer_id, topics=topics))
+    return Struct(markers=markers)
+
+
+def _abort_orphan(
+    broker: Broker, marker: Struct, name: str, index: int
+) -> ErrorCode | Promise[ErrorCode]:
+    found = broker.find_partition(name, None, index)
+    if not isinstance(found, Partition):
+        return found
+    if not found.is_leader:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    stakes = broker.image.transactions.stakes(found.topic_id, index)
+    is_known = any(known.records_producer_id == marker.producer_id for known in stakes)
+    if marker.transaction_result or is_known:
+        # Decisions are the metadata group's; this only ends what it does not know.
+        return ErrorCode.INVALID_TXN_STATE
+    told: Promise[ErrorCode] = Promise()
+    decided = Decided(
+        producer_id=ProducerId(marker.producer_id),
+        producer_epoch=marker.producer_epoch,
+        txn_seq=-1,
+        is_commit=False,
+        protocol=1,
+    )
+
+    def done(written: Promise[Any]) -> None:
+        told.resolve(broker.explain(written.error)[0] if written.error else ErrorCode.NONE)
+
+    found.end_transaction(decided).when_done(done)
+    return told
+
+
+# ---- operators ----
+
+
+def describe(broker: Broker, _context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer DescribeTransactions (KIP-664)."""
+    names = list(dict.fromkeys(request.transactional_ids))
+    found = yield from value_of(broker.transactions.describe(names))
+    rows = []
+    for count, name in enumerate(names):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        known = found[name]
+        if isinstance(known, ErrorCode):
+            rows.append(_unknown(name, known))
+        else:
+            rows.append((yield from _described(broker, known)))
+    return Struct(transaction_states=rows)
+
+
+def _unknown(name: str, code: ErrorCode) -> Struct:
+    return Struct(
+        error_code=int(code),
+        transactional_id=name,
+        transaction_state="",
+        transaction_timeout=0,
+        transaction_start_time=-1,
+        producer_id=-1,
+        producer_epoch=-1,
+        topics=[],
+    )
+
+
+def _described(broker: Broker, known: Transaction) -> Work[Struct]:
+    topics: dict[str, list[int]] = {}
+    is_running = known.state is TransactionState.ONGOING or known.state.is_prepared
+    image = broker.image
+    for count, (topic_id, index) in enumerate(sorted(known.partitions)):
+        if count % TURN_PARTITIONS == 0:
+            yield None
+        topic = image.topic_by_id(topic_id)
+        if topic is not None:
+            topics.setdefault(topic.name, []).append(index)
+    return Struct(
+        error_code=int(ErrorCode.NONE),
+        transactional_id=known.transactional_id,
+        transaction_state=known.state.label,
+        transaction_timeout=known.timeout_ms,
+        transaction_start_time=known.started_at_ms if is_running else -1,
+        producer_id=known.producer_id,
+        producer_epoch=known.epoch,
+        topics=[Struct(topic=name, partitions=indexes) for name, indexes in topics.items()],
+    )
+
+
+def list_transactions(broker: Broker, context: RequestContext, request: Struct) -> Work[Struct]:
+    """Answer ListTransactions: ids whose coordinator this broker is, else Java shows each several
+    times."""
+    version = context.api_version
+    labels = {state.label: state for state in TransactionState}
+    unknown = [name for name in request.state_filters if name not in labels]
+    states = frozenset(labels[name] for name in request.state_filters if name in labels)
+    pattern = None
+    text = request.transactional_id_pattern if version >= _PATTERN_FROM else None
+    if text:
+        try:
+            pattern = re2.compile(text, _QUIET)
+        except re2.error:
+            return Struct(
+                error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION),
+                unknown_state_filters=unknown,
+                transaction_states=[],
+            )
+    filters = Filters(
+        states,
+        frozenset(request.producer_id_filters),
+        request.duration_filter if version >= _DURATION_FROM else -1,
+        pattern,
+    )
+    rows = []
+    if states or not unknown:
+        now_ms = broker.clock.wall_ms()
+        ids = broker.image.transactions.ids
+        for count, name in enumerate(sorted(ids)):
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            known = ids[name]
+            if filters.lets_through(known, now_ms) and broker.transactions.find(name) == (
+                broker.node_id
+            ):
+                rows.append(
+                    Struct(
+                        transactional_id=name,
+                        producer_id=known.producer_id,
+                        transaction_state=known.state.label,
+                    )
+                )
+    return Struct(
+        error_code=int(ErrorCode.NONE), unknown_state_filters=unknown, transaction_states=rows
+    )
+
+
+HANDLERS: Final[dict[ApiKey, Callable[..., Any]]] = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions,
+    ApiKey.ADD_OFFSETS_TO_TXN: add_offsets,
+    ApiKey.END_TXN: end_txn,
+    ApiKey.WRITE_TXN_MARKERS: write_markers,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
+    ApiKey.DESCRIBE_TRANSACTIONS: describe,
+    ApiKey.LIST_TRANSACTIONS: list_transactions,
+}

@@ -1,0 +1,443 @@
+"""What producers ask of transactions: to begin, to add to them, to end them (KIP-98, KIP-890).
+
+Any node serves any transactional id: a request becomes a row that names what it was made for, and
+is judged where it is applied. (FindCoordinator names one node for each id, so that its requests are
+answered by an image that has what was answered before.) A row that came at another moment than it
+names is made anew from the image that refused it; one that comes before the last transaction's end
+is complete waits here until it is, since clients come again after 20 ms otherwise.
+
+Invariants: what is answered was applied; what is not known to be applied is answered with
+COORDINATOR_NOT_AVAILABLE, after which every client asks again; what waits is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from attrs import define, field, frozen
+
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.commands import (
+    AddPartitions,
+    EndTransaction,
+    InitProducer,
+    OffsetsTransaction,
+    Row,
+    RowDone,
+)
+from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, MetadataImage, candidate
+from raftmq.metadata.transactions import Transaction, TransactionState
+from raftmq.partition.parked import Deadline, Deadlines
+from raftmq.promise import Promise
+from raftmq.transactions.rows import RowQueue
+from raftmq.types import NodeId, TopicId
+
+ARE_SERVED = False
+"""True once partitions let in and show what belongs to transactions, and nothing else."""
+PARKED_MS: Final = 2_000.0
+"""So long a request waits for the end of the transaction before: all its markers."""
+PARKED_MAX: Final = 20_000
+PARTITIONS_PER_ROW_MAX: Final = 500
+"""A larger request becomes several rows, one after the other: each is applied in one turn."""
+ID_BYTES_MAX: Final = 4_096
+"""Of a transactional id, a key of the metadata state; as with names of groups."""
+TRIES_MAX: Final = 5
+"""So often a row is made anew because the image that it was made from had changed."""
+BARRIER_TIMEOUT_MS: Final = 5_000.0
+
+Partitions = Mapping[TopicId, Sequence[int]]
+
+
+@frozen(slots=True)
+class TransactionConfig:
+    """Limits of transactions, by Kafka's names for brokers.
+
+    Attributes:
+        max_timeout_ms: `transaction.max.timeout.ms`; a producer that asks for more is refused.
+        id_expiration_ms: `transactional.id.expiration.ms`; an id unused for so long is forgotten.
+    """
+
+    max_timeout_ms: int = 900_000
+    id_expiration_ms: int = 604_800_000
+
+
+@frozen(slots=True)
+class ProducerResult:
+    """What a producer is answered: whether it went well, and as who it goes on."""
+
+    code: ErrorCode
+    producer_id: int = -1
+    epoch: int = -1
+
+
+class Engine(Protocol):
+    """The metadata engine, as far as the coordinator needs it."""
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest applied state on this node."""
+        ...
+
+    def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
+        """Kept once this node has applied all that was committed before the call."""
+        ...
+
+    def on_image(self, callback: Callable[[MetadataImage, MetadataImage], None]) -> None:
+        """Call `callback(before, after)` after every change of the image."""
+        ...
+
+
+@define(slots=True, eq=False)
+class _Request:
+    """One request until it is answered; its row is made from the newest image at each try."""
+
+    transactional_id: str
+    make: Callable[[Transaction | None], Row]
+    answer: Promise[RowDone]
+    waits: bool
+    """It can only be for the transaction after one whose end is not complete."""
+    tries_left: int = TRIES_MAX
+    deadline: Deadline | None = field(default=None)
+
+
+class TransactionCoordinator:
+    """Transactions, as this node's clients ask of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: RowQueue,
+        deadlines: Deadlines,
+        config: TransactionConfig,
+    ) -> None:
+        self.config = config
+        self._engine = engine
+        self._rows = rows
+        self._deadlines = deadlines
+        self._parked: dict[str, list[_Request]] = {}
+        self.parked_count = 0
+        engine.on_image(self._image_changed)
+
+    @property
+    def is_offered(self) -> bool:
+        """True once the cluster's level lets transactions be written; never False again."""
+        return ARE_SERVED and self._engine.image.level >= LEVEL_OF_TRANSACTIONS
+
+    # ---- what clients ask ----
+
+    def find(self, transactional_id: str) -> NodeId | None:
+        """The node that an id's producer is sent to; None without live brokers."""
+        live = (broker.node_id for broker in self._engine.image.live_brokers())
+        return candidate(transactional_id, live)
+
+    def init_producer(
+        self, transactional_id: str, timeout_ms: int, producer_id: int = -1, epoch: int = -1
+    ) -> Promise[ProducerResult]:
+        """A producer begins; what ran under its id is aborted first, and those before it fenced.
+
+        `producer_id` and `epoch` are what the producer had (KIP-360), -1 where it is a new one.
+        """
+        if not transactional_id or len(transactional_id.encode()) > ID_BYTES_MAX:
+            return Promise.resolved(ProducerResult(ErrorCode.INVALID_REQUEST))
+        if not 0 < timeout_ms <= self.config.max_timeout_ms:
+            return Promise.resolved(ProducerResult(ErrorCode.INVALID_TRANSACTION_TIMEOUT))
+        row = InitProducer(
+            transactional_id=transactional_id,
+            timeout_ms=timeout_ms,
+            producer_id=producer_id,
+            epoch=epoch,
+        )
+        return self._credentials(transactional_id, lambda _known: row, waits=True)
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        *,
+        protocol: int,
+        partitions: Partitions | None = None,
+        groups: Iterable[str] = (),
+    ) -> Promise[ErrorCode]:
+        """Partitions and groups are part of the running transaction, or begin the next one; all of
+        them or none."""
+        pairs = [
+            (topic_id, index)
+            for topic_id, indexes in (partitions or {}).items()
+            for index in indexes
+        ]
+        parts = [
+            _by_topic(pairs[at : at + PARTITIONS_PER_ROW_MAX])
+            for at in range(0, max(len(pairs), 1), PARTITIONS_PER_ROW_MAX)
+        ]
+        named = tuple(groups)
+        answer: Promise[ErrorCode] = Promise()
+
+        def add_next(at: int) -> None:
+            def make(known: Transaction | None) -> Row:
+                return AddPartitions(
+                    transactional_id=transactional_id,
+                    producer_id=producer_id,
+                    epoch=epoch,
+                    txn_seq=_joined_seq(known, protocol),
+                    protocol=protocol,
+                    partitions=parts[at],
+                    groups=named,
+                )
+
+            def added(outcome: Promise[RowDone]) -> None:
+                code = _code_of(outcome)
+                if code is ErrorCode.NONE and at + 1 < len(parts):
+                    add_next(at + 1)
+                else:
+                    answer.resolve(code)
+
+            self._ask(transactional_id, make, waits=True).when_done(added)
+
+        add_next(0)
+        return answer
+
+    def end(
+        self, transactional_id: str, producer_id: int, epoch: int, *, is_commit: bool, protocol: int
+    ) -> Promise[ProducerResult]:
+        """Commit or abort; kept once that is decided. Markers are written after it."""
+
+        def make(known: Transaction | None) -> Row:
+            return EndTransaction(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                epoch=epoch,
+                is_commit=is_commit,
+                txn_seq=known.txn_seq if protocol == 1 and known is not None else -1,
+                protocol=protocol,
+            )
+
+        return self._credentials(transactional_id, make, waits=False)
+
+    def has_group(self, transactional_id: str, producer_id: int, epoch: int, group: str) -> bool:
+        """True when this node's image shows the group in the producer's running transaction."""
+        known = self._engine.image.transactions.get(transactional_id)
+        return (
+            known is not None
+            and known.state is TransactionState.ONGOING
+            and known.credentials == (producer_id, epoch)
+            and group in known.groups
+        )
+
+    def offsets_transaction(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        *,
+        protocol: int,
+        topic_ids: Sequence[TopicId],
+    ) -> OffsetsTransaction:
+        """What offsets that are committed within a transaction name, by the newest image."""
+        known = self._engine.image.transactions.get(transactional_id)
+        is_running = known is not None and known.state is TransactionState.ONGOING
+        return OffsetsTransaction(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            epoch=epoch,
+            txn_seq=known.txn_seq if protocol == 1 and is_running and known is not None else -1,
+            protocol=protocol,
+            topic_ids=tuple(topic_ids),
+        )
+
+    def verify(
+        self, transactional_id: str, producer_id: int, epoch: int, topic_id: TopicId, partition: int
+    ) -> ErrorCode:
+        """Whether a partition is part of a producer's running transaction (KIP-890)."""
+        known = self._engine.image.transactions.get(transactional_id)
+        if known is None or known.producer_id != producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if known.epoch != epoch:
+            return ErrorCode.PRODUCER_FENCED
+        if known.state.is_prepared:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        is_in = (topic_id, partition) in known.partitions
+        is_running = known.state is TransactionState.ONGOING
+        return ErrorCode.NONE if is_running and is_in else ErrorCode.TRANSACTION_ABORTABLE
+
+    # ---- what operators ask ----
+
+    def describe(
+        self, transactional_ids: Sequence[str]
+    ) -> Promise[dict[str, Transaction | ErrorCode]]:
+        """These ids as they are now; TRANSACTIONAL_ID_NOT_FOUND for those that are not."""
+        told: Promise[dict[str, Transaction | ErrorCode]] = Promise()
+
+        def done(barrier: Promise[None]) -> None:
+            if barrier.error is not None:
+                unknown = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                told.resolve(dict.fromkeys(transactional_ids, unknown))
+                return
+            found = self._engine.image.transactions.ids
+            missing = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            told.resolve({name: found.get(name, missing) for name in transactional_ids})
+
+        self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS).when_done(done)
+        return told
+
+    # ---- rows ----
+
+    def _credentials(
+        self, transactional_id: str, make: Callable[[Transaction | None], Row], *, waits: bool
+    ) -> Promise[ProducerResult]:
+        answer: Promise[ProducerResult] = Promise()
+
+        def done(outcome: Promise[RowDone]) -> None:
+            code = _code_of(outcome)
+            if code is ErrorCode.NONE:
+                row = outcome.result()
+                answer.resolve(ProducerResult(code, row.producer_id, row.epoch))
+            else:
+                answer.resolve(ProducerResult(code))
+
+        self._ask(transactional_id, make, waits=waits).when_done(done)
+        return answer
+
+    def _ask(
+        self, transactional_id: str, make: Callable[[Transaction | None], Row], *, waits: bool
+    ) -> Promise[RowDone]:
+        request = _Request(transactional_id, make, Promise(), waits)
+        self._try(request)
+        return request.answer
+
+    def _try(self, request: _Request) -> None:
+        known = self._engine.image.transactions.get(request.transactional_id)
+        if request.waits and _is_ending(known) and self._park(request):
+            return
+        request.tries_left -= 1
+        self._rows.add(request.make(known)).when_done(partial(self._tried, request))
+
+    def _tried(self, request: _Request, outcome: Promise[RowDone]) -> None:
+        if outcome.error is not None:
+            self._answer(request, outcome)
+            return
+        if outcome.result().code != ErrorCode.CONCURRENT_TRANSACTIONS:
+            self._answer(request, outcome)
+            return
+        known = self._engine.image.transactions.get(request.transactional_id)
+        if _is_ending(known):
+            if not self._park(request):
+                self._answer(request, outcome)
+        elif request.tries_left > 0:
+            self._try(request)
+        else:
+            self._answer(request, outcome)
+
+    def _answer(self, request: _Request, outcome: Promise[RowDone]) -> None:
+        if request.deadline is not None:
+            request.deadline.cancel()
+        if outcome.error is None:
+            request.answer.resolve(outcome.result())
+        else:
+            request.answer.fail(outcome.error)
+
+    # ---- waiting for the end of the transaction before ----
+
+    def _park(self, request: _Request) -> bool:
+        """Wait; False when this request waited already, or too many do."""
+        if request.deadline is None:
+            if self.parked_count >= PARKED_MAX:
+                return False
+            request.deadline = self._deadlines.after(PARKED_MS, partial(self._gave_up, request))
+        elif request.deadline.callback is None:
+            return False
+        self._parked.setdefault(request.transactional_id, []).append(request)
+        self.parked_count += 1
+        return True
+
+    def _gave_up(self, request: _Request) -> None:
+        waiting = self._parked.get(request.transactional_id, [])
+        if request not in waiting:
+            return  # its row is under way
+        waiting.remove(request)
+        self.parked_count -= 1
+        if not waiting:
+            del self._parked[request.transactional_id]
+        early = RowDone(int(ErrorCode.CONCURRENT_TRANSACTIONS))
+        request.answer.resolve(early)
+
+    def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        if not self._parked or before.transactions is after.transactions:
+            return
+        ids = after.transactions.ids
+        ended = [name for name in self._parked if not _is_ending(ids.get(name))]
+        for name in ended:
+            waiting = self._parked.pop(name)
+            self.parked_count -= len(waiting)
+            for request in waiting:
+                self._try(request)
+
+
+def _is_ending(known: Transaction | None) -> bool:
+    return known is not None and known.state.is_prepared
+
+
+def _by_topic(
+    pairs: Iterable[tuple[TopicId, int]],
+) -> tuple[tuple[TopicId, tuple[int, ...]], ...]:
+    topics: dict[TopicId, list[int]] = {}
+    for topic_id, index in pairs:
+        topics.setdefault(topic_id, []).append(index)
+    return tuple((topic_id, tuple(indexes)) for topic_id, indexes in topics.items())
+
+
+def _joined_seq(known: Transaction | None, protocol: int) -> int:
+    """The number of the transaction that something is meant for: the running one or the next."""
+    if protocol != 1 or known is None:
+        return -1 if protocol != 1 else 1
+    return known.txn_seq + (known.state is not TransactionState.ONGOING)
+
+
+def _code_of(outcome: Promise[RowDone]) -> ErrorCode:
+    """What became of a row; not applied and unknown are alike to clients, who ask again."""
+    error = outcome.error
+    if error is None:
+        return ErrorCode(outcome.result().code)
+    if isinstance(error, KafkaError) and error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        return error.code
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+# ---- ListTransactions ----
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    def fullmatch(self, text: str) -> object | None:
+        """None when it does not match all of the text."""
+        ...
+
+
+@frozen(slots=True)
+class Filters:
+    """Which ids are listed; what is empty lets all through (KIP-664, KIP-994, KIP-1152).
+
+    Attributes:
+        running_for_ms: only transactions that have run for longer; below 0 all.
+        pattern: matches whole ids.
+    """
+
+    states: frozenset[TransactionState] = frozenset()
+    producer_ids: frozenset[int] = frozenset()
+    running_for_ms: int = -1
+    pattern: Pattern | None = None
+
+    def lets_through(self, known: Transaction, now_ms: int) -> bool:
+        """True when an id is listed."""
+        if self.states and known.state not in self.states:
+            return False
+        if self.producer_ids and known.producer_id not in self.producer_ids:
+            return False
+        if self.running_for_ms >= 0:
+            is_running = known.state is TransactionState.ONGOING or known.state.is_prepared
+            if not is_running or now_ms - known.started_at_ms <= self.running_for_ms:
+                return False
+        return self.pattern is None or self.pattern.fullmatch(known.transactional_id) is not None
