@@ -71,7 +71,7 @@ def count(kind: str, names: Sequence[str], results: Sequence[ClusterResult]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)  # they give way to all others
 def test_seeds_are_clean_and_busy() -> None:
     """Or the only one that is asked for."""
     if ONLY:
@@ -81,7 +81,7 @@ def test_seeds_are_clean_and_busy() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_many_seeds_are_clean_and_know_every_fault() -> None:
     results = run_clean(MANY)
     assert_busy(results)
