@@ -1,7 +1,7 @@
-"""What a replica looks at before it lets a message touch its core or log.
+"""Checks of a leader's messages before they touch the core or the log.
 
-Bytes that a correct leader never sends cost the connection they came on, nothing else; the same
-bytes found later would be a broken invariant and stop the replica.
+Bytes that a correct leader never sends cost the connection they came on, nothing else; found later
+they would be a broken invariant, and stop the replica.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _check_batch(request: AppendRequest, entry: Entry, *, begins_term: bool) -> 
     if header.leader_epoch != entry.term or header.offset_count != entry.end - entry.start:
         raise RemoteProtocolError(f"a batch from {request.sender} in a wrong place")
     if begins_term:
-        raise RemoteProtocolError(f"a batch begins term {entry.term}: its election is missing")
+        raise RemoteProtocolError(
+            f"a batch begins term {entry.term}; its election entry is missing"
+        )
     return header.base_offset
 
 
@@ -79,18 +81,18 @@ def _check_configuration(encoded: Buffer) -> None:
 def check_place(
     request: AppendRequest, base_offsets: list[int], log: ReplicatedLog, effects: Effects
 ) -> None:
-    """Check that the batches' offsets follow those of this log, where the request does.
+    """Check that the offsets of the batches follow those of this log.
 
     Args:
-        request: whose entries `check_append` found sound; what is before them agrees with the log,
+        request: its entries passed `check_append`; the position before them agrees with the log,
             or lies below its start.
-        base_offsets: what `check_append` found.
-        effects: what the log is still to be told.
+        base_offsets: as `check_append` returned them.
+        effects: those of the core that were not performed yet.
 
     Raises:
         RemoteProtocolError: an offset is not the next one.
     """
-    assert effects.install is None, "the log is what it will be, but for its end"
+    assert effects.install is None, "only the end of the log may be about to change"
     bases = iter(base_offsets)
     log_start = log.log_start
     is_below = request.prev_end < log_start.index
@@ -108,7 +110,7 @@ def check_place(
 
 
 def _offset_of(end: RaftIndex, log: ReplicatedLog, effects: Effects) -> Offset:
-    """The offset at a position of the log as it will be."""
+    """The offset at a position of the log as it will be after `effects`."""
     log_end = log.end_index if effects.truncate_end is None else effects.truncate_end
     if end <= log_end:
         return log.offset_of(end)
@@ -125,7 +127,7 @@ def check_install(install: InstallLogStart, machine: object) -> LogStart:
     """Check a log start that would replace this replica's log, and return it.
 
     Raises:
-        RemoteProtocolError: the tuple contradicts its message, or its state cannot be restored.
+        RemoteProtocolError: it contradicts its message, or its state cannot be restored.
     """
     log_start = read_log_start(install.payload, machine)
     if (
@@ -138,10 +140,10 @@ def check_install(install: InstallLogStart, machine: object) -> LogStart:
 
 
 def read_log_start(encoded: Buffer, machine: object) -> LogStart:
-    """A log start that a peer sent, if `machine` could begin with it.
+    """Decode a log start that a peer sent.
 
     Raises:
-        RemoteProtocolError: it could not.
+        RemoteProtocolError: it is none, or `machine` could not begin with it.
     """
     log_start = decode_foreign("log start", LogStart.decode, encoded)
     check_bounds("log start", log_start.offset, POSITION_MAX)

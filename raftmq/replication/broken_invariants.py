@@ -1,8 +1,8 @@
-"""Reports of broken invariants: the engine says itself that it is not what it believes to be.
+"""Reports of broken invariants, by the code that meets them.
 
-Its callers may log the exception or lose a connection by it: the node stops all the same, since the
-part that met it has reported first. `MultiRaft` reports what ends its rounds of drains; the methods
-that are decorated here are the other ways in.
+Callers may log the exception, or lose a connection by it: the node stops all the same, since the
+part that met it has reported first. `MultiRaft` reports exceptions that end its rounds of drains;
+methods with the decorators below are the other ways into the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ReportBroken = Callable[[str], None]
 
 
 class Reporter(Protocol):
-    """A part of the engine that has somebody to tell."""
+    """A part of the engine that can report."""
 
     on_broken_invariant: ReportBroken
 
@@ -31,7 +31,7 @@ Method = Callable[Concatenate[S, P], R]
 
 
 def reports_assertions(method: Method[S, P, R]) -> Method[S, P, R]:
-    """For methods that look: an assertion that fails in one is reported, and goes on as it was."""
+    """For methods that only read: report an assertion that fails in one, and let it pass on."""
 
     @wraps(method)
     def reporting(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,8 +45,8 @@ def reports_assertions(method: Method[S, P, R]) -> Method[S, P, R]:
 
 
 def reports_bugs(method: Method[S, P, R]) -> Method[S, P, R]:
-    """For methods that change what several parts hold: any exception but an operating error ended
-    one half-way, and is reported."""
+    """For methods that change several parts: report any exception but an operating error, since it
+    ended the change half-way, and let it pass on."""
 
     @wraps(method)
     def reporting(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

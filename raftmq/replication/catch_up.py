@@ -31,33 +31,33 @@ from raftmq.raft.messages import Entry, EntryKind, HardState, StoredChunk
 from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, Term
 
 PREPARED_MAX: Final = 16
-"""Chunks that one leader keeps at hand; followers that come through the same place share them."""
+"""Chunks that one leader keeps; followers that pass through the same place share them."""
 BATCH_CHARGE_BYTES: Final = 8 << 10
 """A smaller batch costs its follower as much time as this many bytes do."""
 BURST_MS: Final = 50.0
 
 
 class CatchUp(Protocol):
-    """The node's part: its workers, and its limits."""
+    """The node's workers and limits for reads from the disk."""
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         """Run `job.run()` in a worker, then call `done` on the loop."""
         ...
 
     def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """As `run`, for what may take seconds: nothing short waits behind it."""
+        """As `run`, for a job that may take seconds, which no short one waits behind."""
         ...
 
     def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
-        """True when a chunk of this size may leave for a node now; it is charged then."""
+        """True when a chunk of this size may leave for a node now, for which it is charged."""
         ...
 
 
 class InlineCatchUp:
-    """Works at once and without limits: for the simulation."""
+    """Runs jobs at once, without limits: for the simulation."""
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """Run it here and now."""
+        """Run it now."""
         error: DiskError | None = None
         try:
             job.run()
@@ -66,26 +66,26 @@ class InlineCatchUp:
         done(error)
 
     def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """Here and now, too."""
+        """Run it now."""
         self.run(job, done)
 
     def admit(self, _to: NodeId, _size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
-        """Yes."""
+        """True, whatever the size."""
         return True
 
 
 class CatchUpRate:
-    """So many bytes per second, over all replicas that this node serves; 0 is no limit.
+    """A limit in bytes per second, over all replicas that this node serves; 0 is no limit.
 
     Attributes:
-        bytes_total: how much left, of chunks that waited for nobody's commit and of others.
+        bytes_total: of all chunks that left, also those that the limit did not hold back.
     """
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
         self.bytes_total = 0
         self._clock = clock
-        self._free_at_ms = 0.0  # before then what was sent lately is not paid off
+        self._free_at_ms = 0.0  # when the bytes that left are paid for
 
     def admit(self, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
         """Charge a chunk, unless it has to wait."""
@@ -113,14 +113,14 @@ class StoredReader:
     _pending: dict[RaftIndex, StoredJob] = field(init=False, factory=dict)
 
     def forget(self) -> None:
-        """Another leadership, or none: what was read may have been cut since."""
+        """Forget all chunks: with another leadership, or none, their bytes may have been cut."""
         self._prepared.clear()
         self._pending.clear()
 
     def take(
         self, start: RaftIndex, bytes_max: int, to: NodeId, *, is_needed: bool
     ) -> StoredChunk | None:
-        """The chunk at `start`, when it is prepared and may leave; else it is being prepared."""
+        """The chunk at `start`, if it is prepared and may leave; otherwise it is being prepared."""
         chunk = self._get(start, bytes_max)
         if chunk is None:
             return None
@@ -128,7 +128,7 @@ class StoredReader:
             return None
         end = chunk.entries[-1].end
         if not self._log.is_at_hand(end):
-            self._get(end, bytes_max)  # ahead of its time
+            self._get(end, bytes_max)  # prepare the next one
         return chunk
 
     def _get(self, start: RaftIndex, bytes_max: int) -> StoredChunk | None:
@@ -160,7 +160,7 @@ class StoredReader:
 
     def _done(self, start: RaftIndex, job: StoredJob, error: DiskError | None) -> None:
         if self._pending.get(start) is not job:
-            return  # of a leadership that is over
+            return  # asked for in an earlier leadership
         del self._pending[start]
         if error is not None:
             self._on_failed(error)
@@ -214,7 +214,7 @@ class LogSource:
     def stored(
         self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
     ) -> StoredChunk | None:
-        """Entries that are not in memory, for a replica that is far behind."""
+        """Entries that are not in memory, for a replica that is far behind; None: not yet."""
         return self._stored.take(start, bytes_max, to.node_id, is_needed=is_needed)
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[Entry, ...]:
@@ -234,7 +234,7 @@ class LogSource:
         )
 
     def log_start_payload(self) -> Buffer:
-        """The log-start tuple for a follower that is behind it."""
+        """The encoded log start, for a follower that is behind it."""
         return self._log.log_start.encode()
 
     def new_core(
@@ -245,7 +245,7 @@ class LogSource:
         random: Random,
         buggify: Buggify,
     ) -> RaftCore:
-        """A core that goes on where the log ends."""
+        """A core that continues at the end of the log."""
         log = self._log
         log_start = log.log_start
         epochs = EpochHistory(

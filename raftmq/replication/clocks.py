@@ -33,7 +33,7 @@ _GROUPS_HEARD: Final = 64
 
 
 class RetentionClock:
-    """One replica's view of retention time; kept across leaderships."""
+    """What time it is for one replica's retention; kept across leaderships."""
 
     __slots__ = ("_at_ms", "_now_ms")
 
@@ -94,11 +94,11 @@ class TimeBounds:
         self._earliest = min(ahead[-1 - wrong_max], self._ceiling)
 
     def earliest_ms(self, monotonic_ms: float) -> int | None:
-        """No right clock shows less; None: unknown."""
+        """The earliest time: no right clock shows less; None: unknown."""
         return None if self._ceiling is None else int(monotonic_ms + self._earliest)
 
     def latest_ms(self, monotonic_ms: float) -> int | None:
-        """No right clock shows more; None: unknown."""
+        """The latest time: no right clock shows more; None: unknown."""
         return None if self._ceiling is None else int(monotonic_ms + self._latest)
 
 

@@ -1,10 +1,10 @@
-"""What one replica has promised and claimed, and the messages that wait until the disk has kept up.
+"""What one replica has promised and claimed durably, and the messages that wait for that.
 
-`JournalPlace` is its place in the node's hard-state journal: term and vote, the storage that takes
-part, the floor under votes. Votes and append replies are promises (Raft §5.1-5.3); in the `Outbox`
-each waits for the journal sequence and the log position at which it was made, also when its own
-Ready wrote nothing: what it vouches for may have been written by an earlier one. The flushed end
-and the high watermark ride along lazily: recovery starts from them.
+`JournalPlace` is the replica's place in the node's hard-state journal: term and vote, the storage
+that takes part, the floor under votes. Votes and append replies are promises (Raft §5.1-5.3); in
+the `Outbox` each waits for the journal sequence and the log position at which it was made, also
+when its own Ready wrote nothing: what it promises may rest on an earlier write. Flushed end and
+high watermark are written lazily with other records: recovery starts from them.
 
 Invariants: no promise leaves before both are durable; one of an older term never leaves (it was
 withdrawn with the term); those held are bounded by the peers' windows. The claimed flushed end
@@ -55,17 +55,17 @@ class JournalPlace:
 
     @property
     def sequence(self) -> int:
-        """What new promises wait for."""
+        """The journal sequence that new promises wait for."""
         return self._sequence
 
     @property
     def flushed_sequence(self) -> int:
-        """How far the journal is durable."""
+        """The journal sequence up to which all is durable."""
         return self._journal.flushed_sequence
 
     @property
     def is_durable(self) -> bool:
-        """True when nothing that promises rest on waits for a flush."""
+        """True when no record that promises rest on waits for a flush."""
         return self._journal.flushed_sequence >= self._sequence
 
     @property
@@ -74,7 +74,7 @@ class JournalPlace:
         return HardState(Term(self.state.term), self.state.vote)
 
     def put(self, state: GroupState) -> None:
-        """Write what promises rest on; they wait for `sequence` from now on.
+        """Write a state that promises rest on; new ones wait for `sequence` from now on.
 
         Raises:
             JournalFailedError: nothing may be promised any more.
@@ -103,7 +103,7 @@ class JournalPlace:
         try:
             self._journal.put(self._group, state, lazy=True)
         except DiskFullError:
-            return  # to claim less is always true
+            return  # it is always true to claim less
         except DiskError as error:
             raise JournalFailedError(f"journal write failed: {error}") from error
         self.state = state
@@ -137,7 +137,7 @@ class Outbox:
     """Messages of one replica that wait for a flush.
 
     Attributes:
-        held: those, in their order; every drain looks whether there are any.
+        held: those messages, in their order; every drain looks whether there are any.
     """
 
     __slots__ = ("held",)
@@ -154,7 +154,7 @@ class Outbox:
         if held:
             last = held[-1]
             previous = last.message
-            # A later acknowledgement to the same leader says all that an unsent earlier one did, so
+            # A later acknowledgement to the same leader covers an earlier one that was not sent, so
             # a slow disk answers a burst of appends with one reply.
             if (
                 isinstance(message, AppendReply)
@@ -172,12 +172,12 @@ class Outbox:
         held.append(_Held(message, sequence, end))
 
     def cap(self, end: RaftIndex) -> None:
-        """The log was truncated to `end`: nobody can wait for positions that are gone."""
+        """The log was truncated to `end`: let no message wait for a position that is gone."""
         for held in self.held:
             held.end = min(held.end, end)
 
     def release(self, sequence: int, flushed_end: RaftIndex, term: Term) -> list[Message]:
-        """Take what may leave now; what belongs to a term before `term` is dropped."""
+        """Take the messages that may leave now; those of a term before `term` are dropped."""
         released: list[Message] = []
         while self.held:
             first = self.held[0]

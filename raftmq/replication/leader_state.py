@@ -25,7 +25,7 @@ from raftmq.raft.core import RaftCore
 from raftmq.types import RaftIndex, ReplicaId
 
 SAMPLES: Final = 64
-"""So many moments of the allowed lag are remembered: a lag is known that precisely."""
+"""Moments remembered within the allowed lag, so a lag is known to a 64th of that."""
 
 
 @define(slots=True)
@@ -46,7 +46,7 @@ class InSyncTracker:
         self._times: list[float] = []  # and when
 
     def reset(self) -> None:
-        """A new leadership begins: nobody is known to be caught up."""
+        """A new leadership begins: no follower is known to be caught up."""
         self._followers.clear()
         self._ends.clear()
         self._times.clear()
@@ -56,7 +56,7 @@ class InSyncTracker:
         self._followers.pop(replica, None)
 
     def forget_former(self, replica: ReplicaId) -> None:
-        """Its node runs with this storage now: any other one of that node is gone."""
+        """The node of `replica` runs with that storage now: forget its other ones."""
         for known in [r for r in self._followers if r.node_id == replica.node_id and r != replica]:
             self.forget(known)
 
@@ -86,7 +86,7 @@ class InSyncTracker:
         del self._ends[:too_old], self._times[:too_old]
 
     def vouch(self, replica: ReplicaId, now_ms: float) -> None:
-        """It is known to have been caught up until now, without a reply."""
+        """A follower is known to have been caught up until now, though it sent no reply."""
         follower = self._followers.get(replica)
         if follower is not None:
             follower.caught_up_ms = now_ms
@@ -108,7 +108,7 @@ class ReadBarriers:
     """The barriers of one leadership.
 
     Attributes:
-        waiting: those that are not kept yet, oldest first; every drain looks whether there are any.
+        waiting: those not kept yet, oldest first; every drain looks whether there are any.
     """
 
     __slots__ = ("waiting",)
@@ -120,13 +120,13 @@ class ReadBarriers:
         return len(self.waiting)
 
     def add(self) -> Promise[RaftIndex]:
-        """A new one, asked for now."""
+        """A new barrier, asked for now."""
         barrier = _Barrier(Promise())
         self.waiting.append(barrier)
         return barrier.promise
 
     def begin(self, core: RaftCore) -> None:
-        """Take a round for those that have none yet; before the core's next `ready`."""
+        """Begin a round for the barriers that have none; to be called before the core's `ready`."""
         for barrier in self.waiting:
             if barrier.round is None:
                 asked = core.read_index()
@@ -135,7 +135,7 @@ class ReadBarriers:
                 barrier.round, barrier.index = asked
 
     def settle(self, core: RaftCore) -> None:
-        """Keep those whose round a quorum answered."""
+        """Keep the barriers whose round a quorum has answered."""
         waiting = self.waiting
         while waiting:
             first = waiting[0]
@@ -145,7 +145,7 @@ class ReadBarriers:
             first.promise.resolve(first.index)
 
     def fail(self, error: Exception) -> None:
-        """Leadership is lost: nothing can be promised."""
+        """Fail all barriers: leadership is lost."""
         waiting, self.waiting = self.waiting, deque()
         for barrier in waiting:
             barrier.promise.fail(error)

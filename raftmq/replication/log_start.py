@@ -51,11 +51,12 @@ from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
 _PROPOSAL: Final = struct.Struct(">Bq")  # version, offset: payload of a LOG_START entry
 _VERSION: Final = 1
 RESERVE_PAUSE_MS: Final = 10_000.0
-"""After an attempt to reserve room on a full disk."""
+"""Pause after an attempt to reserve room on a full disk."""
 REMINDED_AFTER: Final = 8
-"""So many looks in a row, an election timeout apart, at a follower that has no more than before."""
+"""A follower is reminded once it had no more than before at so many looks, an election timeout
+apart."""
 REMINDED_EACH: Final = 64
-"""In between the pauses double: the tuple may be large."""
+"""Then at twice as many looks each time, since the tuple may be large, and at every 64th."""
 
 
 class LogStartProposal(NamedTuple):
@@ -71,10 +72,10 @@ def encode_proposal(target: Offset) -> bytes:
 
 
 def decode_proposal(payload: Buffer) -> Offset:
-    """Below which offset an entry proposes to drop everything.
+    """The offset below which an entry proposes to drop everything.
 
     Raises:
-        NewerFormatError: of a newer raftmq.
+        NewerFormatError: a newer raftmq wrote it.
     """
     version, target = _PROPOSAL.unpack(payload)
     if version > _VERSION:
@@ -106,10 +107,10 @@ class LogStartMoves:
         self.is_due = False
         """True while a committed proposal waits for its turn on the loop."""
         self.proposals: deque[LogStartProposal] = deque()
-        """By their ends; every commit looks whether there are any."""
+        """In order of their ends; every commit looks whether there are any."""
         self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
         self.owed = Offset(0)
-        """Below it nothing is to be read, though the log may still hold it."""
+        """Records below it are hidden, though the log may still hold them."""
 
     def retire(self) -> None:
         """Let go of the state machine, which knows the replica."""
@@ -125,7 +126,7 @@ class LogStartMoves:
         self.proposals.append(LogStartProposal(end, decode_proposal(payload)))
 
     def told(self, start: LogStart, commit_end: RaftIndex) -> None:
-        """A leader's log starts there, which is committed: so may this one, as far as it agrees."""
+        """A leader's log starts there, which is committed: this log may follow if it agrees."""
         if start.index > commit_end or start.offset <= self.start_offset:
             return
         self.proposals.append(LogStartProposal(start.index, start.offset))
@@ -133,7 +134,7 @@ class LogStartMoves:
         self.is_due = True
 
     def reminders(self, core: RaftCore) -> list[InstallLogStart]:
-        """What tells followers that make no headway where this leader's log starts."""
+        """Messages that tell followers which make no headway where this leader's log starts."""
         start, reminders = self._log.log_start, []
         before, self._standing = self._standing, {}
         for follower, progress in core.progress.items():
@@ -237,7 +238,7 @@ class LogStartMoves:
 
 
 class Installing:
-    """One replica's log start that is being read."""
+    """The log start that a worker decodes for one replica."""
 
     __slots__ = ("_machine", "_on_read", "_pending", "_port")
 
@@ -247,15 +248,15 @@ class Installing:
         port: CatchUp,
         on_read: Callable[[InstallLogStart, LogStart], None],
     ) -> None:
-        """`on_read` gets a log start once `machine` can begin with it at once."""
+        """`on_read` is called with a log start once `machine` can begin with it at once."""
         self._machine = machine if isinstance(machine, SlowRestorer) else None
         self._port = port
         self._on_read = on_read
         self._pending: InstallLogStart | None = None
 
     def may_step(self, install: InstallLogStart, term: Term, commit_end: RaftIndex) -> bool:
-        """True when a core in `term` that knows of `commit_end` may have it now; else `on_read`
-        gets it as soon as it is read."""
+        """True when a core in `term` that knows of `commit_end` may be given it now; otherwise
+        `on_read` is called when it is decoded."""
         if self._machine is None or install.term < term or install.log_start <= commit_end:
             return True
         pending = self._pending

@@ -1,18 +1,17 @@
-"""Who should vote, and one safe step at a time towards it.
+"""Changes of members: the target, and one safe step at a time towards it.
 
 A voter is a node *with its storage*. A node whose storage was lost runs under another storage id
-and is a stranger to the group: it neither votes nor counts. The leader that hears of it (a peer's
-hello, or the answer to a message for the old storage) exchanges the old identity for the new one;
-metadata may also name other nodes that should make up the group (`TargetMembership`). Either way
-the leader takes one step at a time, each a committed membership change (Raft thesis §4.1): add a
-learner, promote it once it holds the log, then remove what it replaces. What is to go stays in the
-set until the last step, so a new leader can tell from configuration and target alone what is left
-to do.
+and is a stranger to the group: it neither votes nor counts. The leader that hears of it (by a
+peer's hello, or the answer to a message for the old storage) exchanges the old identity for the new
+one; metadata may also name other nodes that should make up the group (`TargetMembership`). Either
+way the leader takes one step at a time, each a committed membership change (Raft thesis §4.1): add
+a learner, promote it once it holds the log, then remove the member that it replaces. That one stays
+until the last step, so a new leader can tell from configuration and target alone what is left to
+do.
 
-`next_configuration` is pure: it looks at what it is given and names the next step. Invariants: one
-identity is added, promoted or removed at a time; no step leaves fewer live voters than the new
-set's quorum; a voter is removed only when more vote than the target names, or all that it
-names do.
+`next_configuration` is a pure function that names the next step. Invariants: one identity is added,
+promoted or removed at a time; no step leaves fewer live voters than the new set's quorum; a voter
+is removed only when more vote than the target names, or all that it names do.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
 
 CAUGHT_UP_MS: Final = 500.0
-"""A learner that had everything so lately may vote: under load nobody ever has all of a moment."""
+"""A learner that had everything so lately may vote: under load none ever equals a moving end."""
 
 
 @frozen(slots=True)
 class TargetMembership:
-    """Who should make up a group.
+    """The members that a group should have.
 
     Attributes:
         voters: nodes that should vote.
-        present: under which storage a node that this group has not heard of may be added; one that
-            is missing here and unheard of has to wait.
-        leaving: nodes that should be no members; None: whoever is not to vote.
+        present: the storage under which a node may be added that this group has not heard of; a
+            node that is missing here has to wait until it is heard of.
+        leaving: nodes that should be no members; None: all that are not to vote.
         demoted: nodes that should follow the log without a vote.
     """
 
@@ -55,7 +54,7 @@ class TargetMembership:
         return member.node_id in self.leaving
 
     def is_reached(self, configuration: Configuration) -> bool:
-        """True when there is nothing left to do."""
+        """True when no step is left to take."""
         voting = [voter.node_id for voter in configuration.voters]
         return (
             all(node_id in voting for node_id in self.voters)
@@ -65,10 +64,10 @@ class TargetMembership:
 
 
 class MembershipChanges:
-    """What a replica heard of its peers' storages, and what it does about it when it leads.
+    """The storages that a replica heard its peers run under, and the steps it takes as leader.
 
     Attributes:
-        target: called for who should make up the group; None where nobody sets that.
+        target: returns the target, if there is one now; None for a group that never has one.
         is_pending: the target was not reached when this leader last looked.
     """
 
@@ -80,7 +79,7 @@ class MembershipChanges:
         self.is_pending = False
 
     def heard(self, peer: ReplicaId) -> None:
-        """This node runs the group under this storage now."""
+        """A node runs the group under this storage now."""
         self._storages[peer.node_id] = peer.storage_id
 
     def step(
@@ -94,7 +93,7 @@ class MembershipChanges:
         Args:
             has_all_of: True when a replica had everything within so many milliseconds.
         """
-        self.heard(core.self_id)  # its own node's earlier storage may be what has to go
+        self.heard(core.self_id)  # the member to remove may be this node's earlier storage
         storages = self._storages
         configuration = core.configuration
         target = None if self.target is None else self.target()
@@ -123,14 +122,14 @@ class MembershipChanges:
             if core.self_id in step.voters or core.self_id not in configuration.voters:
                 core.propose_membership(step)
             elif core.transferee is None:
-                # Somebody else had better remove this replica: no pause until it has gone.
-                core.transfer_leadership(_heir(step, caught_up))
+                # Another leader removes this replica, so that the group never lacks one.
+                core.transfer_leadership(_successor(step, caught_up))
         except KafkaError:
             return  # another change is under way; the next round looks again
 
 
-def _heir(configuration: Configuration, caught_up: Collection[ReplicaId]) -> ReplicaId:
-    """Who should lead instead: a voter that has everything, if there is one."""
+def _successor(configuration: Configuration, caught_up: Collection[ReplicaId]) -> ReplicaId:
+    """The voter that should lead instead: one that has everything, if there is one."""
     return next((v for v in configuration.voters if v in caught_up), configuration.voters[0])
 
 
@@ -141,15 +140,15 @@ def next_configuration(
     caught_up: Collection[ReplicaId],
     target: TargetMembership | None = None,
 ) -> Configuration | None:
-    """The next step towards every node standing in the configuration under its present storage, and
+    """The next step; first towards a configuration that names each node with its present storage,
     then towards the target.
 
     Args:
         configuration: in force and committed.
-        storages: under which storage each node was last heard to run this group.
+        storages: the storage under which each node was last heard to run this group.
         live: replicas heard within the election timeout, the leader first.
         caught_up: replicas that hold all but the newest entries.
-        target: who should make up the group.
+        target: the members that the group should have.
     """
     voters, learners = configuration.voters, configuration.learners
     for stale in (*voters, *learners):

@@ -74,17 +74,17 @@ from raftmq.types import (
 )
 
 CONFUSED: Final = -1
-"""In place of an incarnation: we do not agree on what is quiescent; unquiesce what we share of
-each bucket whose number is not 0."""
+"""In place of an incarnation: we disagree about which groups are quiescent; unquiesce those that we
+share, in each bucket whose number is not 0."""
 QUIESCENCE_BUCKETS: Final = 32
 """Quiescent groups are compared in so many parts."""
 
 
 @frozen(slots=True)
 class WrongReplica:
-    """Your message named another storage of this node; `sender` is who really runs here.
+    """Your message named another storage of this node; `sender` is the one that runs here.
 
-    `term` repeats the term of the message that went astray, so that a leader ignores late ones.
+    `term` repeats the term of that message, so that a leader ignores late answers.
     """
 
     term: Term
@@ -107,7 +107,7 @@ class RepairRequest:
 class RepairReply:
     """Whole, verified batches from `start` on; they may end before the asked range does.
 
-    Where the sender dropped the beginning of the range, its encoded log start instead.
+    Where the sender dropped the beginning of the range, it sends its encoded log start instead.
     """
 
     term: Term
@@ -142,9 +142,10 @@ class TailReply:
 
 @frozen(slots=True)
 class Quiesce:
-    """The group is idle and all have everything up to `log_end`: quiesce (see `quiescence.py`).
+    """The group is idle and all members have everything up to `log_end`: quiesce
+    (see `quiescence.py`).
 
-    Heartbeats up to `round` were sent before.
+    Heartbeats of rounds up to `round` were sent before.
     """
 
     term: Term
@@ -165,8 +166,11 @@ class Unquiesce:
 
 @frozen(slots=True)
 class NodeBeat:
-    """This process lives. `quiescent` digests the quiescent groups that it leads and `to` is in,
-    one digest (64 bits) for each of `QUIESCENCE_BUCKETS`: so two nodes that disagree know which."""
+    """This process is alive.
+
+    `quiescent` holds a digest of 64 bits, for each of `QUIESCENCE_BUCKETS`, of the quiescent groups
+    that the sender leads and `to` is in: so two nodes that disagree know in which buckets.
+    """
 
     sender: NodeId
     to: NodeId
@@ -187,8 +191,8 @@ FORM_NODE_BEAT: Final = 3
 FORM_SEVERAL: Final = 4
 
 SEVERAL_MAX: Final = 64
-"""So many messages may share a frame: all are taken in one turn of the receiver's loop, and to
-begin to lead takes each group a part of a millisecond."""
+"""Messages that may share a frame: the receiver takes all in one turn of its loop, and each may
+make its group elect a leader, which takes part of a millisecond."""
 
 _PREFIX: Final = struct.Struct(">BBI")
 _HEAD: Final = struct.Struct(">B28siQiQq")
@@ -236,7 +240,7 @@ _KINDS: Final = {int(kind): kind for kind in EntryKind}
 def encode(group: RaftGroupId, message: PeerMessage) -> list[Buffer]:
     """Frame one message; the buffers are to be sent in order and not changed until then.
 
-    The batches of a stored chunk are not among them: its span is to follow.
+    The batches of a stored chunk are not among them; its span is sent after them.
     """
     body, batches = _body(message)
     sender, to = message.sender, message.to
@@ -286,7 +290,7 @@ def encode_beats(
 
 
 def encode_several(frames: Sequence[Sequence[Buffer]]) -> list[Buffer]:
-    """Put frames that `encode` made into one. They are copied, so they should be small."""
+    """Put frames of `encode` into one. They are copied, so they should be small."""
     assert len(frames) <= SEVERAL_MAX, "more messages than a receiver takes at once"
     sizes = [_SIZE.pack(sum(map(len, frame))) for frame in frames]
     head = _PREFIX.pack(FORMAT_VERSION, FORM_SEVERAL, len(sizes) * _SIZE.size)
@@ -326,7 +330,7 @@ def _decode(frame: Buffer) -> list[tuple[RaftGroupId, PeerMessage]] | NodeBeat:
 
 
 def _open(frame: memoryview) -> tuple[int, memoryview, memoryview]:
-    """Form, head and what follows it."""
+    """The form, the head, and the bytes behind it."""
     version, form, head_size = _PREFIX.unpack_from(frame, 0)
     if version != FORMAT_VERSION:
         raise RemoteProtocolError(f"peer message format {version}, known is {FORMAT_VERSION}")
@@ -452,7 +456,7 @@ def _decode_several(head: memoryview, rest: memoryview) -> list[tuple[RaftGroupI
         if form != FORM_MESSAGE:
             raise RemoteProtocolError(f"form {form} among several messages")
         if len(payload):
-            payload = memoryview(bytes(payload))  # whoever keeps one must not keep them all
+            payload = memoryview(bytes(payload))  # a kept payload must not keep the whole frame
         messages.append(_decode_message(message_head, payload))
         position += size
     if position != len(rest):
@@ -465,16 +469,14 @@ def _encoded_group(group: RaftGroupId) -> bytes:
 
 
 def _group(encoded: bytes) -> RaftGroupId:
-    """The group of these bytes; heartbeats name the same ones over and over."""
-    group = _known_groups.get(encoded)
-    if group is None:
-        topic_id, partition, epoch = _GROUP.unpack(encoded)
-        check_bounds("partition", partition, PARTITION_MAX)
-        check_bounds("creation epoch", epoch, POSITION_MAX)
-        group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
-        if len(_known_groups) >= _KNOWN_GROUPS_MAX:
-            _known_groups.clear()
-        _known_groups[encoded] = group
+    """Decode the name of a group, and remember it: heartbeats repeat it again and again."""
+    topic_id, partition, epoch = _GROUP.unpack(encoded)
+    check_bounds("partition", partition, PARTITION_MAX)
+    check_bounds("creation epoch", epoch, POSITION_MAX)
+    group = RaftGroupId(TopicId(UUID(bytes=topic_id)), partition, epoch)
+    if len(_known_groups) >= _KNOWN_GROUPS_MAX:
+        _known_groups.clear()
+    _known_groups[encoded] = group
     return group
 
 

@@ -1,12 +1,12 @@
 """All replicas of one node: one tick, one way in, one way out, one journal.
 
-Inputs (ticks, frames, finished flushes) touch few replicas; only those touched are drained
-afterwards. What their groups then have to say leaves in few frames: when a node dies that
-led hundreds of groups, each of them asks for votes, answers and begins its term at the same moment,
-and a frame for every one of these messages would cost both sides more than the message itself. So
-what is small waits in `FrameBatcher` until the round of drains ends that caused it. Flushes are
-asked for per replica, plus one for the journal that all groups share, so a thousand elections are
-a handful of fsyncs. Sans-IO: the shell lends a way to send and a way to flush.
+Inputs (ticks, frames, finished flushes) touch few replicas; only those are drained afterwards. The
+messages of their groups then leave in few frames: when a node dies that led hundreds of groups,
+each of them asks for votes, answers and begins its term at the same moment, and a frame for each of
+these messages would cost both sides more than the message itself. So small ones wait in
+`FrameBatcher` for the end of the round of drains that caused them. Flushes are asked for per
+replica, plus one for the journal that all groups share, so a thousand elections are a handful of
+fsyncs. Sans-IO: the shell provides a way to send and a way to flush.
 
 Invariants: a replica is drained after every input that touched it, before anything else happens to
 the node; at most one flush per log and one of the journal are under way; frames from nodes that
@@ -56,15 +56,15 @@ from raftmq.replication.timeout_backoff import LoopBackoff
 from raftmq.types import METADATA_GROUP, Buffer, NodeId, RaftGroupId
 
 SMALL_BYTES_MAX: Final = 2 << 10
-"""What is larger than that is worth a frame of its own, and not worth a copy."""
+"""A larger message gets a frame of its own and is not copied."""
 GATHERED_BYTES_MAX: Final = 32 << 10
 BEATS_MAX: Final = 256
 
 
 class Stream(StrEnum):
-    """The streams between two nodes; none waits for another. Its name is in a stream's hello.
+    """The streams between two nodes; none waits for another. A stream's hello names it.
 
-    A message of Raft travels on the first three; catch-up, read from files, has one of its own.
+    Raft's messages travel on the first three; catch-up, read from files, has its own.
     """
 
     BULK = "bulk"
@@ -74,7 +74,7 @@ class Stream(StrEnum):
 
 
 class SendFrame(Protocol):
-    """The shell's way to another node."""
+    """The shell's function that sends to another node."""
 
     def __call__(self, node_id: NodeId, frame: list[Buffer], stream: Stream) -> bool:
         """Send one frame, given in pieces, without blocking; False when it was dropped."""
@@ -82,7 +82,7 @@ class SendFrame(Protocol):
 
 
 class _Bag:
-    """What waits for one node on one stream."""
+    """The frames that wait for one node on one stream."""
 
     __slots__ = ("frames", "size_bytes")
 
@@ -92,7 +92,7 @@ class _Bag:
 
 
 class FrameBatcher:
-    """What a node's replicas have to say to those of other nodes."""
+    """Messages of a node's replicas, put together into few frames for each other node."""
 
     def __init__(self, node_id: NodeId, send: SendFrame) -> None:
         self._node_id = node_id
@@ -101,7 +101,7 @@ class FrameBatcher:
         self._bags: dict[tuple[NodeId, Stream], _Bag] = {}
 
     def add_beat(self, group: RaftGroupId, beat: Heartbeat | HeartbeatReply) -> None:
-        """Take a heartbeat or the reply to one; it leaves with the others."""
+        """Take a heartbeat or the reply to one; it leaves in a frame with others."""
         to = beat.to.node_id
         beats = self._beats.setdefault(to, [])
         beats.append((group, beat))
@@ -109,7 +109,7 @@ class FrameBatcher:
             self._send_beats(to, self._beats.pop(to))
 
     def add(self, group: RaftGroupId, message: PeerMessage, stream: Stream) -> None:
-        """Take any other message; a large one leaves at once, after those before it."""
+        """Take another message; a large one leaves at once, after those that came before it."""
         to = message.to.node_id
         frame = encode(group, message)
         size = len(frame[0]) if len(frame) == 1 else sum(map(len, frame))
@@ -127,7 +127,7 @@ class FrameBatcher:
             self._send_bag(to, stream)
 
     def send_all(self) -> None:
-        """Send what was gathered."""
+        """Send all that waits."""
         while self._bags:
             self._send_bag(*next(iter(self._bags)))
         while self._beats:
@@ -145,7 +145,7 @@ class FrameBatcher:
 
 
 class SendStored(Protocol):
-    """The shell's way for replicas that are far behind, apart from all others."""
+    """The shell's function that sends to replicas that are far behind, on a stream of their own."""
 
     def __call__(self, node_id: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
         """Send one frame: its head, then the chunk's span, if any; False when it was dropped."""
@@ -153,7 +153,7 @@ class SendStored(Protocol):
 
 
 class RequestFlush(Protocol):
-    """The shell's way to its flusher threads."""
+    """The shell's function that hands a flush to its threads."""
 
     def __call__(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
         """Run `job.run()` elsewhere, then call `done` in the loop's thread."""
@@ -161,33 +161,33 @@ class RequestFlush(Protocol):
 
 
 STANDING_MAX: Final = 64
-"""So many groups of a node ask for votes at a time. When a thousand lose their leaders at once, all
-of them asking would keep each other from being answered before the next timeout, for ever."""
+"""Groups of a node that may ask for votes at a time. When a thousand lose their leaders at once and
+all ask, the answers to each come after its next timeout, for ever."""
 ORPHANS_MAX: Final = 128
-"""So many groups of a lost leader begin to elect at once, the next ones a tick later: all thousand
-of them in one turn of the loop would delay the heartbeats of all others, and lose them leaders."""
+"""Groups of a lost leader that begin to elect in one tick: a thousand in one turn of the loop would
+delay the heartbeats of all other groups, which then lose their leaders too."""
 _STANDING: Final = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 # Tuples, since a union would be built anew for every message.
 _BEATS: Final = (Heartbeat, HeartbeatReply)
 _BULK: Final = (AppendRequest, InstallLogStart, RepairReply, Unquiesce)
-"""What may be large, and what unquiesces a group: heartbeats never queue behind it."""
+"""Messages that may be large, or that unquiesce a group: heartbeats never queue behind them."""
 
 
 def _stream_of(group: RaftGroupId, message: PeerMessage) -> Stream:
-    """How a message travels. What the metadata group appends waits for no partition's data, or a
-    surge of that would hold up claims, commits of offsets and the barriers of coordinators."""
+    """The stream of a message. Appends of the metadata group wait for no partition's data: a surge
+    of that would hold up claims, commits of offsets and the barriers of coordinators."""
     if not isinstance(message, _BULK):
         return Stream.HEARTBEAT
     return Stream.CONTROL if group == METADATA_GROUP else Stream.BULK
 
 
 def _stands(replica: Replica) -> bool:
-    """True while it asks for votes; one that failed says nothing any more, whatever its role."""
+    """True while a replica asks for votes, which one that failed does not, whatever its role."""
     return replica.core.role in _STANDING and replica.failure is None
 
 
 class _Batch(AbstractContextManager[None]):
-    """What `MultiRaft.batch` gives: one for all, since it keeps nothing. Every frame takes one."""
+    """The context manager of `MultiRaft.batch`: one object for all, since every frame needs one."""
 
     __slots__ = ("_owner",)
 
@@ -231,7 +231,7 @@ class MultiRaft:
         self._on_journal_failed = on_journal_failed
         self.on_broken_invariant = on_broken_invariant
         self._active: dict[RaftGroupId, Replica] = {}  # all that are not quiescent
-        # In their order, by themselves: a group's name is slow to look up.
+        # Ordered, and keyed by the replicas themselves: the hash of a group's name is slow.
         self._dirty: dict[Replica, None] = {}
         self._waiting: dict[Replica, None] = {}  # for the journal
         self._standing: dict[Replica, None] = {}  # asked for votes when last looked at
@@ -242,8 +242,8 @@ class MultiRaft:
         self._batch = _Batch(self)
         self._is_draining = False
         self.after_drain: list[Callable[[], None]] = []
-        """Called after every round of drains: what state machines want of replicas, which must not
-        be called from within their own callbacks."""
+        """Called after every round of drains: for calls to replicas that state machines must not
+        make from within their own callbacks."""
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -259,13 +259,13 @@ class MultiRaft:
         self._election_ticks = 2
 
     def close(self) -> None:
-        """Take in no more flushes: logs and journal are about to be closed."""
+        """Take no more finished flushes: logs and journal are about to be closed."""
         self._is_closed = True
 
     # ---- replicas ----
 
     def register(self, replica: Replica) -> None:
-        """Take in an opened replica; it takes part from now on."""
+        """Let an opened replica take part from now on."""
         assert replica.group not in self.replicas, "a group has one replica per node"
         self.replicas[replica.group] = replica
         self._active[replica.group] = replica
@@ -274,7 +274,7 @@ class MultiRaft:
         self.touch(replica.group)
 
     def unregister(self, group: RaftGroupId) -> Replica | None:
-        """Let a replica go; the caller closes or deletes its log."""
+        """Remove a replica, whose log the caller closes or deletes."""
         self._active.pop(group, None)
         self._quiescent.remove(group)
         self._quiesced.pop(group, None)
@@ -294,28 +294,28 @@ class MultiRaft:
 
     @property
     def active(self) -> list[Replica]:
-        """Those that are not quiescent."""
+        """The replicas that are not quiescent."""
         return list(self._active.values())
 
     def leading_cores(self) -> Iterator[RaftCore]:
-        """Those of the groups that this node leads and that are not quiescent."""
+        """The cores of groups that this node leads and that are not quiescent."""
         for replica in self._active.values():
             if replica.is_leader and not replica.quiescence.is_quiescent:
                 yield replica.core
 
     def take_quiesced(self) -> list[RaftGroupId]:
-        """The groups that quiesced since this was last asked, active again or not."""
+        """The groups that quiesced since the last call, active again or not."""
         quiesced, self._quiesced = self._quiesced, {}
         return list(quiesced)
 
     @property
     def timeout_doublings(self) -> int:
-        """How many times all timeouts are doubled now, since ticks come late."""
+        """How many times all timeouts are doubled now, because ticks come late."""
         return self._loop_backoff.doublings
 
     @property
     def is_quiescent(self) -> bool:
-        """True when no group but metadata is active, and that one knows its leader."""
+        """True when only the metadata group is active, and knows its leader."""
         if len(self._active) > 1:
             return False
         return all(
@@ -346,14 +346,14 @@ class MultiRaft:
     # ---- inputs ----
 
     def tick(self, late_ticks: float = 0.0) -> None:
-        """One tick for every replica that is active; it came so many ticks late."""
+        """One tick for every active replica; it came late by so many ticks."""
         self._loop_backoff.ticked(late_ticks, self._election_ticks)
         doublings = self.timeout_doublings
         with self.batch():
             self._quiescent.tick(self._heartbeat_ticks, self._election_ticks << doublings)
             self._tell_orphans()
             active = list(self._active.values())
-            # Nodes begin at different groups, so that they do not stand against each other.
+            # Nodes begin at different groups, so that they do not compete in elections.
             start = len(active) * (self.node_id % 5) // 5
             self._standing = {r: None for r in self._standing if _stands(r)}
             for replica in active[start:] + active[:start]:
@@ -366,14 +366,14 @@ class MultiRaft:
                 if _stands(replica):
                     self._standing[replica] = None
                 elif self._standing:
-                    self._standing.pop(replica, None)  # its time ran out
+                    self._standing.pop(replica, None)  # its election timed out
 
     def deliver(self, sender: NodeId, frame: Buffer) -> None:
-        """Take a frame that `sender` sent; nobody may change it afterwards.
+        """Take a frame that `sender` sent, and that stays unchanged from now on.
 
         Raises:
-            RemoteProtocolError: close the connection that it came from.
-            ContainedError: so, too; a replica met a broken invariant and has stopped.
+            RemoteProtocolError: the connection that it came from must be closed.
+            ContainedError: likewise; a replica met a broken invariant and has stopped.
         """
         with self.batch():
             content = decode(frame)
@@ -407,8 +407,8 @@ class MultiRaft:
         """Give a replica a message.
 
         Raises:
-            RemoteProtocolError: it is none that a correct replica sends.
-            ContainedError: it broke an invariant; the replica has stopped, and no other.
+            RemoteProtocolError: no correct replica sends it.
+            ContainedError: it broke an invariant; this replica alone has stopped.
         """
         try:
             replica.step(message)
@@ -439,10 +439,11 @@ class MultiRaft:
     def _unquiesce(
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
     ) -> None:
-        """End a replica's quiescence, and the others' unless they ended it."""
+        """End a replica's quiescence, and that of the other members unless they ended it."""
         was_filed = self._quiescent.remove(replica.group)
         if not was_filed and not replica.quiescence.is_quiescent:
-            return  # filed or not: it may have been told to quiesce in this very frame
+            return
+        # A replica that quiesced by this very frame is not filed yet.
         self._active[replica.group] = replica
         replica.unquiesce(silent)
         self._dirty[replica] = None
@@ -475,7 +476,7 @@ class MultiRaft:
         """Send a replica's message."""
         to = message.to.node_id
         if to == self.node_id:
-            return  # this node's earlier storage, which is gone
+            return  # to an earlier storage of this node, which is gone
         if isinstance(message, _BEATS):
             self._batcher.add_beat(group, message)
         elif isinstance(message, AppendRequest) and message.chunk is not None:
@@ -486,7 +487,7 @@ class MultiRaft:
             self._batcher.send_all()
 
     def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
-        """Without a stream for stored chunks they travel as other frames do."""
+        """Send a stored chunk as other frames, where there is no stream for catch-up."""
         if (span := chunk.span) is not None:
             try:
                 head.append(span.file.pread(span.size, span.position))
@@ -498,9 +499,9 @@ class MultiRaft:
         self._send(beat.to, encode_node_beat(beat), Stream.HEARTBEAT)
 
     def drain(self) -> None:
-        """Drain what was touched, ask for the flushes that are due, send what is to be said."""
+        """Drain the replicas that were touched, ask for due flushes, send the messages."""
         if self._is_draining or self._is_closed:
-            return  # touched from within: the loop below sees it. Closed: by a flush that ends now
+            return  # touched from within the loop below; or closed while a flush ended
         self._is_draining = True
         try:
             while self._dirty:
@@ -516,10 +517,10 @@ class MultiRaft:
                 for hook in self.after_drain:
                     hook()
         except NodeMustStopError as error:
-            self.on_broken_invariant(str(error))  # which says what an operator can do
+            self.on_broken_invariant(str(error))  # the error says what an operator can do
             raise
         except Exception as error:
-            # Ended half-way: what the engine holds in memory is not what it believes.
+            # A round ended half-way: the engine's state in memory is inconsistent.
             self.on_broken_invariant(f"broken invariant: {error!r}")
             raise
         finally:

@@ -18,7 +18,7 @@ from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId
 
 
 class StateMachine(Protocol):
-    """What the group replicates for: a partition's Kafka meaning, or the metadata image."""
+    """What a group replicates: a partition with Kafka's meaning, or the metadata image."""
 
     def appended(self, entry: LogEntry) -> None:
         """An entry was written, on leader and follower alike, in log order; not yet committed."""
@@ -43,7 +43,7 @@ class StateMachine(Protocol):
 
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
         """The state exactly at a committed offset, for a log start there. None when that takes
-        longer than a few milliseconds: asked for the same again, it goes on."""
+        longer than a few milliseconds: called for the same offset again, it goes on."""
         ...
 
     def restore(self, log_start: LogStart) -> None:
@@ -56,7 +56,7 @@ class LogReader(Protocol):
     """A state machine that reads what was committed back from the log (the metadata image)."""
 
     def attach_log(self, log: ReplicatedLog) -> None:
-        """The log is open; comes before `restore`."""
+        """The log is open; called before `restore`."""
         ...
 
 
@@ -65,8 +65,8 @@ class StateChecker(Protocol):
     """A state machine that can tell whether it could begin with a state that a peer sent."""
 
     def check_state(self, log_start: LogStart) -> None:
-        """Raises whatever `restore` would. A large state that is still to be read by the work of
-        `restoring` passes; it is checked again after that."""
+        """Raise whatever `restore` would. A large state that the work of `restoring` is still to
+        decode passes; it is checked again after that."""
         ...
 
 
@@ -85,7 +85,8 @@ class SlowRestorer(Protocol):
     """A state machine whose state may be large (the metadata image)."""
 
     def restoring(self, state: Buffer) -> Runnable | None:
-        """Work for another thread that makes `restore` from this state quick; None: it is."""
+        """Work for another thread, after which `restore` from this state is quick; None: it is so
+        without any."""
         ...
 
 
@@ -111,7 +112,7 @@ class ReplicaHost(Protocol):
 
 @frozen(slots=True, kw_only=True)
 class ReplicaConfig:
-    """How one replica behaves."""
+    """The settings of one replica."""
 
     election_ticks: int = 6
     heartbeat_ticks: int = 2
@@ -129,7 +130,7 @@ class ReplicaConfig:
     """Quiesce the group after so many idle ticks; 0 means never."""
 
     def raft(self, self_id: ReplicaId) -> RaftConfig:
-        """The part that concerns the core."""
+        """The settings of its core."""
         return RaftConfig(
             self_id=self_id,
             election_ticks=self.election_ticks,

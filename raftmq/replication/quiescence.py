@@ -1,17 +1,17 @@
-"""Quiescence: an idle group costs nothing but its share in one small frame between two nodes.
+"""Quiescence: an idle group costs only its share in one small frame between two nodes.
 
 When nothing happened for a while and every member has everything, the leader quiesces the group. A
 quiescent group is not ticked: no heartbeats, no election timer. In their place each two nodes that
-share such groups exchange one beat, which proves that the other is the same process and lives.
-Whatever touches a replica unquiesces it, and it unquiesces the others; so does the silence of a
-member's node, its restart, or a disagreement about which groups are quiescent.
+share such groups exchange one beat, which proves that the other is the same process and alive. Any
+touch unquiesces a replica, which unquiesces the other members; so does the silence of a member's
+node, its restart, or a disagreement about which groups are quiescent.
 
 Two nodes that disagree about which groups are quiescent unquiesce those, not all that they share,
 and a node whose beats came too late while its connection stood is given more time: where cores are
 scarce, hundreds of groups that unquiesce at once make everything later still.
 
-A member that was silent for long (its node is down) keeps no group active, as long as a majority is
-there; it is served again as soon as it says anything.
+A member that was silent for long (its node is down) keeps no group active while a majority is
+there; any message of it unquiesces the group.
 
 `Quiescence` is one replica's part, `QuiescentReplicas` a node's. Invariants: a group quiesces only
 when all members that are there, a majority, hold the same committed, flushed log and say so; a lost
@@ -41,13 +41,13 @@ from raftmq.replication.timeout_backoff import TimeoutBackoff
 from raftmq.types import NodeId, RaftGroupId, RaftIndex, ReplicaId
 
 ABSENT_AFTER_IDLE_TIMES = 10
-"""A member silent for so many times the idle time before quiescence is absent."""
+"""A member is absent when it was silent for so many times the idle time before quiescence."""
 PROBE_BEATS = 20
-"""The absent are asked once in so many beats: about once a second."""
+"""Absent members are probed once in so many beats: about once a second."""
 MISMATCHES_MAX = 3
-"""Beats in a row that may disagree about which groups are quiescent: messages are on their way."""
+"""Beats in a row that may disagree about which groups are quiescent, by messages under way."""
 DECAY_SILENCES = 16
-"""After so many of the silences allowed without one, less is allowed again."""
+"""The allowed silence shrinks again after so many times its length without one."""
 
 
 class Quiescence:
@@ -113,7 +113,7 @@ class Quiescence:
         return () if core.leader is None else (core.leader.node_id,)
 
     def probe(self, core: RaftCore) -> None:
-        """Ask the absent: a disk that was exchanged meanwhile says so only when it is asked."""
+        """Send absent members a heartbeat: one whose disk was exchanged says so only when asked."""
         for member in self.absent:
             commit_end = min(core.commit_end, core.progress[member].match_end)
             self._send(Heartbeat(core.term, core.self_id, member, commit_end, self._round))
@@ -212,10 +212,10 @@ class _Peer:
     mismatches: list[int] = field(factory=_buckets)
     shared: int = 0
     backoff: TimeoutBackoff = field(factory=TimeoutBackoff)
-    """With its silence: it fell silent before while its connection stood."""
+    """Of the allowed silence: it fell silent before while its connection stood."""
 
     def hears(self, now: int, incarnation: int, election_ticks: int) -> bool:
-        """Note a beat; False when groups are quiescent on the word of another process."""
+        """Note a beat; False when groups are quiescent by agreement with an earlier process."""
         self.heard_tick = now
         before, self.incarnation = self.incarnation, incarnation
         if before not in (None, incarnation):
@@ -225,12 +225,12 @@ class _Peer:
         return True
 
     def silence_max(self, election_ticks: int) -> int:
-        """Ticks without a beat after which it is taken for gone."""
+        """Ticks without a beat after which the node counts as silent."""
         return election_ticks << self.backoff.doublings
 
     def disagreed(self, quiescent: tuple[int, ...]) -> tuple[int, ...]:
-        """Compare what is quiescent there with what is here; the buckets that disagreed for
-        long, as ones among zeros, or nothing."""
+        """Compare the groups that are quiescent there and here; returns the buckets that disagreed
+        for long, as ones among zeros, or nothing."""
         counts = [
             count + 1 if theirs != ours else 0
             for count, theirs, ours in zip(self.mismatches, quiescent, self.led_there, strict=True)
@@ -311,7 +311,7 @@ class QuiescentReplicas:
             digests[record.bucket] ^= record.digest
 
     def tick(self, heartbeat_ticks: int, election_ticks: int) -> None:
-        """Send beats when they are due; unquiesce what shares groups with a silent node."""
+        """Send beats when they are due; unquiesce the groups shared with a silent node."""
         self._now += 1
         if not self._records:
             return
@@ -331,7 +331,7 @@ class QuiescentReplicas:
                 self.unquiesce_shared(node_id, silent=node_id)
 
     def on_beat(self, beat: NodeBeat, election_ticks: int) -> None:
-        """Another node lives, and says which groups are quiescent on its word."""
+        """Another node is alive, and says which of the groups that it leads are quiescent."""
         if beat.incarnation == CONFUSED:
             self.unquiesce_shared(beat.sender, silent=None, buckets=beat.quiescent)
             return
@@ -342,14 +342,14 @@ class QuiescentReplicas:
             self.unquiesce_shared(beat.sender, silent=None)
             return
         if buckets := peer.disagreed(beat.quiescent):
-            # Also what the other side alone believes quiescent unquiesces: it may be gone here.
+            # The other node unquiesces too: a group that is quiescent there may be gone here.
             self._send(NodeBeat(self._node_id, beat.sender, CONFUSED, buckets))
             self.unquiesce_shared(beat.sender, silent=None, buckets=buckets)
 
     def unquiesce_shared(
         self, node_id: NodeId, *, silent: NodeId | None, buckets: tuple[int, ...] = ()
     ) -> None:
-        """Unquiesce every replica for which that node vouched, or those of some buckets."""
+        """Unquiesce every group shared with that node, or those of some buckets."""
         records = [
             record
             for record in self._records.values()
@@ -360,7 +360,7 @@ class QuiescentReplicas:
 
 
 def _digest(group: RaftGroupId) -> int:
-    """64 bits, the same on every node; XOR of them tells sets apart."""
+    """64 bits of a group's name, the same on every node; their XOR tells sets apart."""
     mixed = group.topic_id.int ^ (group.topic_id.int >> 64)
     mixed = (mixed + group.partition * 0x9E3779B97F4A7C15 + group.creation_epoch) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 31)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)

@@ -1,10 +1,10 @@
-"""Opening a replica: who it is after a restart, and what it may still promise.
+"""Opens a replica: its identity after a restart, and what it may still promise.
 
 A voter is a node with its storage. Where the journal says that something was promised for this
 group and the folder is empty or unreadable, or where the journal itself was lost, the promises are
-forgotten; this replica then takes a fresh identity and, being named by no configuration, neither
-votes nor counts until the leader admits it (see `membership.py`). Where bytes are damaged it keeps
-its end, and its word.
+forgotten. The replica then takes a fresh identity; no configuration names that, so it neither votes
+nor counts until the leader admits it (see `membership.py`). Where bytes are damaged it keeps its
+log's end and its promises.
 
 Invariant: the same identity never votes or acknowledges with less than it promised before.
 """
@@ -30,7 +30,7 @@ from raftmq.types import LeaderEpoch, Offset, RaftGroupId, RaftIndex, ReplicaId,
 
 @frozen(slots=True, kw_only=True)
 class Opening:
-    """What all replicas of a node are opened with."""
+    """What all replicas of a node need to be opened."""
 
     node: ReplicaId
     disk: Disk
@@ -44,10 +44,10 @@ class Opening:
 
 
 def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empty: bool) -> bool:
-    """True when something may have been promised under this identity that is not known any more."""
+    """True when a promise made under this identity may be forgotten."""
     if state is None or state.bootstrapped is None:
-        # Nothing was promised before the journal knew it, unless the journal was lost. Then an
-        # empty folder may be a lost one, too: until the node has opened all that it had.
+        # Nothing was promised before the journal knew of it, unless the journal was lost. Then an
+        # empty folder may be a lost one, too, until the node has opened all replicas that it had.
         return journal.damaged
     return is_empty
 
@@ -55,7 +55,8 @@ def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empt
 class ReplicaOpener:
     """Opens one replica of `group` in `folder`, in turns of a worker thread and of the loop.
 
-    `initial` is the configuration the group was created with; empty for one that joins later.
+    `initial` is the configuration with which the group was created; empty for a replica that joins
+    later.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ReplicaOpener:
         self._log: ReplicatedLog | None = None
 
     def attempt(self) -> bool:
-        """Read and recover the log, in any thread. False: `settle`, then attempt again.
+        """Read and recover the log, in any thread. After False call `settle`, then this again.
 
         Raises:
             DiskError: the disk failed; nothing was promised.
@@ -130,8 +131,8 @@ class ReplicaOpener:
         opening, group = self._opening, self._group
         journal = opening.journal
         if self._is_lost and self._identity is None:
-            # Named by no configuration, so it cannot vote; the leader learns of it by its answers.
-            # Before the new log: a folder that is no longer empty must not look like the old one's.
+            # No configuration names it, so it cannot vote; the leader hears of it by its answers.
+            # Written before the new log: a folder with files must not pass for the old replica's.
             storage_id = StorageId(opening.random.getrandbits(63) | 1)
             self._identity = ReplicaId(opening.node.node_id, storage_id)
             try:
@@ -140,8 +141,8 @@ class ReplicaOpener:
             except DiskError as error:
                 raise JournalFailedError(f"journal write failed: {error}") from error
         elif self._floor > self._kept_floor:
-            # Durable before the tail is gone: else a crash in between would forget that this
-            # replica may have promised what it held.
+            # Durable before the tail is gone: otherwise a crash in between would forget that this
+            # replica may have promised it.
             latest = journal.get(group) or GroupState()
             kept = max(self._floor, latest.cut_floor)
             journal.put(group, attrs.evolve(latest, cut_floor=kept))
@@ -151,7 +152,7 @@ class ReplicaOpener:
     def replica(self, machine: StateMachine, config: ReplicaConfig) -> Replica:
         """The replica, once an attempt succeeded; on the loop.
 
-        What was lost or damaged is told by `replica.log.recovery` and `replica.log.damaged`.
+        `replica.log.recovery` and `replica.log.damaged` say what was lost or damaged.
         """
         assert self._log is not None, "an attempt succeeded"
         opening, known = self._opening, self._state or GroupState()
@@ -194,7 +195,7 @@ def open_replica(
     log_config: LogConfig,
     config: ReplicaConfig,
 ) -> Replica:
-    """Open or create a replica here and now.
+    """Open or create a replica at once.
 
     Raises:
         JournalFailedError: the node cannot go on.

@@ -1,19 +1,19 @@
-"""Mending what recovery or the scrub found: damaged ranges, and tails that were cut.
+"""Repair of what recovery or the scrub found: damaged ranges, and tails that were cut.
 
 Damage. Batches at the same position with the same leader epoch are the same bytes on every replica
 (Log Matching, Raft §5.3), so any peer's verified copy repairs ours, committed or not. Until then a
 follower is suspended: it keeps its log's end, does not campaign and acknowledges nothing.
 
 A cut tail. Recovery cut a whole-looking but broken batch beyond the recorded flushed end. It was
-almost certainly never flushed; if it was, someone may count on it. So the replica refuses its vote
-to logs that may lack it (those that end below the cut, its floor, or end in an earlier term) until
-it agrees with a leader's log again. What it promised and a majority may count on is held by some
+almost certainly never flushed; if it was, the leader may have counted it. So the replica refuses
+its vote to logs that may lack it (those that end below the cut, its floor, or end in an earlier
+term) until it agrees with a leader's log again. What was committed by its promise is held by some
 other voter, too: once all of them said where their logs end, a log as up to date as the best of
-those that are longer than its own is good enough; if none is, there is nothing to wait for.
+those that are longer than its own is good enough; if none is longer, it has nothing to wait for.
 
 Ranges are read for peers, gathered, copied and synced by workers and in files, never in memory or
-on the loop: one may be a whole segment. Damage at every replica, in different places, heals too:
-who is damaged answers for what it holds, and nobody has to lead for that.
+on the loop: one may be a whole segment. Damage at every replica, in different places, is repaired
+too: a damaged replica answers with what it holds, and none has to lead for that.
 
 Invariants: nothing is installed unchecked; at most one request for damage is under way.
 """
@@ -47,11 +47,11 @@ from raftmq.replication.messages import (
 from raftmq.types import Offset, RaftIndex, ReplicaId, Term
 
 ANSWERS_MAX: Final = 4
-"""Ranges read for peers at once, per replica: each has a megabyte of memory until it left."""
+"""Ranges read for peers at once, per replica: each takes a megabyte of memory until it is sent."""
 
 
 class Repairer:
-    """The part of a replica that mends its log.
+    """The part of a replica that repairs its log.
 
     Attributes:
         core: the replica's; exchanged when that begins again from disk.
@@ -70,11 +70,11 @@ class Repairer:
         touch: Callable[[], None],
         lift_cut_floor: Callable[[], None],
     ) -> None:
-        """Make it for a log without known damage; `look` finds what there is.
+        """Take a log, whose damage `look` will find.
 
         Args:
             machine: judges whether it could begin with a log start of a peer.
-            bytes_max: how much of a range one answer holds.
+            bytes_max: how much of a range one answer may hold.
             send: sends to another replica of the group.
             fail: stops the replica, for this reason.
             touch: called when damage was repaired, which lets the replica go on.
@@ -99,7 +99,7 @@ class Repairer:
         self._best_tail: tuple[Term, RaftIndex] | None = None  # once all other voters answered
 
     def stop(self) -> None:
-        """The replica stopped: what workers still bring is dropped."""
+        """The replica stopped: results of workers are dropped from now on."""
         self._is_over = True
 
     @property
@@ -112,7 +112,7 @@ class Repairer:
     def look(self) -> None:
         """Damage may have been found or repaired: suspend or resume."""
         core, is_damaged = self.core, bool(self._log.damaged)
-        # A leader goes on: what it commits from now on does not rest on the damaged range.
+        # A leader goes on: what it commits from now on does not depend on the damaged range.
         core.suspended = is_damaged and core.role is not Role.LEADER
         claimed_end = self._log.recovery.claimed_end if is_damaged else RaftIndex(0)
         floor = self._cut_floor
@@ -121,12 +121,12 @@ class Repairer:
         core.claimed_end_floor = max(floor, claimed_end)
 
     def tick(self) -> None:
-        """Ask for what is missing; called about once per election timeout."""
+        """Ask peers for what is missing; called about once per election timeout."""
         self.look()
         if self._log.damaged:
             self._ask()
         if self._cut_floor and self.core.is_claim_restored:
-            self._lift()  # this log holds again whatever it may have promised
+            self._lift()  # this log holds again whatever the replica may have promised
         if self._cut_floor:
             self._ask_tails()
 
@@ -151,7 +151,7 @@ class Repairer:
             self._fill = None
 
     def answer(self, request: RepairRequest) -> None:
-        """Send a peer what this replica holds, verified, of a range."""
+        """Send a peer those batches of a range that this replica holds, verified."""
         core, log = self.core, self._log
         # The batch that the log start lies within is whole: its first records alone are dropped.
         if request.start < log.log_start.base_offset:
@@ -264,10 +264,10 @@ class Repairer:
         self._touch()
 
     def _adopt(self, log_start: LogStart, commit_end: RaftIndex) -> None:
-        """A peer dropped the damaged range by a committed order: do so too, with its tuple.
+        """A peer dropped the damaged range by a committed proposal: do so too, with its tuple.
 
-        The same position of a committed log has the same tuple on every replica, so this is what
-        this replica would have made itself, could it read what leads up to it.
+        At a position of a committed log the tuple is the same on every replica, so this one would
+        have made it itself, could it read the log up to there.
         """
         log, index = self._log, log_start.index
         if not log.log_start.index < index <= commit_end:
@@ -304,7 +304,7 @@ class Repairer:
         self._send(TailReply(core.term, core.self_id, request.sender, *tail))
 
     def take_tail(self, reply: TailReply) -> None:
-        """A voter says where its log ends."""
+        """Note where the log of another voter ends."""
         if not self._cut_floor or reply.floor != self._cut_floor:
             return
         self._tails[reply.sender] = reply.last_term, reply.log_end

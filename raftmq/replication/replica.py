@@ -1,13 +1,15 @@
-"""The synchronous engine of one Raft group: core, log and journal behind ports.
+"""One copy of one Raft group: core, log and journal, and the parts around them.
 
-The core decides, this performs, in the order that `raft/messages.py` demands: hard state, log, then
-messages; promises leave only after the flush of the position at which they were made. It owns the
-translation of term to leader epoch and the group's place in the journal. It never waits, starts no
-thread and reads no clock but the one it is given, so the simulation runs it as it is.
+The core decides and the replica performs, in the order that `raft/messages.py` demands: hard state,
+log, then messages; promises leave only after the flush of the position at which they were made. It
+owns the translation of term to leader epoch and the group's place in the journal. It never waits,
+starts no thread and reads no clock but the one it is given, so the simulation runs it as it is. Its
+parts (repair, quiescence, moves of the log start, changes of members) are given the core, positions
+and functions, and do not know it.
 
 Invariants: the journal's claimed flushed end never exceeds what this log really has flushed; the
 persisted high watermark lies below it; a leader counts itself only for what it flushed; a replica
-that failed says nothing any more.
+that failed sends nothing any more.
 """
 
 from __future__ import annotations
@@ -88,13 +90,13 @@ from raftmq.types import (
 )
 
 CLOSE_BYTES: Final = 4 << 20
-"""A follower with no more than this to flush takes over at once."""
+"""A follower with no more than this to flush can take over at once."""
 DISK_FULL: Final = "disk full"
-"""Begins the failure of a replica that stopped for want of space, and may begin again with it."""
+"""How the failure of a replica begins that stopped for want of space: with space it goes on."""
 
 
 def _answer_to_stray(self_id: ReplicaId, message: PeerMessage) -> WrongReplica | None:
-    """What to say to a message that names another storage of this node; nothing else is done."""
+    """The answer to a message that names another storage of this node, which is not stepped."""
     is_leaders = isinstance(message, AppendRequest | Heartbeat | InstallLogStart)
     if message.to.node_id != self_id.node_id or not is_leaders:
         return None
@@ -119,7 +121,7 @@ class Replica:
         catch_up: CatchUp,
         buggify: Buggify = never,
     ) -> None:
-        """Take up the group where log and journal left it."""
+        """Continue the group where log and journal ended."""
         self.group = group
         self.self_id = self_id
         self.log = log
@@ -158,7 +160,7 @@ class Replica:
         commit = min(RaftIndex(self.place.state.commit_end), log.flushed_end)
         self._commit_end = max(commit, log.log_start.index)
         self.high_watermark = log.offset_of(self._commit_end)
-        self.has_progressed = False  # what is flushed anywhere, or the log start, moved
+        self.has_progressed = False  # a flushed end, here or elsewhere, or the log start moved
         self._has_started = False
         if isinstance(machine, LogReader):
             machine.attach_log(log)
@@ -182,19 +184,22 @@ class Replica:
     # ---- inputs ----
 
     def keep_claims(self, floor_before: RaftIndex) -> None:
-        """After opening: keep the word given for bytes that recovery cut off or found damaged;
-        `floor_before` is what an earlier opening left to keep."""
+        """After opening: keep promises made for bytes that recovery cut off or found damaged.
+
+        Args:
+            floor_before: the cut floor that an earlier opening set and nothing lifted since.
+        """
         recovery = self.log.recovery
         floor = max(recovery.cut_claimed_end, floor_before)
         if not floor_before and not recovery.dropped_bare_entries:
-            # A batch is written only after its epoch's election entry is durable, and none of
-            # those was lost: what was cut is of the last epoch that is left, or earlier.
+            # A batch is written only after its epoch's election entry is durable, and no such entry
+            # was lost: the batches that were cut are of the last epoch that is left, or earlier.
             self.core.claimed_term_floor = self.core.epochs.last_term
         self.set_cut_floor(floor)
         self._repairer.set_cut_floor(floor)
 
     def set_cut_floor(self, floor: RaftIndex) -> None:
-        """Remember durably to which logs no vote goes; 0 lifts it."""
+        """Write durably that no vote goes to logs that end below `floor`; 0 lifts that."""
         if floor == self.place.state.cut_floor:
             return
         try:
@@ -204,11 +209,11 @@ class Replica:
 
     @reports_bugs
     def append(self, batch: bytearray | memoryview, header: BatchHeader) -> Offset:
-        """Stamp, write and propose a checked batch; returns its base offset. Durable at no time
-        before the high watermark covers it.
+        """Stamp, write and propose a checked batch; returns its base offset. It may be lost until
+        the high watermark covers it.
 
         Raises:
-            NotLeaderError: another replica leads, or nobody.
+            NotLeaderError: another replica leads, or none.
             StorageError: the disk refused; nothing was appended.
         """
         self._check_may_propose()
@@ -239,7 +244,7 @@ class Replica:
 
     @reports_bugs
     def move_log_start(self, target: Offset) -> Entry:
-        """Propose that everything below `target` is dropped; done on each replica once committed.
+        """Propose to drop everything below `target`; each replica does so once it is committed.
 
         Raises:
             NotLeaderError: another replica leads, or this one cannot tell its high watermark yet.
@@ -274,7 +279,7 @@ class Replica:
                 try:
                     self.core.transfer_leadership(voter)
                 except KafkaError:
-                    return False  # damaged there, say
+                    return False  # it is damaged there, for example
                 self.touch()
                 return True
         return False
@@ -330,12 +335,12 @@ class Replica:
             case Quiesce():
                 self.quiescence.on_quiesce(self.core, message, is_settled=self.is_settled)
             case Unquiesce():
-                pass  # that it came is the message
+                pass  # its arrival has unquiesced the group
             case _:
                 self.core.step(message)
 
     def tick(self) -> bool:
-        """One tick of abstract time passed; True when there is something to `drain`."""
+        """One tick of abstract time passed; True when a `drain` is due."""
         if self.failure is not None:
             return False
         self.core.clock_ms = self._clock.wall_ms()
@@ -355,7 +360,7 @@ class Replica:
             self._in_sync.forget_former(peer)
 
     def peer_lost(self, node_id: NodeId) -> None:
-        """A peer's connections closed: when it led, do not wait for the election timeout."""
+        """A node's connections closed: if it led, do not wait for the election timeout."""
         leader = self.leader
         if leader is not None and leader.node_id == node_id and not self.is_leader:
             self.core.campaign()
@@ -370,14 +375,14 @@ class Replica:
     #
     # A thousand groups with three replicas exchange some fifty thousand heartbeats and replies a
     # second on each node. A round of effects for each would fill a core, delay the next ones and
-    # end in elections that nobody wins. So what says nothing new is noted and answered on the spot.
-    # What would move the commit, change a role or owe somebody a message is stepped.
+    # end in elections that no replica wins. So one that brings nothing new is noted and answered at
+    # once; one that would move the commit, change a role or cause a message is stepped.
 
     def take_beat(self, message: Heartbeat | HeartbeatReply) -> HeartbeatReply | bool:
-        """Take a heartbeat or a reply to one, if nothing else comes of it.
+        """Take a heartbeat or a reply to one, if it changes nothing.
 
         Returns:
-            The reply to send, True when there is none to send, False: `step` the message.
+            The reply to send; True when there is none; False when the message must be stepped.
         """
         if self.failure is not None or self._prewritten_end or self._barriers.waiting:
             return False
@@ -408,8 +413,8 @@ class Replica:
         try:
             self.log.complete(job)
         except DiskFullError:
-            # Batches staged behind a bare entry do not fit: as if this follower or leader crashed
-            # before writing them; the log cut them off and says so by its end.
+            # Batches staged behind a bare entry do not fit. The log cut them off, as if it had
+            # crashed before they were written.
             self._rebuild_core()
         except DiskError as error:
             self.fail(f"write after flush failed: {error}")
@@ -417,11 +422,11 @@ class Replica:
         self.has_progressed = True
 
     def flush_failed(self, error: DiskError) -> None:
-        """`job` failed. An fsync is never retried: what it covered may be gone."""
+        """`job` failed. An fsync is never retried: the bytes that it covered may be gone."""
         self.fail(f"flush failed: {error}")
 
     def fail(self, reason: str) -> None:
-        """Stop for good: say nothing, promise nothing, count nothing."""
+        """Stop for good: send nothing, promise nothing, count nothing."""
         if self.failure is not None:
             return
         self.failure = reason
@@ -431,15 +436,15 @@ class Replica:
         self._barriers.fail(StorageError(reason))
         self.machine.role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
         if self.quiescence.is_quiescent:
-            self.touch()  # the others must not stay quiescent on its word
+            self.touch()  # the other members must not stay quiescent because of it
 
     def retire(self) -> None:
-        """Let go of the parts that know this replica, once it failed and was unregistered.
+        """Let go of the objects that refer to this replica, once it failed and was unregistered.
 
-        A ring of objects would stay until a full collection, which never looks at what an earlier
-        one froze. Whoever still holds the replica finds it failed, with its log and its core.
+        A ring of objects would stay until a full collection, which never looks at objects that an
+        earlier one froze. A replica that is still held somewhere shows its failure, log and core.
         """
-        assert self.failure is not None, "a replica that may still be called"
+        assert self.failure is not None, "this replica may still be called"
         self.core.retire()
         self._moves.retire()
         del self._source, self._repairer, self._installing, self.machine
@@ -447,14 +452,14 @@ class Replica:
     # ---- effects ----
 
     def drain(self) -> None:
-        """Perform everything the core decided, then release what the flushes allow."""
+        """Perform everything that the core decided, then send promises that are durable by now."""
         if not self._has_started:
             self._start()
         self._perform_all()
         is_due = self.failure is None and self.log.flushed_end > self.core.flushed_end
         if is_due and not self.waits_for_journal:
-            # A group of one has no message to hold back: its vote must be durable before its own
-            # flush counts, just as if it were another's.
+            # A group of one sends no vote that could be held back: its vote must be durable before
+            # its own flush counts, as if it were another replica's.
             self.core.advance(self.log.flushed_end)
             self._perform_all()
         if self.failure is not None:
@@ -470,7 +475,7 @@ class Replica:
         if self.has_progressed:
             self.has_progressed = False
             if self.log.flushed_end > self.place.state.flushed_end:
-                self._claim()  # lazy in any case, so not before what others wait for
+                self._claim()  # lazy in any case, so after the messages that others wait for
             self.machine.progressed()
 
     def _perform_all(self) -> None:
@@ -478,9 +483,9 @@ class Replica:
             self._perform(ready)
 
     def _start(self) -> None:
-        """Tell the machine, which knows its replica by now, what was committed before."""
+        """Tell the state machine, which is attached by now, what was committed before."""
         self._has_started = True
-        self._repairer.look()  # the machine may have met damage that recovery need not read
+        self._repairer.look()  # the state machine may have met damage that recovery did not read
         self.machine.committed(self.high_watermark, self._commit_end)
         self._fulfil_moves()
 
@@ -501,7 +506,7 @@ class Replica:
             return
         except DiskFullError as error:
             if self.core.role is Role.LEADER:
-                # Only a bare entry beyond the reserve comes here; the core already counts it.
+                # Only a bare entry beyond the reserve fails so; the core counts on it already.
                 self.fail(f"{DISK_FULL}: {error}")
             else:
                 self._disk_full_until_ms = (
@@ -523,7 +528,7 @@ class Replica:
 
     def _write(self, entry: Entry) -> None:
         if entry.end <= self._prewritten_end:
-            return  # by append(), before it was proposed
+            return  # written by append(), before it was proposed
         epoch = LeaderEpoch(entry.term)
         if entry.kind is EntryKind.BATCH:
             self.log.append_batch(entry.payload)
@@ -562,7 +567,7 @@ class Replica:
 
     def _committed(self, commit_end: RaftIndex) -> None:
         if commit_end <= self._commit_end:
-            return  # told again to a core that was rebuilt from what is flushed
+            return  # a core that was rebuilt commits again what was committed before
         self._commit_end = commit_end
         high_watermark = self.log.offset_of(commit_end)
         assert high_watermark >= self.high_watermark, "the high watermark never falls"
@@ -611,10 +616,10 @@ class Replica:
         )
 
     def _rebuild_core(self) -> None:
-        """Begin again from disk, as after a crash: the core took what the log could not."""
+        """Begin again from disk, as after a crash: the core took entries that the log could not."""
         if self.log.end_index < self._commit_end:
-            # Only entries staged behind an election's; the machine has used them, so it must
-            # begin again as well.
+            # Entries staged behind an election's: the state machine has used them, so it must begin
+            # again as well.
             self.fail(f"{DISK_FULL}: committed entries could not be written here")
             return
         before = self.core
@@ -623,7 +628,7 @@ class Replica:
         self.core.claimed_end_floor = before.claimed_end_floor
         self.core.claimed_term_floor = before.claimed_term_floor
         self._prewritten_end = RaftIndex(0)
-        self._outbox.clear()  # withdrawn: what they vouch for may be what was lost
+        self._outbox.clear()  # the promises may rest on entries that were lost
         self._moves.truncate_to(self.log.end_index)
         self.machine.truncated(self.log.end_index)
         self._role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
@@ -641,7 +646,7 @@ class Replica:
             raise NotLeaderError("leadership is being handed over")
 
     def _may_take(self, request: AppendRequest) -> bool:
-        """Check a request before anything is written; False: let it come again later."""
+        """Check a request before anything is written; False: drop it, the leader sends it again."""
         if not request.entries:
             return True
         if self._clock.monotonic_ms() < self._disk_full_until_ms:
@@ -658,7 +663,7 @@ class Replica:
         return True
 
     def _log_start_read(self, install: InstallLogStart, log_start: LogStart) -> None:
-        """A worker read a leader's log start: the core may have it, as it came."""
+        """A worker decoded a leader's log start: give the core its message, as it came."""
         if self.failure is not None:
             return
         try:
@@ -666,10 +671,10 @@ class Replica:
                 self.machine.check_state(log_start)
             self.core.step(install)
         except (RemoteProtocolError, StateError):
-            return  # no state that this replica could begin with: its log stays
+            return  # this replica could not begin with that state: its log stays
         self.touch()
 
-    # ---- upkeep ----
+    # ---- maintenance ----
 
     def _maintain(self) -> None:
         self._claim()
@@ -719,7 +724,7 @@ class Replica:
 
     @reports_bugs
     def retain(self, below: Offset) -> Entry | None:
-        """Propose the log start that retention wants, never above `below`; None when there is none.
+        """Propose the log start that retention asks for, never above `below`; None for none.
 
         Raises:
             KafkaError: leadership was lost.
@@ -756,14 +761,14 @@ class Replica:
         self._repairer.look()
         self.touch()
 
-    # ---- what others may read at any time, without effect ----
+    # ---- what may be read at any time, without effect ----
     #
     # Positions of the log are offsets here, terms are leader epochs. What only a leader can know
-    # is empty or unknown on the others.
+    # is empty or unknown on other replicas.
 
     @property
     def lacks_space(self) -> bool:
-        """True when it stopped because the disk was full: opened again, it goes on."""
+        """True when it stopped because the disk was full: once opened again, it goes on."""
         return self.failure is not None and self.failure.startswith(DISK_FULL)
 
     @property
@@ -773,7 +778,7 @@ class Replica:
 
     @property
     def is_candidate(self) -> bool:
-        """True while this replica asks for votes in earnest."""
+        """True while this replica asks for votes (not for pre-votes)."""
         return self.failure is None and self.core.role is Role.CANDIDATE
 
     @property
@@ -783,17 +788,17 @@ class Replica:
 
     @property
     def is_handing_over(self) -> bool:
-        """True while leadership is being transferred: nothing is taken in meanwhile."""
+        """True while leadership is being transferred: nothing can be proposed meanwhile."""
         return self.core.transferee is not None
 
     @property
     def leader(self) -> ReplicaId | None:
-        """Who leads the current term, as far as known here."""
+        """The leader of the current term, as far as known here."""
         return None if self.failure is not None else self.core.leader
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
-        """The current term, as Kafka clients see it."""
+        """The current term, as Kafka's clients see it."""
         return LeaderEpoch(self.core.term)
 
     @property
@@ -813,17 +818,17 @@ class Replica:
 
     @property
     def configuration(self) -> Configuration:
-        """The replicas of this group, as the newest entry of this log has it."""
+        """The members of this group, by the newest configuration in this log."""
         return self.core.configuration
 
     @property
     def voters(self) -> tuple[ReplicaId, ...]:
-        """Who counts in the quorum."""
+        """The members that count in the quorum."""
         return self.core.configuration.voters
 
     @property
     def learners(self) -> tuple[ReplicaId, ...]:
-        """Who only copies."""
+        """The members that only copy."""
         return self.core.configuration.learners
 
     def follower_end_offset(self, replica: ReplicaId) -> Offset | None:
@@ -838,7 +843,7 @@ class Replica:
         if not self.is_leader:
             return ()
         if self.quiescence.is_quiescent:
-            # It began with all of them caught up, but for the absent, and ends with any silence.
+            # Quiescence began with all caught up but the absent, and ends when one is silent.
             return tuple(voter for voter in self.voters if voter not in self.quiescence.absent)
         now_ms = self._clock.monotonic_ms()
         lag_ms = self.config.replica_lag_time_max_ms
@@ -849,7 +854,7 @@ class Replica:
         )
 
     def catching_up(self) -> list[ReplicaId]:
-        """Replicas that answer and lack what they should have; only a leader knows."""
+        """Replicas that answer and lack committed entries; only a leader knows."""
         if not self.is_leader or self.quiescence.is_quiescent:
             return []
         core = self.core
@@ -865,13 +870,13 @@ class Replica:
         return found
 
     def bytes_behind(self, follower: ReplicaId) -> int:
-        """About how many bytes of this log another replica is not known to have."""
+        """Roughly how many bytes of this log another replica is not known to have."""
         offset = self.follower_end_offset(follower)
         return self.log.bytes_from(self.log.log_start_offset if offset is None else offset)
 
     def is_close_behind(self, node_id: NodeId) -> bool:
         """True for a voter that was sent everything and has little left to flush: it could take
-        over in a moment. Only a leader knows; nothing is taken in while it hands over."""
+        over at once. Only a leader knows. Nothing can be proposed during a transfer."""
         for voter, progress in self.core.progress.items():
             if voter.node_id == node_id and voter in self.voters:
                 return (
@@ -882,11 +887,11 @@ class Replica:
         return False
 
     def flushed_voters(self, end: RaftIndex) -> int:
-        """How many voters are known to have flushed everything below `end`; only a leader knows."""
+        """How many voters are known to have flushed all below `end`; only a leader knows."""
         return sum(1 for voter in self.voters if self.flushed_end_of(voter) >= end)
 
     def flushed_end_of(self, replica: ReplicaId) -> RaftIndex:
-        """What a replica is known to have flushed; of others only a leader knows."""
+        """The end up to which a replica is known to have flushed; of others only a leader knows."""
         if replica == self.self_id:
             return self.log.flushed_end
         progress = self.core.progress.get(replica)
@@ -894,7 +899,7 @@ class Replica:
 
     @property
     def is_settled(self) -> bool:
-        """True when all there is is committed, flushed and fulfilled, and nothing waits."""
+        """True when the whole log is committed, flushed and carried out, and nothing waits."""
         core = self.core
         return (
             core.log_end == core.commit_end == core.flushed_end == self._commit_end
@@ -905,20 +910,20 @@ class Replica:
 
     @property
     def waits_for_journal(self) -> bool:
-        """True when a journal flush would let something go on."""
+        """True when promises wait for a flush of the journal."""
         return not self.place.is_durable
 
     def has_all_of(self, follower: ReplicaId, lag_ms_max: float) -> bool:
-        """True when a follower, learners included, had everything within that time."""
+        """True when a follower or learner had everything within that time."""
         return self._in_sync.is_in_sync(follower, self._clock.monotonic_ms(), lag_ms_max)
 
     def follow_target_membership(self, target: Callable[[], TargetMembership | None]) -> None:
-        """Work, while leading, towards the membership that `target()` gives."""
+        """While this replica leads, change members towards what `target()` returns."""
         self._membership.target = target
 
     @property
     def is_membership_pending(self) -> bool:
-        """True on a leader whose group is not made up yet as it should be."""
+        """True on a leader whose group has not reached its target membership."""
         return self.is_leader and self._membership.is_pending
 
     def unquiesce(self, silent: NodeId | None) -> None:

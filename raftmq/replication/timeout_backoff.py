@@ -4,11 +4,10 @@ A loop that comes late hears everything late: heartbeats lie in its sockets, and
 before they are read deposes leaders that live. On a machine without a free core that happens to
 hundreds of groups at once, and their elections make everything later still. So while ticks come
 late, timeouts are doubled, for all groups of the node, until ticks have been in time for a while:
-the doubling rises at once, and decays step by step. Sans-IO: the shell tells how late it was. A
-leader whose node is gone is noticed by its closed connection, whatever the doubling.
+the number of doublings rises at once, and decays step by step. Sans-IO: the shell says how late a
+tick was. A leader whose node is gone is noticed by its closed connection, whatever the timeout.
 
-What one replica knows of its own elections is `raft/election.py`'s; this is for what a node knows
-of all its groups. Times are ticks.
+Backoff of one group, after its own elections, is in `raft/election.py`. Times are in ticks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from raftmq.raft.election import TIMEOUT_DOUBLINGS_MAX
 
 
 class TimeoutBackoff:
-    """One timeout's.
+    """How many times one timeout is doubled.
 
     Attributes:
         doublings: how many times the timeout is doubled now, from 0 to `TIMEOUT_DOUBLINGS_MAX`.
@@ -32,25 +31,25 @@ class TimeoutBackoff:
         self._since = 0
 
     def increase(self, doublings: int, now: int) -> None:
-        """There is a reason, now, to double the timeout so many times."""
+        """Double the timeout so many times, from now on."""
         self.doublings = min(doublings, TIMEOUT_DOUBLINGS_MAX)
         self._since = now
 
     def decay(self, now: int, decay_ticks: int) -> None:
-        """There is none now: after so long without one the timeout is halved."""
+        """There is no reason to increase it now: halve the timeout after so long without one."""
         if self.doublings and now - self._since >= decay_ticks:
             self.doublings -= 1
             self._since = now
 
 
 TIMEOUTS_PER_DELAY: Final = 4
-"""A timeout is at least so many times as long as ticks come late: the others of a group may share
-the machine, and a round of messages passes several loops."""
+"""A timeout is at least so many times the delay of ticks: other members of a group may share the
+machine, and a round of messages passes several loops."""
 DECAY_TICKS: Final = 200
 
 
 class LoopBackoff:
-    """What one node knows of its own loop."""
+    """The backoff of one node for its own loop."""
 
     __slots__ = ("_backoff", "_now")
 
@@ -64,7 +63,7 @@ class LoopBackoff:
         return self._backoff.doublings
 
     def ticked(self, late_ticks: float, election_ticks: int) -> None:
-        """A tick came, so many ticks late."""
+        """A tick came, late by so many ticks."""
         self._now += 1
         wanted = 0
         while wanted < TIMEOUT_DOUBLINGS_MAX and (
