@@ -5,7 +5,7 @@ command proposed after the start; its being applied is what makes the node ready
 committed before is then applied too.
 
 Invariants: one heartbeat is under way at a time; a change of structure is reported at once, because
-somebody may wait for it; a broker told that its epoch is stale registers anew.
+an admin call may wait for it; a broker told that its epoch is stale registers anew.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ RETRY_MS: Final = 250.0
 LOST_MS: Final = 1_000.0
 LOST_HEARTBEATS: Final = 2
 """After so many intervals, and a second at most, a heartbeat without an answer is taken for lost,
-and the next one follows: a session has room for few, and who is fenced comes back with the next."""
+and the next one follows: a session has room for few, and the next one lets a fenced broker back."""
 UNLED_MS: Final = 2_000.0
-"""A member that hears no leader for so long at its start asks what became of it."""
+"""A member that hears no leader for so long at its start asks whether it still is a member."""
 ISOLATED_MS: Final = 10_000.0
 
 LearnAddress = Callable[[NodeId, str], None]
@@ -45,8 +45,12 @@ LearnAddress = Callable[[NodeId, str], None]
 
 @frozen(slots=True)
 class BrokerInfo:
-    """What this node registers as; `recoveries`: how often it gave up a lost majority;
-    `replicas_max`: how many partition replicas it has room for, 0: it does not say."""
+    """What this node registers as.
+
+    Attributes:
+        recoveries: how often a lost majority was recovered from this node's data.
+        replicas_max: how many partition replicas it has room for; 0: unknown.
+    """
 
     replica_id: ReplicaId
     cluster_id: str
@@ -70,7 +74,7 @@ class BrokerLifecycle:
         heartbeat_ms: float,
         bootstrap: Sequence[NodeId],
         is_member: Callable[[], bool],
-        learn_address: LearnAddress | None = None,
+        learn_address: LearnAddress,
     ) -> None:
         """`bootstrap` are nodes to ask for the controller; `is_member` tells whether this node is
         in the metadata group's configuration as far as it knows."""
@@ -87,7 +91,7 @@ class BrokerLifecycle:
         """Why the cluster refuses this node, if so: other cluster id, its number is taken, or it
         does not support a level that the cluster has."""
         self.is_replaced = False
-        """Another node took this one's place: it waits for nothing."""
+        """Another node took this one's place: it will never be ready."""
         self._unled_since_ms = clock.monotonic_ms()
         self.is_draining = False
         self.has_full_disk = False
@@ -102,7 +106,7 @@ class BrokerLifecycle:
         self._beat_at_ms = 0.0
         self._beat_began_ms = -1.0
         self._beat_round = 0
-        self._said_version = -1
+        self._reported_version = -1
         self._contact_ms = clock.monotonic_ms()
         self._ready_callbacks: list[Callable[[], None]] = []
         self._was_ready = False
@@ -170,7 +174,7 @@ class BrokerLifecycle:
         if not self._is_member():
             self._join(now_ms)
         elif self.broker_epoch < 0:
-            self._ask_standing(now_ms)
+            self._ask_membership(now_ms)
         if self.broker_epoch < 0:
             self._register(now_ms)
             return
@@ -203,7 +207,7 @@ class BrokerLifecycle:
     # ---- joining ----
 
     def _join(self, now_ms: float) -> None:
-        """Ask to follow the metadata log; whoever is asked names the controller."""
+        """Ask to follow the metadata log; a node that is not the controller names it."""
         if now_ms < self._join_at_ms:
             return
         self._join_at_ms = now_ms + RETRY_MS
@@ -226,21 +230,21 @@ class BrokerLifecycle:
                 return
             if reply.code is not ErrorCode.NOT_CONTROLLER:
                 if is_member:
-                    self._told_standing(reply)
+                    self._learn_membership(reply)
                 return
             if is_hint:
                 return
             if reply.controller_id >= 0 and reply.controller_id != node_id:
-                if reply.payload and self._learn_address is not None:
-                    # No first voter leads: this node's file says nothing of where the leader is.
+                if reply.payload:
+                    # No first voter leads: this node's file does not say where the leader is.
                     self._learn_address(reply.controller_id, reply.payload.decode(errors="replace"))
                 self._ask_to_join(reply.controller_id, is_member=is_member, is_hint=True)
 
         self._forwarder.send(node_id, encode(request)).when_done(done)
 
-    def _ask_standing(self, now_ms: float) -> None:
-        """This node's log says that it is a member, but nobody leads it: it may have been replaced
-        while it was down, and then nobody ever will."""
+    def _ask_membership(self, now_ms: float) -> None:
+        """This node's log says that it is a member, but no leader is heard: the node may have been
+        replaced while it was down, and then no leader ever will send to it."""
         if self._engine.controller_id is not None:
             self._unled_since_ms = now_ms
             return
@@ -253,7 +257,7 @@ class BrokerLifecycle:
             self._join_turn += 1
             self._ask_to_join(others[self._join_turn % len(others)], is_member=True)
 
-    def _told_standing(self, reply: Reply) -> None:
+    def _learn_membership(self, reply: Reply) -> None:
         if self.broker_epoch >= 0 or reply.code is ErrorCode.NONE:
             return
         if reply.code is ErrorCode.INELIGIBLE_REPLICA:
@@ -309,7 +313,7 @@ class BrokerLifecycle:
         self._beat_round += 1
         beat_round = self._beat_round
         image = self._engine.image
-        self._said_version = image.structure_version
+        self._reported_version = image.structure_version
         beat = BrokerHeartbeat(
             self._info.replica_id.node_id,
             self.broker_epoch,
@@ -336,7 +340,7 @@ class BrokerLifecycle:
         self._contact_ms = now_ms
         if reply.code is ErrorCode.STALE_BROKER_EPOCH:
             self._check_registration()
-        elif self._said_version != self._engine.image.structure_version:
+        elif self._reported_version != self._engine.image.structure_version:
             self._send_heartbeat(now_ms)
 
     def _check_registration(self) -> None:

@@ -147,7 +147,7 @@ def decode_quorum(data: Buffer) -> QuorumState:
 CALL_RETRY_MS: Final = 50.0
 CALL_GRACE_MS: Final = 2_000.0
 CONTACT_FRESH_MS: Final = 2_000.0
-"""Who heard of a metadata majority within this time counts as seeing it."""
+"""A node that heard of a metadata majority within this time counts as seeing it."""
 PUSH_RETRY_MS: Final = 500.0
 
 
@@ -157,7 +157,7 @@ MoveLocally = Callable[[TopicId, int, NodeId], bool]
 
 @define(eq=False)
 class _Outstanding:
-    """An admin call on its way to the controller, whoever that is by then."""
+    """An admin call on its way to the controller, which may change meanwhile."""
 
     request: AdminRequest
     promise: Promise[Outcomes]
@@ -165,10 +165,6 @@ class _Outstanding:
     retry_at_ms: float = 0.0
     is_sent: bool = False
     is_unknown: bool = False
-
-
-def _no_view() -> None:
-    return None
 
 
 class _Loopback:
@@ -207,7 +203,8 @@ class ControlPlane:
         heartbeat_ms: float,
         bootstrap: Iterable[NodeId],
         move_locally: MoveLocally,
-        learn_address: LearnAddress | None = None,
+        learn_address: LearnAddress,
+        quorum_view: AskQuorum,
     ) -> None:
         """Compose.
 
@@ -221,7 +218,9 @@ class ControlPlane:
             heartbeat_ms: between two heartbeats to the controller.
             bootstrap: nodes to ask for the controller before any is known.
             move_locally: hands over the leadership of a partition that this node leads.
-            learn_address: told where the controller listens for nodes, by whom is asked to join.
+            learn_address: told where the controller listens for other nodes, when a node that was
+                asked for admission says so.
+            quorum_view: this node's own view of the metadata quorum.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
@@ -230,9 +229,10 @@ class ControlPlane:
         self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
         self._clock = clock
         self._move_locally = move_locally
+        self._quorum_view = quorum_view
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
-        self._behind: dict[NodeId, float] = {}  # a push to them failed; when to tell them all
+        self._behind: dict[NodeId, float] = {}  # a push failed; when to send all rows again
         self._removed: list[tuple[TopicId, int]] = []
         self._is_confirming = False
         self.controller = Controller(
@@ -255,10 +255,8 @@ class ControlPlane:
             learn_address=learn_address,
         )
         self.turned_away: dict[NodeId, str] = {}
-        """Replaced nodes that came back to this controller with their old data, and what they were
-        told."""
-        self.quorum_view: AskQuorum = _no_view
-        """Set by the node where metadata is a Raft group of ours."""
+        """Replaced nodes that came back to this controller with their old data, and the refusal
+        that each was given."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -272,11 +270,11 @@ class ControlPlane:
         self._retry_calls()
         self._confirm_removed()
         self._flush_pushes()
-        self._tell_those_behind()
+        self._push_again()
 
     def drain(self) -> None:
-        """Do what replicas' callbacks left to be done outside of them; after every round of
-        their drains."""
+        """Do the work that must not be done within callbacks of replicas; called after every round
+        of their drains."""
         self.engine.drain()
         if self._pushes:
             self._flush_pushes()
@@ -322,7 +320,7 @@ class ControlPlane:
                 return self._serve_call(decode_admin(request.payload))
 
     def peer_connected(self, node_id: NodeId) -> None:
-        """A node was reached: tell it who leads what."""
+        """A node is connected: send it all rows of the leader table."""
         rows = self.leaders.rows()
         if rows and node_id != self.node_id:
             self._push(node_id, encode(LeaderUpdate(encode_rows(rows))))
@@ -391,7 +389,7 @@ class ControlPlane:
         return promise
 
     def _tell_quorum(self) -> Reply:
-        state = self.quorum_view()
+        state = self._quorum_view()
         if state is None or state.leader_id != self.node_id:
             return Reply(ErrorCode.NOT_CONTROLLER, self._controller_hint())
         return Reply(ErrorCode.NONE, payload=encode_quorum(state))
@@ -408,10 +406,10 @@ class ControlPlane:
         voters: Iterable[ReplicaId],
     ) -> None:
         """This node leads a partition, its election entry is committed; or its ISR or voters
-        changed. Told to all nodes at once (at the next drain).
+        changed. All nodes are told at once (at the next drain).
 
-        A node whose former storage still votes is not told as in sync: that vote is lost, and
-        until it is taken back the group bears one failure less than its ISR would say.
+        A node whose former storage still votes is not reported as in sync: that vote is lost, and
+        until it is removed the group survives one failure less than its ISR would say.
         """
         voting = list(voters)
         isr = [
@@ -436,7 +434,7 @@ class ControlPlane:
 
     def _admit(self, request: AdmissionRequest) -> Reply:
         if request.is_member and self.engine.is_leader:
-            return self._tell_standing(request.node_id)
+            return self._membership_of(request.node_id)
         try:
             if request.is_member:
                 raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
@@ -447,8 +445,8 @@ class ControlPlane:
             return Reply(error.code, hint, payload=where.encode(), message=error.message)
         return Reply(ErrorCode.NONE, self.node_id)
 
-    def _tell_standing(self, node_id: NodeId) -> Reply:
-        """What became of a node that takes itself for a member of the metadata group."""
+    def _membership_of(self, node_id: NodeId) -> Reply:
+        """Tell a node that believes itself a member of the metadata group whether it is one."""
         configuration, image = self.engine.configuration, self.engine.image
         members = () if configuration is None else configuration.members
         if not members or any(member.node_id == node_id for member in members):
@@ -466,7 +464,8 @@ class ControlPlane:
         return Reply(ErrorCode.BROKER_ID_NOT_REGISTERED, self.node_id, message=text)
 
     def _peer_address(self, node_id: NodeId) -> str:
-        """Where other nodes reach one, "" when it is not known: a joiner's file may not name it."""
+        """Where other nodes reach a node, "" when it is not known: the file of a node that asks for
+        admission may not name it."""
         broker = self.engine.image.brokers.get(node_id)
         endpoint = None if broker is None else broker.endpoint("peer")
         return "" if endpoint is None else f"{endpoint.host}:{endpoint.port}"
@@ -485,7 +484,7 @@ class ControlPlane:
                 reply = Reply(ErrorCode.NONE, self.node_id, payload=payload)
             elif isinstance(error, KafkaError):
                 reply = Reply(error.code, self._controller_hint(), message=error.message)
-            else:  # a bug of ours: its outcome is as unknown to the asker as it is here
+            else:  # a bug of ours: the outcome is unknown, here and to the caller
                 text = f"the controller met a bug: {type(error).__name__}"
                 reply = Reply(ErrorCode.UNKNOWN_SERVER_ERROR, self._controller_hint(), message=text)
             answer.resolve(encode(reply))
@@ -538,7 +537,7 @@ class ControlPlane:
             if reply is None:
                 call.is_unknown = True  # it may have been done
             elif reply.code is ErrorCode.NOT_CONTROLLER:
-                call.is_sent = False  # nothing was done: ask the next one
+                call.is_sent = False  # nothing was done: ask the next controller
                 call.retry_at_ms = self._clock.monotonic_ms() + CALL_RETRY_MS
             elif (error := reply_error(reply)) is not None:
                 call.promise.fail(error)
@@ -573,7 +572,7 @@ class ControlPlane:
         self._behind.pop(node_id, None)
         self._forwarder.send(node_id, payload).when_done(done)
 
-    def _tell_those_behind(self) -> None:
+    def _push_again(self) -> None:
         now_ms = self._clock.monotonic_ms()
         brokers = self.engine.image.brokers
         for node_id in [n for n, due_ms in self._behind.items() if due_ms <= now_ms]:

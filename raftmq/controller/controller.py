@@ -6,9 +6,9 @@ that name the state they were computed from or the broker epoch they are about: 
 late is rejected at apply and computed anew. Admin calls are planned one at a time, in order.
 
 Which brokers it hears is judged on its own monotonic clock, never by wall clocks (`Liveness`). A
-new controller knows nobody's past, so it gives every live broker a full session before it fences
-one. A broker whose connection ended is given less time: a process that died closes its sockets at
-once, and one that lives is heard again as soon as it is reached anew.
+new controller has heard no broker yet, so it gives every live one a full session before it fences
+it. A broker whose connection ended is given less time: a process that died closes its sockets at
+once, and one that lives is heard again as soon as it is connected anew.
 
 An admin call is answered when every live broker has applied the change (they say so in their
 heartbeats), or at its timeout.
@@ -90,9 +90,9 @@ class Liveness:
         self._lost_session_ms = session_ms if lost_session_ms is None else lost_session_ms
         self._heard: dict[NodeId, Heard] = {}
         self.replicas_max: dict[NodeId, int] = {}
-        """What brokers last said, also in an earlier office: it changes with their files alone."""
+        """What brokers last said, also in an earlier term: it changes with their files alone."""
 
-    def take_office(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
+    def begin_term(self, live: Iterable[tuple[NodeId, int]], now_ms: float) -> None:
         """Begin with (node, broker epoch) of all live brokers, as if each had just been heard."""
         self._heard = {node_id: Heard(epoch, now_ms) for node_id, epoch in live}
 
@@ -149,12 +149,12 @@ class Liveness:
 
 
 def refused(name: str, error: KafkaError) -> Outcome:
-    """A topic that is refused."""
+    """The outcome of a topic that is refused."""
     return Outcome(name=name, code=error.code, message=error.message)
 
 
 def refused_resource(resource: ConfigResource, error: KafkaError) -> Outcome:
-    """A resource whose change is refused."""
+    """The outcome of a resource whose change is refused."""
     return Outcome(
         name=resource.resource_name,
         resource_type=resource.resource_type,
@@ -188,7 +188,7 @@ def merged(rows: Sequence[Outcome], result: TopicOutcomes) -> Outcomes:
 
 
 def settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
-    """A row, after waiting for live brokers to know of it and for leaders."""
+    """An outcome, after the wait for live brokers to know of it and for leaders."""
     if outcome.code is not ErrorCode.NONE:
         return outcome
     if not is_known:
@@ -275,9 +275,10 @@ class Controller:
         *,
         clock: Clock,
         random: Random,
-        config: ControllerConfig | None = None,
-        move_leadership: Callable[[TopicId, int, NodeId], object] = lambda *_move: None,
+        config: ControllerConfig,
+        move_leadership: Callable[[TopicId, int, NodeId], object],
     ) -> None:
+        """`move_leadership` asks the leader of a partition to hand over to a node."""
         self._move_leadership = move_leadership
         self._balance = LeaderBalance()
         self._balance_due_ms = 0.0
@@ -286,7 +287,7 @@ class Controller:
         self._leaders = leaders
         self._clock = clock
         self._random = random
-        self.config = config or ControllerConfig()
+        self.config = config
         self._liveness = Liveness(self.config.session_ms, self.config.lost_session_ms)
         self._settings = Settings(
             node_id,
@@ -295,7 +296,7 @@ class Controller:
             self.config.replicas_max,
             self._liveness.replicas_max,
         )
-        self._epoch = -1  # of the office held, -1: none
+        self._epoch = -1  # of this node's term as controller; -1: it is none
         self._calls: deque[_Call] = deque()
         self._is_planning = False
         self._waits: list[_Wait] = []
@@ -314,9 +315,9 @@ class Controller:
     # ---- driven by the node ----
 
     def tick(self) -> None:
-        """Take or leave office, fence the silent, time out the waiting."""
+        """Begin or end a term, fence brokers that are silent, answer calls that waited too long."""
         now_ms = self._clock.monotonic_ms()
-        if not self._check_office(now_ms):
+        if not self._check_term(now_ms):
             return
         live = self._live_epochs()
         for node_id in self._liveness.expired(live, now_ms):
@@ -332,9 +333,9 @@ class Controller:
         self._liveness.lost(node_id, self._clock.monotonic_ms())
 
     def heartbeat(self, beat: BrokerHeartbeat) -> Reply:
-        """A broker is alive."""
+        """A broker says that it is alive."""
         now_ms = self._clock.monotonic_ms()
-        if not self._check_office(now_ms):
+        if not self._check_term(now_ms):
             return self._not_controller()
         image = self._engine.image
         broker = image.brokers.get(beat.node_id)
@@ -358,10 +359,10 @@ class Controller:
 
     def call(self, request: AdminRequest) -> Promise[Outcomes]:
         """Decide an admin call. The promise fails with NOT_CONTROLLER when nothing was done here,
-        with REQUEST_TIMED_OUT when nobody knows."""
+        with REQUEST_TIMED_OUT when the outcome is unknown."""
         promise: Promise[Outcomes] = Promise()
         now_ms = self._clock.monotonic_ms()
-        if not self._check_office(now_ms):
+        if not self._check_term(now_ms):
             promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
             return promise
         if len(self._calls) >= CALLS_MAX:
@@ -372,9 +373,9 @@ class Controller:
         self._plan_next()
         return promise
 
-    # ---- office ----
+    # ---- terms ----
 
-    def _check_office(self, now_ms: float) -> bool:
+    def _check_term(self, now_ms: float) -> bool:
         epoch = self._engine.controller_epoch if self._engine.is_leader else -1
         if epoch == self._epoch:
             return epoch >= 0
@@ -388,13 +389,13 @@ class Controller:
         self._is_planning = False
         waits, self._waits = self._waits, []
         for wait in waits:
-            wait.done(True, True)  # it is done; waiting for the others was a courtesy
+            wait.done(True, True)  # the change is applied; only the other brokers were waited for
         for call in calls:
             if not call.promise.is_done:
                 call.promise.fail(KafkaError(code=ErrorCode.NOT_CONTROLLER))
         if epoch < 0:
             return False
-        self._liveness.take_office(self._live_epochs(), now_ms)
+        self._liveness.begin_term(self._live_epochs(), now_ms)
         self._balance = LeaderBalance()
         self._replacing = Replacing(
             self._engine, self._leaders, self.config.moves_max, self._settings.limit_of
@@ -418,11 +419,11 @@ class Controller:
         self._changing[node_id] = is_fenced
         epoch = self._engine.image.brokers[node_id].epoch
         command = (FenceBroker if is_fenced else UnfenceBroker)(node_id=node_id, broker_epoch=epoch)
-        office = self._epoch
+        term = self._epoch
 
         def done(_promise: Promise[Any]) -> None:
             # Whatever came of it: the next tick or heartbeat looks at the state again.
-            if office == self._epoch:
+            if term == self._epoch:
                 self._changing.pop(node_id, None)
 
         self._engine.propose(command, may_resend=False).when_done(done)
@@ -449,10 +450,10 @@ class Controller:
             return
         reports, self._reports = tuple(self._reports.values()), {}
         self._is_reporting = True
-        office = self._epoch
+        term = self._epoch
 
         def done(promise: Promise[Any]) -> None:
-            if office != self._epoch:
+            if term != self._epoch:
                 return
             self._is_reporting = False
             if promise.error is not None:
@@ -538,13 +539,13 @@ class Controller:
         outcomes_of: Callable[[Any], Outcomes],
     ) -> None:
         self._is_planning = True
-        office = self._epoch
+        term = self._epoch
         left_ms = max(1.0, call.deadline_ms - self._clock.monotonic_ms())
 
         def done(promise: Promise[Any]) -> None:
             error = promise.error
-            if office != self._epoch:
-                _settle_out_of_office(call, error, lambda: outcomes_of(promise.result()))
+            if term != self._epoch:
+                _settle_after_term(call, error, lambda: outcomes_of(promise.result()))
                 return
             self._is_planning = False
             if isinstance(error, KafkaError) and error.code is ErrorCode.INVALID_UPDATE_VERSION:
@@ -603,21 +604,21 @@ class Controller:
         count = 0
         creations = []
         rows: list[Outcome] = []
-        for wish in request.topics[:TOPICS_PER_CALL_MAX]:
-            existing = image.topics.get(wish.name)
+        for new in request.topics[:TOPICS_PER_CALL_MAX]:
+            existing = image.topics.get(new.name)
             if request.is_auto and existing is not None:
-                rows.append(Outcome(name=wish.name, topic_id=existing.topic_id))
+                rows.append(Outcome(name=new.name, topic_id=existing.topic_id))
                 continue
             try:
                 # Before it is placed, which costs as much as it has partitions.
-                wide = max(1, wish.partitions)
+                wide = max(1, new.partitions)
                 if count + wide > PARTITIONS_PER_CALL_MAX >= wide:
                     raise KafkaError(
                         "Excessively large number of partitions per request.",
                         code=ErrorCode.POLICY_VIOLATION,
                     )
                 creation = plan_topic(
-                    image, taken, load, wish, self._topic_id(image), self._settings
+                    image, taken, load, new, self._topic_id(image), self._settings
                 )
                 if count + len(creation.replicas) > PARTITIONS_PER_CALL_MAX:
                     raise KafkaError(
@@ -625,23 +626,23 @@ class Controller:
                         code=ErrorCode.POLICY_VIOLATION,
                     )
             except KafkaError as error:
-                rows.append(refused(wish.name, error))
+                rows.append(refused(new.name, error))
                 continue
-            taken[wish.name.replace(".", "_")] = wish.name
+            taken[new.name.replace(".", "_")] = new.name
             load.add(creation.replicas)
             count += len(creation.replicas)
             creations.append(creation)
             rows.append(
                 Outcome(
-                    name=wish.name,
+                    name=new.name,
                     topic_id=creation.topic_id,
                     partitions=len(creation.replicas),
                     replication_factor=len(creation.replicas[0]),
                 )
             )
         rows += [
-            Outcome(name=wish.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
-            for wish in request.topics[TOPICS_PER_CALL_MAX:]
+            Outcome(name=new.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
+            for new in request.topics[TOPICS_PER_CALL_MAX:]
         ]
         if request.validate_only or not creations:
             kept = rows
@@ -655,9 +656,9 @@ class Controller:
         is_enabled = str(enabled).lower() == "true"
         rows = []
         topic_ids = []
-        wished = [(name, NO_ID, image.topics.get(name)) for name in request.names]
-        wished += [("", TopicId(i), image.topic_by_id(TopicId(i))) for i in request.topic_ids]
-        for name, topic_id, topic in wished:
+        named = [(name, NO_ID, image.topics.get(name)) for name in request.names]
+        named += [("", TopicId(i), image.topic_by_id(TopicId(i))) for i in request.topic_ids]
+        for name, topic_id, topic in named:
             if topic is not None:
                 code = ErrorCode.NONE if is_enabled else ErrorCode.TOPIC_DELETION_DISABLED
                 rows.append(Outcome(name=topic.name, code=code, topic_id=topic.topic_id))
@@ -677,15 +678,15 @@ class Controller:
         additions = []
         rows = []
         load = load_of(image)
-        for wish in request.topics:
+        for new in request.topics:
             try:
-                addition = plan_partitions(image, load, wish, self._settings)
+                addition = plan_partitions(image, load, new, self._settings)
             except KafkaError as error:
-                rows.append(refused(wish.name, error))
+                rows.append(refused(new.name, error))
                 continue
             load.add(addition.replicas)
             additions.append(addition)
-            rows.append(Outcome(name=wish.name, topic_id=addition.topic_id, partitions=wish.count))
+            rows.append(Outcome(name=new.name, topic_id=addition.topic_id, partitions=new.count))
         if request.validate_only or not additions:
             return None, lambda _result: tuple(rows)
         command = CreatePartitions(additions=tuple(additions))
@@ -715,10 +716,10 @@ class Controller:
                 return topic_id
 
 
-def _settle_out_of_office(
+def _settle_after_term(
     call: _Call, error: Exception | None, outcomes: Callable[[], Outcomes]
 ) -> None:
-    """Answer a call whose command was under way when the office was lost."""
+    """Answer a call whose command was under way when this node ceased to be the controller."""
     if error is None:
         call.promise.resolve(outcomes())
     elif isinstance(error, KafkaError) and error.code in _NOTHING_DONE:

@@ -119,7 +119,7 @@ class LeaderTable:
         return row if self._take(row, is_own=True) else None
 
     def merge(self, rows: Iterable[LeaderRow]) -> list[LeaderRow]:
-        """Take in what another node said; returns what was news.
+        """Take in the rows that another node sent; returns those that were new.
 
         Raises:
             RemoteProtocolError: an epoch beyond all that elections can have made. Believed, it
@@ -220,14 +220,15 @@ class _Moved:
     to: NodeId
     at_ms: float
     leader_epoch: int
-    """The one that was asked to end: a later one under another leader is a move that was undone."""
+    """The epoch of the leader that was asked to hand over: a later epoch under another leader than
+    `to` is a move that was undone."""
     cool_down_ms: float
     until_ms: float
     """Not again before."""
     is_lost: bool = False
 
     def see_undone(self, now_ms: float) -> None:
-        """The partition is led by another one again, since just now."""
+        """The partition is led by another node again, since just now."""
         self.is_lost = True
         if now_ms - self.at_ms < LOST_SOON_MS:
             self.cool_down_ms = min(2 * self.cool_down_ms, COOL_DOWN_MAX_MS)
@@ -252,7 +253,7 @@ class LeaderBalance:
         self._live_since: dict[NodeId, tuple[int, float]] = {}
         self._led_since: dict[Key, tuple[int, float]] = {}
         self._moved: dict[Key, _Moved] = {}
-        self._balanced = (-1, -1)  # versions of image and leaders when all was as it should be
+        self._balanced = (-1, -1)  # versions of image and leaders when nothing was to be moved
 
     def due(
         self,
@@ -265,7 +266,7 @@ class LeaderBalance:
         """The moves to make now; `unfit` brokers are given nothing."""
         seen = image.structure_version, leaders.version
         if seen == self._balanced:
-            return []  # a thousand partitions at rest cost nothing here
+            return []  # nothing has changed: a thousand partitions cost nothing here
         self._balanced = seen
         live = {b.node_id: b.epoch for b in image.live_brokers() if b.node_id not in unfit}
         self._live_since = {
@@ -286,35 +287,35 @@ class LeaderBalance:
                 if known is None or known[0] != row.leader_epoch:
                     known = (row.leader_epoch, now_ms)
                 led_since[key] = known
-                wish = partition.preferred_leader
-                if row.leader_id == wish:
+                preferred = partition.preferred_leader
+                if row.leader_id == preferred:
                     continue
                 self._balanced = (-1, -1)
-                moved = self._last_move(row, wish, now_ms)
+                moved = self._last_move(row, preferred, now_ms)
                 is_due = (
-                    wish in row.isr
-                    and wish in live
+                    preferred in row.isr
+                    and preferred in live
                     and now_ms - known[1] >= QUIET_MS
-                    and now_ms - self._live_since[wish][1] >= QUIET_MS
+                    and now_ms - self._live_since[preferred][1] >= QUIET_MS
                     and (moved is None or now_ms >= moved.until_ms)
                 )
                 if is_due and len(moves) < MOVES_MAX:
                     cool_down_ms = COOL_DOWN_MS if moved is None else moved.cool_down_ms
                     until_ms = now_ms + COOL_DOWN_MS
                     self._moved[key] = _Moved(
-                        wish, now_ms, row.leader_epoch, cool_down_ms, until_ms
+                        preferred, now_ms, row.leader_epoch, cool_down_ms, until_ms
                     )
-                    moves.append(Move(*key, wish))
+                    moves.append(Move(*key, preferred))
         self._led_since = led_since
         self._moved = {
             k: moved for k, moved in self._moved.items() if now_ms - moved.until_ms < LOST_SOON_MS
         }
         return moves
 
-    def _last_move(self, row: LeaderRow, wish: NodeId, now_ms: float) -> _Moved | None:
+    def _last_move(self, row: LeaderRow, preferred: NodeId, now_ms: float) -> _Moved | None:
         """What is remembered of a partition that its preferred leader does not lead."""
         moved = self._moved.get(row.key)
-        if moved is None or moved.to != wish:
+        if moved is None or moved.to != preferred:
             return None
         if not moved.is_lost and row.leader_epoch != moved.leader_epoch:
             moved.see_undone(now_ms)
@@ -354,7 +355,8 @@ class Isolation:
         ask: Callable[[NodeId], Promise[bool]],
         led: Callable[[], Iterable[LedReplica]],
     ) -> None:
-        """`ask` tells whether another node could do better; `led` gives what is led here."""
+        """`ask` tells whether another node could lead better; `led` gives the replicas that lead
+        here."""
         self._node_id = node_id
         self._is_isolated = is_isolated
         self._ask = ask
@@ -363,7 +365,7 @@ class Isolation:
         self.handed_over_count = 0
 
     def tick(self, now_ms: float) -> None:
-        """Ask the peers of what is led here, once a second while cut off."""
+        """Once a second while cut off, ask the in-sync peers of all that is led here."""
         if now_ms < self._next_ms or not self._is_isolated():
             return
         self._next_ms = now_ms + ASK_EVERY_MS
@@ -379,6 +381,6 @@ class Isolation:
             return
         for replica in self._led():
             if replica.is_handing_over:
-                continue  # asking somebody else now would make two stand against each other
+                continue  # asking another one now would let two nodes stand for election
             if any(r.node_id == node_id for r in replica.in_sync_replicas()):
                 self.handed_over_count += replica.transfer_leadership(node_id)

@@ -32,7 +32,7 @@ class Load:
         self.add(partitions)
 
     def add(self, partitions: Iterable[Replicas], by: int = 1) -> None:
-        """Count these, too; or no more, by -1."""
+        """Count these partitions as well; with `by` -1, no longer."""
         for nodes in partitions:
             self.leaders[nodes[0]] = self.leaders.get(nodes[0], 0) + by
             for node_id in nodes:
@@ -77,7 +77,7 @@ def place(
         of_topic: partitions that the topic already has.
         elsewhere: partitions of all other topics.
 
-    Where there is not enough room for all it is left out of account: whoever asked must look.
+    Where there is not enough room for all replicas, room is ignored: the caller must check it.
 
     Raises:
         KafkaError: INVALID_REPLICATION_FACTOR, there are too few brokers.

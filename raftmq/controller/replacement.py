@@ -5,12 +5,12 @@ metadata group's leader works towards `metadata_target`: NEW becomes a learner, 
 caught up, and only then OLD loses its vote; it follows until it holds nothing and is gone. And the
 controller orders OLD's partition replicas onto NEW (`next_move`), few at a time; each partition's
 own leader makes that so (`partition_target`) and reports the fact. Nothing else is remembered:
-whoever is controller reads from image and configuration alone how far things are, so a crash at any
+any controller reads from image and configuration alone how far a replacement is, so a crash at any
 point costs nothing but time.
 
 Invariants: a partition never gets a broker twice, nor a broker more replicas than it has room for;
-a move begins only where somebody leads; a replacement ends only when its node holds nothing and is
-gone.
+a move begins only where the partition has a leader; a replacement ends only when its node holds
+nothing and is gone.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from raftmq.replication.membership import next_configuration
 from raftmq.types import METADATA_TOPIC, NodeId, ReplicaId, StorageId
 
 STEPS_MAX = 20
-"""A replacement takes three; what needs more is going round in circles."""
+"""A replacement takes three; more of them is a plan that goes round in circles."""
 
 
 # ---- moving partitions ----
 
 
 class Room:
-    """How many replicas brokers hold, beside what they may hold."""
+    """How many replicas brokers hold, and how many they may hold."""
 
     def __init__(self, image: MetadataImage, limit_of: Callable[[NodeId], int]) -> None:
         self._limit_of = limit_of
@@ -74,8 +74,8 @@ class Room:
 def moved_replicas(
     image: MetadataImage, partition: PartitionImage, leaving: Mapping[NodeId, NodeId], room: Room
 ) -> tuple[NodeId, ...] | None:
-    """The replicas of a partition without the nodes that leave, in the same order; None when
-    nobody can take the place of one.
+    """The replicas of a partition without the nodes that leave, in the same order; None when no
+    broker can take the place of one.
 
     A successor that holds the partition already cannot hold it twice, and one without room cannot
     hold it at all: then the live broker with the fewest replicas takes it.
@@ -116,7 +116,7 @@ def next_move(
     for topic, partition in all_partitions(image):
         row = leaders.get(topic.topic_id, partition.index)
         if row is None or image.live_epoch(row.leader_id) is None:
-            continue  # nobody could carry it out
+            continue  # without a leader no move can be carried out
         moving += _is_moving(image, partition)
         if due is None and any(node_id in leaving for node_id in partition.replicas):
             replicas = moved_replicas(image, partition, leaving, room)
@@ -128,7 +128,7 @@ def next_move(
 
 
 def _is_moving(image: MetadataImage, partition: PartitionImage) -> bool:
-    """True while members arrive or leave that can: not for want of a broker that is down."""
+    """True while members that can do so arrive or leave; a broker that is down cannot arrive."""
     arriving = (n for n in partition.replicas if n not in partition.voters)
     if any(image.live_epoch(node_id) is not None for node_id in arriving):
         return True
@@ -148,7 +148,7 @@ def next_end(image: MetadataImage, configuration: Configuration) -> EndReplaceme
     return None
 
 
-# ---- telling ----
+# ---- progress ----
 
 
 @frozen(slots=True)
@@ -158,7 +158,7 @@ class Progress:
     Attributes:
         is_voting_settled: OLD does not vote on metadata; if it did, NEW does.
         partitions: whose replica on OLD is not replaced yet.
-        stuck: those of them that nobody leads.
+        stuck: those of them without a leader.
         waits_for_end: all is moved; OLD is still alive.
         is_done: nothing is left.
     """
@@ -222,8 +222,8 @@ def plan_replacement(
     call: ReplaceNodeCall,
     limit_of: Callable[[NodeId], int],
 ) -> tuple[ReplaceNode | None, Outcomes]:
-    """Judge a call: the command that begins it, None when there is none to give, and what is told:
-    one row with the verdict, then one for each step."""
+    """Judge a call: the command that begins the replacement, None when there is nothing to begin,
+    and the answer: one row with the verdict, then one for each step."""
     try:
         if configuration is None:
             raise KafkaError(
@@ -269,7 +269,7 @@ def _check_nodes(image: MetadataImage, configuration: Configuration, call: Repla
             code=ErrorCode.BROKER_NOT_AVAILABLE,
         )
     if new_id in image.leaving():
-        raise KafkaError(f"node {new_id} is to go itself", code=ErrorCode.INVALID_REQUEST)
+        raise KafkaError(f"node {new_id} is being replaced itself", code=ErrorCode.INVALID_REQUEST)
     if image.live_epoch(old_id) is not None and not call.even_if_alive:
         raise KafkaError(
             f"node {old_id} is alive: stop it, or say --even-if-alive to empty it first",
@@ -347,7 +347,7 @@ def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) ->
     """How many replicas move, and which cannot.
 
     Raises:
-        KafkaError: a partition cannot be given to anybody.
+        KafkaError: no broker can take a partition.
     """
     old_id = NodeId(call.old_id)
     leaving = {**image.leaving(), old_id: NodeId(call.new_id)}
@@ -389,7 +389,7 @@ LOOK_AGAIN_MS: Final = 500.0
 
 
 class Replacing:
-    """The memory of one controller's term of office."""
+    """What one controller remembers for its term."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What the controller accepts of clients' wishes, with Kafka's error codes. Pure functions.
+"""What the controller accepts of clients' admin requests, with Kafka's error codes. Pure functions.
 
-Each turns one wish and one image into the part of a command, or raises a KafkaError that says why
-not. Never proposes, never waits. Randomness (topic ids) comes in as an argument.
+Each turns one row of a request and an image into a part of a command, or raises a KafkaError that
+says why not. Never proposes, never waits. Randomness (topic ids) comes in as an argument.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Settings:
     Attributes:
         node_id: the controller's node.
         static: Kafka settings of this node's file.
-        voters_count: voters of the metadata group; so many nodes there will be at least.
-        replicas_max: of one broker that does not say its own.
-        reported_max: what brokers said.
+        voters_count: voters of the metadata group: the cluster will have at least so many nodes.
+        replicas_max: of a broker that does not report its own limit.
+        reported_max: the limits that brokers reported.
     """
 
     node_id: NodeId
@@ -81,80 +81,78 @@ def plan_topic(
     image: MetadataImage,
     taken: Mapping[str, str],
     load: Load,
-    wish: NewTopic,
+    new: NewTopic,
     topic_id: TopicId,
     settings: Settings,
 ) -> TopicCreation:
-    """Check a wished topic and place it.
+    """Check a new topic and place its replicas.
 
     Args:
         image: the state to judge by.
         taken: names with `.` as `_`, of all topics and of those created in the same request.
-        load: of the brokers, by all of these.
-        wish: what the client wants.
-        topic_id: the id it gets.
+        load: of the brokers, with all of these topics.
+        new: what the client wants.
+        topic_id: the id that it gets.
         settings: of the controller.
 
     Raises:
         KafkaError: with Kafka's code for what is wrong.
     """
-    check_topic_name(wish.name)
-    if wish.name == METADATA_TOPIC:
+    check_topic_name(new.name)
+    if new.name == METADATA_TOPIC:
         raise KafkaError(
-            f"Creation of internal topic {wish.name} is prohibited.",
+            f"Creation of internal topic {new.name} is prohibited.",
             code=ErrorCode.INVALID_REQUEST,
         )
-    if wish.name in INTERNAL_TOPICS:
-        raise _bad_name(f"'{wish.name}' is the name of an internal topic")
-    if wish.name in image.topics:
+    if new.name in INTERNAL_TOPICS:
+        raise _bad_name(f"'{new.name}' is the name of an internal topic")
+    if new.name in image.topics:
+        raise KafkaError(f"Topic '{new.name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS)
+    rival = taken.get(new.name.replace(".", "_"))
+    if rival is not None and rival != new.name:
         raise KafkaError(
-            f"Topic '{wish.name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS
-        )
-    rival = taken.get(wish.name.replace(".", "_"))
-    if rival is not None and rival != wish.name:
-        raise KafkaError(
-            f"Topic '{wish.name}' collides with existing topic: {rival}",
+            f"Topic '{new.name}' collides with existing topic: {rival}",
             code=ErrorCode.INVALID_TOPIC_EXCEPTION,
         )
-    configs = _topic_configs(wish)
-    if wish.assignments:
-        replicas = _manual_assignment(image, wish)
+    configs = _topic_configs(new)
+    if new.assignments:
+        replicas = _manual_assignment(image, new)
     else:
-        replicas = _automatic_assignment(image, load, wish, settings)
+        replicas = _automatic_assignment(image, load, new, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
     _check_room(load, replicas, settings)
-    return TopicCreation(name=wish.name, topic_id=topic_id, replicas=replicas, configs=configs)
+    return TopicCreation(name=new.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
 
 def plan_partitions(
-    image: MetadataImage, load: Load, wish: NewPartitions, settings: Settings
+    image: MetadataImage, load: Load, new: NewPartitions, settings: Settings
 ) -> PartitionAddition:
-    """Check a wished number of partitions and place the new ones; `load` is that of the brokers,
-    with what was placed for the same request before.
+    """Check the new number of partitions of a topic and place the added ones; `load` is that of
+    the brokers, with what was placed for the same request before.
 
     Raises:
         KafkaError: with Kafka's code for what is wrong.
     """
-    topic = image.topics.get(wish.name)
+    topic = image.topics.get(new.name)
     if topic is None:
         raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     present = len(topic.partitions)
-    if wish.count == present:
+    if new.count == present:
         raise KafkaError(
             f"Topic already has {present} partition(s).", code=ErrorCode.INVALID_PARTITIONS
         )
-    if wish.count < present:
+    if new.count < present:
         raise KafkaError(
-            f"The topic {wish.name} currently has {present} partition(s); {wish.count} would not "
+            f"The topic {new.name} currently has {present} partition(s); {new.count} would not "
             "be an increase.",
             code=ErrorCode.INVALID_PARTITIONS,
         )
-    if wish.count > PARTITIONS_MAX:
+    if new.count > PARTITIONS_MAX:
         raise KafkaError(
             f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
         )
-    added = wish.count - present
-    if wish.assignments is None:
+    added = new.count - present
+    if new.assignments is None:
         of_topic = [partition.replicas for partition in topic.partitions]
         elsewhere = load.without(of_topic)
         candidates = _candidates(image, topic.replication_factor, load, settings)
@@ -166,13 +164,13 @@ def plan_partitions(
             elsewhere=elsewhere,
         )
     else:
-        replicas = _added_assignment(image, topic, wish.assignments, added)
+        replicas = _added_assignment(image, topic, new.assignments, added)
     _check_room(load, replicas, settings)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
 
 
 def _check_room(load: Load, added: Sequence[Replicas], settings: Settings) -> None:
-    """Refuse replicas for which a broker would lack descriptors."""
+    """Refuse replicas for which a broker would not have enough file descriptors."""
     more = Load(added).replicas
     for node_id in sorted(more):
         count = load.replicas.get(node_id, 0) + more[node_id]
@@ -248,10 +246,10 @@ def _bad_name(why: str) -> KafkaError:
     return KafkaError(f"Topic name is invalid: {why}", code=ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def _topic_configs(wish: NewTopic) -> dict[str, str]:
+def _topic_configs(new: NewTopic) -> dict[str, str]:
     configs = {}
-    for name in sorted(wish.configs):
-        value = wish.configs[name]
+    for name in sorted(new.configs):
+        value = new.configs[name]
         if value is None:
             raise KafkaError(
                 f"Null value not supported for topic configs: {name}",
@@ -263,26 +261,26 @@ def _topic_configs(wish: NewTopic) -> dict[str, str]:
 
 
 def _automatic_assignment(
-    image: MetadataImage, load: Load, wish: NewTopic, settings: Settings
+    image: MetadataImage, load: Load, new: NewTopic, settings: Settings
 ) -> tuple[Replicas, ...]:
-    if wish.replication_factor < -1 or wish.replication_factor == 0:
+    if new.replication_factor < -1 or new.replication_factor == 0:
         raise KafkaError(
             "Replication factor must be larger than 0, or -1 to use the default value.",
             code=ErrorCode.INVALID_REPLICATION_FACTOR,
         )
-    if wish.partitions < -1 or wish.partitions == 0:
+    if new.partitions < -1 or new.partitions == 0:
         raise KafkaError(
             "Number of partitions was set to an invalid non-positive value.",
             code=ErrorCode.INVALID_PARTITIONS,
         )
-    partitions = wish.partitions
+    partitions = new.partitions
     if partitions == -1:
         partitions = _broker_number(image, settings, "num.partitions")
     if partitions > PARTITIONS_MAX:
         raise KafkaError(
             f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
         )
-    factor = wish.replication_factor
+    factor = new.replication_factor
     if factor == -1:
         nodes = max(len(image.brokers), settings.voters_count)
         factor = min(_broker_number(image, settings, "default.replication.factor"), nodes)
@@ -326,44 +324,44 @@ def load_of(image: MetadataImage) -> Load:
     )
 
 
-def _manual_assignment(image: MetadataImage, wish: NewTopic) -> tuple[Replicas, ...]:
-    if wish.partitions != -1:
+def _manual_assignment(image: MetadataImage, new: NewTopic) -> tuple[Replicas, ...]:
+    if new.partitions != -1:
         raise KafkaError(
             "A manual partition assignment was specified, but numPartitions was not set to -1.",
             code=ErrorCode.INVALID_REQUEST,
         )
-    if wish.replication_factor != -1:
+    if new.replication_factor != -1:
         raise KafkaError(
             "A manual partition assignment was specified, but replication factor was not set to "
             "-1.",
             code=ErrorCode.INVALID_REQUEST,
         )
-    if sorted(wish.assignments) != list(range(len(wish.assignments))):
+    if sorted(new.assignments) != list(range(len(new.assignments))):
         raise _bad_assignment("partitions should be a consecutive 0-based integer sequence")
-    if len(wish.assignments) > PARTITIONS_MAX:
+    if len(new.assignments) > PARTITIONS_MAX:
         raise KafkaError(
             f"A topic has at most {PARTITIONS_MAX} partitions.", code=ErrorCode.INVALID_PARTITIONS
         )
-    replicas = [wish.assignments[i] for i in range(len(wish.assignments))]
+    replicas = [new.assignments[i] for i in range(len(new.assignments))]
     return _checked(image, replicas, len(replicas[0]))
 
 
 def _added_assignment(
-    image: MetadataImage, topic: TopicImage, wished: Sequence[tuple[int, ...]], added: int
+    image: MetadataImage, topic: TopicImage, assignments: Sequence[tuple[int, ...]], added: int
 ) -> tuple[Replicas, ...]:
-    if len(wished) != added:
+    if len(assignments) != added:
         raise _bad_assignment(
-            f"Attempted to add {added} additional partition(s), but only {len(wished)} "
+            f"Attempted to add {added} additional partition(s), but only {len(assignments)} "
             "assignment(s) were specified."
         )
-    return _checked(image, wished, topic.replication_factor)
+    return _checked(image, assignments, topic.replication_factor)
 
 
 def _checked(
-    image: MetadataImage, wished: Sequence[tuple[int, ...]], factor: int
+    image: MetadataImage, assignments: Sequence[tuple[int, ...]], factor: int
 ) -> tuple[Replicas, ...]:
     checked = []
-    for nodes in wished:
+    for nodes in assignments:
         if not nodes:
             raise _bad_assignment("The manual partition assignment includes an empty replica list.")
         if len(nodes) != factor:

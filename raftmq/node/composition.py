@@ -20,7 +20,7 @@ from typing import Final
 
 from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.controller.broker_lifecycle import BrokerInfo
-from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.control_plane import ControlPlane, QuorumState
 from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
@@ -242,6 +242,7 @@ class NodeCore:
             bootstrap=self._first_voters(),
             move_locally=self._move_locally,
             learn_address=self._learn_address,
+            quorum_view=self._quorum_view,
         )
         self._compose_transactions()
         self.partitions = Partitions(
@@ -328,7 +329,6 @@ class NodeCore:
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.request_memory = RequestMemory(config.request_memory_bytes_max)
-        self.control.quorum_view = self.broker.quorum_view
         self.events = Events(self)
         self.events.attach()
 
@@ -570,6 +570,9 @@ class NodeCore:
         self.calls.peer_lost(node_id)
         self.broker.elections.node_lost(node_id)
         self.control.peer_lost(node_id)
+
+    def _quorum_view(self) -> QuorumState | None:
+        return self.broker.quorum_view()
 
     def _learn_address(self, node_id: NodeId, where: str) -> None:
         if node_id in self.engine.image.brokers:

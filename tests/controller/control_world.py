@@ -225,6 +225,8 @@ class WorldNode:
             heartbeat_ms=150,
             bootstrap=world.voters,
             move_locally=lambda *_args: False,
+            learn_address=lambda _node_id, _where: None,  # no address is needed here
+            quorum_view=lambda: None,
         )
         self.control.lifecycle.on_ready(self._reconcile_at_start)
         self.multiraft.register(replica)

@@ -230,6 +230,8 @@ class Node:
             heartbeat_ms=250,
             bootstrap=cluster.voters,
             move_locally=self._move,
+            learn_address=lambda _node_id, _where: None,  # no address is needed here
+            quorum_view=lambda: None,
         )
         self.engine.attach(self.replica, cluster.voters)
 

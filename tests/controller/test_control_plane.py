@@ -272,6 +272,7 @@ def test_a_member_without_a_leader_asks_what_became_of_it() -> None:
         heartbeat_ms=250,
         bootstrap=(NodeId(1), NodeId(2)),
         is_member=lambda: True,
+        learn_address=lambda _node_id, _where: None,
     )
     lifecycle.tick()
     assert asked == [], "an election takes a moment"
@@ -306,6 +307,7 @@ def test_a_member_whom_nobody_knows_joins_anew() -> None:
         heartbeat_ms=250,
         bootstrap=(NodeId(2),),
         is_member=lambda: True,
+        learn_address=lambda _node_id, _where: None,
     )
     lifecycle.tick()
     world.clock.now_ms += UNLED_MS

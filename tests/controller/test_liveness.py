@@ -11,7 +11,7 @@ LIVE = [(ONE, 10), (TWO, 20)]
 
 def liveness() -> Liveness:
     made = Liveness(2_000, 500)
-    made.take_office(LIVE, 0)
+    made.begin_term(LIVE, 0)
     return made
 
 
@@ -54,11 +54,11 @@ def test_who_is_unfit_is_what_the_last_heartbeat_of_this_registration_said() -> 
     assert made.unfit() == set(), "it started again"
 
 
-def test_room_is_what_a_broker_last_said_in_any_office() -> None:
+def test_room_is_what_a_broker_last_said_in_any_term() -> None:
     made = liveness()
     made.heard(ONE, 10, 5, 100, replicas_max=50)
     made.heard(TWO, 20, 5, 100)
-    made.take_office(LIVE, 200)
+    made.begin_term(LIVE, 200)
     made.heard(ONE, 11, 5, 300)
     assert made.replicas_max == {ONE: 50}
     made.heard(ONE, 11, 5, 300, replicas_max=60)
