@@ -12,7 +12,7 @@ from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encod
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import CLOCK_MS_MAX, POSITION_MAX, TERM_JUMP_MAX, TERM_MAX
 from raftmq.log.log_start import LogStart
-from raftmq.metadata import raft_engine
+from raftmq.metadata import submissions
 from raftmq.metadata.broker_messages import ForwardCommands
 from raftmq.metadata.commands import (
     Envelope,
@@ -226,14 +226,14 @@ def test_what_raises_at_apply_never_enters_the_log(
 ) -> None:
     """A bug in `apply` is planted, where the controller tries commands."""
     cluster = MetadataCluster.formed()
-    real = raft_engine.apply
+    real = submissions.apply
 
     def apply(image: object, envelope: Envelope, offset: Offset) -> object:
         if isinstance(envelope.command, RegisterBroker) and envelope.command.rack == "poison":
             raise KeyError("planted")
         return real(image, envelope, offset)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(raft_engine, "apply", apply)
+    monkeypatch.setattr(submissions, "apply", apply)
     engine = cluster.nodes[proposer].engine
     poison = RegisterBroker(node_id=NodeId(9), storage_id="1", cluster_id="c", rack="poison")
     before = engine.propose(NoOperation())
@@ -256,14 +256,14 @@ def test_the_image_that_a_command_is_tried_on_has_those_before_it() -> None:
     cluster = MetadataCluster.formed()
     leader = cluster.nodes[1].engine
     assert leader.receive_commands(ForwardCommands((_command(1, NoOperation()),))).index == 0
-    tried = leader._trial
+    tried = leader._queue._trial
     assert tried is not None
     assert tried.version == leader.image.version + 1
     leader.receive_commands(ForwardCommands((_command(2, NoOperation()),)))
-    assert leader._trial is not None
-    assert leader._trial.version == leader.image.version + 2
+    assert leader._queue._trial is not None
+    assert leader._queue._trial.version == leader.image.version + 2
     cluster.turn()
-    assert leader.image == leader._trial
+    assert leader.image == leader._queue._trial
 
 
 @pytest.mark.parametrize("victim", [1, 2])
