@@ -7,7 +7,7 @@ sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
 
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
-from raftmq_client.blocking import Admin, Consumer, Producer
+from raftmq_client.blocking import Admin, Consumer, Producer, Transaction
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
 from raftmq_client.core.admin import (
     EARLIEST,
@@ -34,6 +34,7 @@ from raftmq_client.core.group_admin import (
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.core.security import Plain, Scram, Security
+from raftmq_client.core.transaction_requests import TransactionHandle
 from raftmq_client.errors import (
     AuthenticationError,
     BrokerError,
@@ -44,13 +45,17 @@ from raftmq_client.errors import (
     CorruptAnswerError,
     CorruptRecordsError,
     DeserializationError,
+    EndUnknownError,
+    FencedError,
     ForkedError,
+    MustAbortError,
     NoOffsetError,
     Outcome,
     PollIntervalError,
     RecordTooLargeError,
     SerializationError,
     TimedOutError,
+    TransactionError,
     UndeliveredError,
     UnsupportedError,
     UsageError,
@@ -79,14 +84,17 @@ __all__ = [
     "CorruptRecordsError",
     "CreatedTopic",
     "DeserializationError",
+    "EndUnknownError",
     "ErrorCode",
     "FeatureLevel",
     "FeaturesInfo",
+    "FencedError",
     "ForkedError",
     "GroupDescription",
     "GroupListing",
     "GroupMember",
     "LogDirPartition",
+    "MustAbortError",
     "NewTopic",
     "NoOffsetError",
     "OffsetFound",
@@ -107,6 +115,9 @@ __all__ = [
     "TimedOutError",
     "TopicInfo",
     "TopicPartition",
+    "Transaction",
+    "TransactionError",
+    "TransactionHandle",
     "Typed",
     "UndeliveredError",
     "UnsupportedError",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from raftmq.errors import INDEFINITE, RETRIABLE, ErrorCode, RaftmqError
 
@@ -177,6 +177,43 @@ class CorruptRecordsError(CorruptAnswerError):
 
 class NoOffsetError(ClientError):
     """A position is out of range or unknown, and the reset policy is `none`."""
+
+
+class TransactionError(ClientError):
+    """A transaction does not go on; `advice` is what to do.
+
+    "abort": abort it, and do its work again in a new one. "retry": call `commit` again. "close":
+    this producer is over.
+    """
+
+    advice: Literal["abort", "retry", "close"] = "close"
+
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.FAILED) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+class MustAbortError(TransactionError):
+    """This transaction cannot be committed: abort it, and do its work again in a new one."""
+
+    advice = "abort"
+
+
+class EndUnknownError(TransactionError):
+    """No answer told that the transaction ended: call `commit` (or `abort`) again until one does.
+
+    It may have ended meanwhile. Asking again changes nothing of that, and tells it.
+    """
+
+    advice = "retry"
+    retriable = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, outcome=Outcome.UNKNOWN)
+
+
+class FencedError(TransactionError):
+    """A newer producer has this transactional id: close this one, it may write nothing more."""
 
 
 class UndeliveredError(ClientError, ExceptionGroup[ClientError]):

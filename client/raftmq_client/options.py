@@ -26,10 +26,11 @@ from raftmq_client.serializers import Deserializer, K, Serializer, V, read_deser
 
 DEFAULT_PORT: Final = 9092
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-Delivery: TypeAlias = Literal["at_least_once", "at_most_once"]
+Delivery: TypeAlias = Literal["at_least_once", "at_most_once", "exactly_once"]
+Isolation: TypeAlias = Literal["read_uncommitted", "read_committed"]
 Acks: TypeAlias = Literal["all", 1, 0, -1, "1", "0", "-1"]
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-DELIVERIES: Final = ("at_least_once", "at_most_once")
+DELIVERIES: Final = ("at_least_once", "at_most_once", "exactly_once")
 _UNSET: Final = -1.0
 _AT_LEAST: Final = {
     "auto_commit_ms": 0,
@@ -50,6 +51,7 @@ _AT_LEAST: Final = {
     "request_bytes_max": 1,
     "request_timeout_ms": 1,
     "session_timeout_ms": 1,
+    "transaction_timeout_ms": 1,
 }
 """Of settings that are numbers."""
 _AT_MOST: Final = (1 << 31) - 1
@@ -58,7 +60,7 @@ _LEVELS: Final = {Codec.GZIP: (-1, 9), Codec.LZ4: (0, 17), Codec.ZSTD: (-131_072
 """Of each codec that has any, as Kafka has them."""
 
 
-_TEXTS: Final = ("client_id", "group", "instance_id", "rack")
+_TEXTS: Final = ("client_id", "group", "instance_id", "rack", "transactional_id")
 """Settings that are said to brokers."""
 _TEXT_MAX: Final = 32_767
 
@@ -128,6 +130,8 @@ class ProducerSettings(TypedDict, Generic[K, V], total=False):
     delivery: Delivery | None
     acks: Acks | None
     idempotent: bool | None
+    transactional_id: str | None
+    transaction_timeout_ms: int
     compression: Compression
     compression_level: int | None
     linger_ms: float
@@ -145,6 +149,8 @@ def producer_options(
     delivery: str | None = None,
     acks: str | int | None = None,
     idempotent: bool | None = None,
+    transactional_id: str | None = None,
+    transaction_timeout_ms: int = 60_000,
     compression: str = "none",
     compression_level: int | None = None,
     linger_ms: float = 5.0,
@@ -162,12 +168,15 @@ def producer_options(
         UsageError: a value makes no sense, or two contradict each other.
     """
     check_producer_delivery(delivery, acks, idempotent)
+    check_transactional(transactional_id, delivery, acks, idempotent)
     codec = read_codec(compression)
     check_level(codec, compression_level)
     sends_once = delivery == "at_most_once"
     return ProducerOptions(
         acks=ACKS_ALL if acks is None else read_acks(acks),
         idempotent=False if sends_once else idempotent,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=int(transaction_timeout_ms),
         sends_once=sends_once,
         codec=codec,
         compression_level=compression_level,
@@ -188,16 +197,20 @@ def check_producer_delivery(
     """Whether a producer's settings can keep what `delivery` promises.
 
     At least once: acknowledged by all, sent again until it is. At most once: never sent again
-    after bytes had left, so there is nothing for idempotence to do.
+    after bytes had left, so there is nothing for idempotence to do. Exactly once: in transactions.
 
     Raises:
         UsageError: there is no such promise, or a setting contradicts it; both are named.
     """
     if delivery not in (None, *DELIVERIES):
         raise UsageError(f"delivery is {' or '.join(DELIVERIES)}, not {delivery!r}")
-    if delivery == "at_least_once" and acks is not None and read_acks(acks) != ACKS_ALL:
+    if (
+        delivery in ("at_least_once", "exactly_once")
+        and acks is not None
+        and read_acks(acks) != ACKS_ALL
+    ):
         raise UsageError(
-            f"acks={acks} contradicts delivery='at_least_once': what only a leader has may be"
+            f"acks={acks} contradicts delivery={delivery!r}: what only a leader has may be"
             " lost with it"
         )
     if delivery == "at_most_once" and idempotent:
@@ -205,6 +218,34 @@ def check_producer_delivery(
             "idempotent=True contradicts delivery='at_most_once', which sends nothing again;"
             " at_least_once with idempotence neither loses nor doubles"
         )
+
+
+def check_transactional(
+    transactional_id: str | None,
+    delivery: str | None,
+    acks: str | int | None,
+    idempotent: bool | None,
+) -> None:
+    """Whether a producer's settings fit transactions: all acknowledge, and nothing comes twice.
+
+    Raises:
+        UsageError: one is missing or contradicts; it is named.
+    """
+    if transactional_id is None:
+        if delivery == "exactly_once":
+            raise UsageError(
+                "delivery='exactly_once' needs a transactional_id: one name for each task, the"
+                " same after a restart"
+            )
+        return
+    if not transactional_id:
+        raise UsageError("transactional_id is a name, or None for a producer without transactions")
+    if delivery == "at_most_once":
+        raise UsageError("delivery='at_most_once' contradicts transactional_id")
+    if idempotent is False:
+        raise UsageError("idempotent=False contradicts transactional_id")
+    if acks is not None and read_acks(acks) != ACKS_ALL:
+        raise UsageError(f"acks={acks} contradicts transactional_id: all have to acknowledge")
 
 
 class ConsumerSettings(TypedDict, Generic[K, V], total=False):
@@ -216,9 +257,9 @@ class ConsumerSettings(TypedDict, Generic[K, V], total=False):
     group: str | None
     key_deserializer: Deserializer[K] | None
     value_deserializer: Deserializer[V] | None
-    delivery: Literal["at_least_once", "at_most_once"] | None
+    delivery: Delivery | None
     reset: Literal["earliest", "latest", "none"] | None
-    isolation: Literal["read_uncommitted", "read_committed"]
+    isolation: Isolation | None
     auto_commit_ms: float | None
     max_wait_ms: int
     min_bytes: int
@@ -241,7 +282,7 @@ def consumer_options(
     value_deserializer: Deserializer[Any] | None = None,
     delivery: str | None = None,
     reset: str | None = None,
-    isolation: str = "read_uncommitted",
+    isolation: str | None = None,
     auto_commit_ms: float | None = _UNSET,
     max_wait_ms: int = 500,
     min_bytes: int = 1,
@@ -261,7 +302,7 @@ def consumer_options(
     Raises:
         UsageError: a value makes no sense, or two contradict each other.
     """
-    if isolation not in ("read_uncommitted", "read_committed"):
+    if isolation not in (None, "read_uncommitted", "read_committed"):
         raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
     if isinstance(assignors, str) or not assignors:
         raise UsageError(f"assignors is a tuple of names, such as ('range',), not {assignors!r}")
@@ -273,11 +314,18 @@ def consumer_options(
     if heartbeat_interval_ms >= session_timeout_ms:
         raise UsageError("heartbeat_interval_ms is not below session_timeout_ms")
     check_consumer_delivery(delivery, group, reset, auto_commit_ms)
+    if delivery == "exactly_once":
+        if isolation == "read_uncommitted":
+            raise UsageError(
+                "isolation='read_uncommitted' contradicts delivery='exactly_once': what is aborted"
+                " would be handed out, too"
+            )
+        isolation = "read_committed"
     commits_first = delivery == "at_most_once"
     if reset is None:
-        reset = "earliest" if delivery == "at_least_once" else "latest"
+        reset = "earliest" if delivery in ("at_least_once", "exactly_once") else "latest"
     if auto_commit_ms == _UNSET:
-        auto_commit_ms = None if commits_first else 5_000
+        auto_commit_ms = None if delivery in ("at_most_once", "exactly_once") else 5_000
     return ConsumerOptions(
         fetching=FetcherOptions(
             reset=read_reset(reset),
@@ -313,7 +361,7 @@ def check_consumer_delivery(
 
     At least once: a record is committed after the caller asked for the next one, and who has no
     commit starts at the beginning. At most once: a record is committed before it is handed out,
-    and never by a timer.
+    and never by a timer. Exactly once: transactions commit, and what is aborted is not seen.
 
     Raises:
         UsageError: there is no such promise, or a setting contradicts it; both are named.
@@ -324,15 +372,20 @@ def check_consumer_delivery(
         raise UsageError(f"delivery is {' or '.join(DELIVERIES)}, not {delivery!r}")
     if group is None:
         raise UsageError(f"delivery={delivery!r} needs a group: it is the commits that promise it")
-    if delivery == "at_least_once" and reset == "latest":
+    if delivery in ("at_least_once", "exactly_once") and reset == "latest":
         raise UsageError(
-            "reset='latest' contradicts delivery='at_least_once': a member that dies before its"
+            f"reset='latest' contradicts delivery={delivery!r}: a member that dies before its"
             " first commit would pass over what it had"
         )
     if delivery == "at_most_once" and auto_commit_ms not in (_UNSET, None):
         raise UsageError(
             "auto_commit_ms contradicts delivery='at_most_once', which commits every poll"
             " before it hands its records out"
+        )
+    if delivery == "exactly_once" and auto_commit_ms not in (_UNSET, None):
+        raise UsageError(
+            "auto_commit_ms contradicts delivery='exactly_once': a transaction commits the"
+            " positions, with what was made of the records"
         )
 
 

@@ -79,6 +79,23 @@ class WaitingReceipt:
         return getattr(self._receipt, name)
 
 
+class WaitingTransaction:
+    """An async transaction's methods, waited for."""
+
+    def __init__(self, portal: BlockingPortal, transaction: aio.Transaction) -> None:
+        self._portal = portal
+        self._transaction = transaction
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._transaction, name)
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            answer = self._portal.call(functools.partial(found, *args, **kwargs))
+            return WaitingReceipt(self._portal, answer) if name == "send" else answer
+
+        return wait
+
+
 class Driver:
     """Makes clients of one driver."""
 
@@ -90,6 +107,16 @@ class Driver:
         if self._portal is None:
             return getattr(blocking, name)(*args, **kwargs)
         return Waiting(self._portal, functools.partial(getattr(aio, name), *args, **kwargs))
+
+    def begin(self, producer: Any, consumer: Any = None) -> Any:
+        """Begin a transaction of a producer."""
+        found = producer.begin(self.unwrap(consumer))
+        return found if self._portal is None else WaitingTransaction(self._portal, found)
+
+    @staticmethod
+    def unwrap(client: Any) -> Any:
+        """A client as the library knows it."""
+        return client._client if isinstance(client, Waiting) else client
 
     def producer(self, *args: Any, **kwargs: Any) -> Any:
         return self._make("Producer", *args, **kwargs)

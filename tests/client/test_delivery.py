@@ -10,6 +10,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.types import TopicPartition
 from raftmq_client import BrokerError, ClientError, CorruptRecordsError, Outcome, UsageError
+from raftmq_client.core.admin import READ_COMMITTED, READ_UNCOMMITTED
 from raftmq_client.core.build import build_consumer, build_producer
 from raftmq_client.core.fetcher import Reset
 from raftmq_client.core.produce_requests import ACKS_ALL
@@ -38,13 +39,26 @@ def test_each_promise_picks_a_coherent_set() -> None:
     risks = consumer_options(delivery="at_most_once", group="g")
     assert (risks.fetching.reset, risks.auto_commit_ms) == (Reset.LATEST, None)
     assert risks.commits_first
+    once = producer_options(delivery="exactly_once", transactional_id="x")
+    assert (once.acks, once.is_idempotent, once.transactional_id) == (ACKS_ALL, True, "x")
+    sees = consumer_options(delivery="exactly_once", group="g")
+    assert (sees.fetching.reset, sees.auto_commit_ms) == (Reset.EARLIEST, None)
+    assert (sees.fetching.isolation, sees.commits_first) == (READ_COMMITTED, False)
     assert consumer_options().auto_commit_ms == 5_000
+    assert consumer_options().fetching.isolation == READ_UNCOMMITTED
 
 
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"delivery": "exactly_once"}, ("at_least_once", "at_most_once")),
+        ({"delivery": "once"}, ("at_least_once", "at_most_once", "exactly_once")),
+        ({"delivery": "exactly_once"}, ("delivery='exactly_once'", "transactional_id")),
+        ({"delivery": "exactly_once", "transactional_id": "x", "acks": 1}, ("acks=1", "exactly_")),
+        ({"transactional_id": "x", "acks": 0}, ("acks=0", "transactional_id")),
+        ({"transactional_id": "x", "idempotent": False}, ("idempotent=False", "transactional_id")),
+        ({"transactional_id": "x", "delivery": "at_most_once"}, ("at_most_once", "transactional_")),
+        ({"transactional_id": ""}, ("transactional_id",)),
+        ({"transactional_id": "x", "transaction_timeout_ms": 0}, ("transaction_timeout_ms",)),
         ({"delivery": "at_least_once", "acks": 1}, ("acks=1", "delivery='at_least_once'")),
         ({"delivery": "at_least_once", "acks": "0"}, ("acks=0", "delivery='at_least_once'")),
         (
@@ -68,7 +82,20 @@ def test_a_producers_contradictions_are_refused_by_name(
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"delivery": "exactly_once"}, ("at_least_once", "at_most_once")),
+        ({"delivery": "once"}, ("at_least_once", "at_most_once", "exactly_once")),
+        ({"delivery": "exactly_once"}, ("delivery='exactly_once'", "group")),
+        (
+            {"delivery": "exactly_once", "group": "g", "isolation": "read_uncommitted"},
+            ("isolation='read_uncommitted'", "delivery='exactly_once'"),
+        ),
+        (
+            {"delivery": "exactly_once", "group": "g", "auto_commit_ms": 1_000},
+            ("auto_commit_ms", "delivery='exactly_once'"),
+        ),
+        (
+            {"delivery": "exactly_once", "group": "g", "reset": "latest"},
+            ("reset='latest'", "delivery='exactly_once'"),
+        ),
         ({"delivery": "at_least_once"}, ("delivery='at_least_once'", "group")),
         ({"delivery": "at_most_once"}, ("delivery='at_most_once'", "group")),
         (

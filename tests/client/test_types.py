@@ -33,7 +33,8 @@ Producer(acks="all", delivery="at_least_once", compression="zstd", partitioner="
 typed.send("t", 5)  # wrong
 typed.send("t", Order(), "k")  # wrong
 Producer(acks="most")  # wrong
-Producer(delivery="exactly_once")  # wrong
+Producer(delivery="once")  # wrong
+Producer(delivery="exactly_once", transactional_id="x")
 Producer(compression="rar")  # wrong
 Producer(buffer="big")  # wrong
 

@@ -32,6 +32,7 @@ from raftmq_client.core.build import build_client
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
+from raftmq_client.core.transaction_requests import TransactionHandle
 from raftmq_client.errors import ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
@@ -200,6 +201,16 @@ class Admin:
     async def coordinator(self, group: str) -> int:
         """The node that coordinates a group."""
         return await self._run(self._flows.coordinator(group))
+
+    async def end_transaction(self, handle: TransactionHandle, *, commit: bool) -> None:
+        """Commit or abort a transaction that a producer detached; again, it does no more.
+
+        Raises:
+            EndUnknownError: nobody answered in time: call it again.
+            FencedError: it took too long, or its transactional id has been used since.
+            TransactionError: it is not open, or has ended the other way.
+        """
+        await self._run(self._flows.end_transaction(handle, commit=commit))
 
     async def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""

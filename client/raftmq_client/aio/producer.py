@@ -7,48 +7,30 @@ retries or order (`core/producer.py` does). Belongs to the loop that entered it;
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, Unpack
+from typing import Any, Final, Generic, Self, Unpack
 
 import anyio
 import anyio.lowlevel
+from attrs import evolve
 
+from raftmq_client.aio.consumer import Consumer
 from raftmq_client.aio.engine import Engine
+from raftmq_client.aio.receipt import Receipt
+from raftmq_client.aio.transaction import Transaction
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
-from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
 from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
+from raftmq_client.core.transaction_requests import TransactionHandle
+from raftmq_client.core.transactions import TransactionCore
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
 
-
-class Receipt(CoreReceipt, eq=False):
-    """The promise of a record's place: `place = await receipt`."""
-
-    def __await__(self) -> Generator[Any, Any, RecordMetadata]:
-        return self.result().__await__()
-
-    async def result(  # type: ignore[override] # an async driver's receipt is awaited
-        self, timeout: float | None = None
-    ) -> RecordMetadata:
-        """Wait until the record is acknowledged.
-
-        Args:
-            timeout: seconds; None waits for the producer's delivery timeout.
-
-        Raises:
-            ClientError: failed or unknown, see its `outcome`.
-            TimeoutError: nothing is settled yet; the record is still on its way.
-        """
-        if not self.is_done:
-            await self._waiter._settle(self, timeout)
-        if not self.is_done:
-            raise TimeoutError("the record is still on its way")
-        return CoreReceipt.result(self)
+_LAST_ABORT_MS: Final = 5_000.0
 
 
 class Producer(Generic[K, V]):
@@ -93,6 +75,10 @@ class Producer(Generic[K, V]):
         # After an error in the block nobody waits: what is on its way is told as unknown.
         is_open = self._engine.is_open
         try:
+            if kind is not None and issubclass(kind, anyio.get_cancelled_exc_class()):
+                self._end_transaction_at_once()
+            elif is_open:
+                await self._end_transaction()
             if kind is None and is_open:
                 await self.flush()
         finally:
@@ -123,8 +109,10 @@ class Producer(Generic[K, V]):
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
+            TransactionError: its transaction cannot be committed, or the producer is over.
             SerializationError: key, value, headers or timestamp cannot be turned into bytes.
-            UsageError: the producer is not open, or topic, partition or on_delivery are none.
+            UsageError: the producer is not open or has no transaction open where it needs one, or
+                topic, partition or on_delivery are none.
         """
         engine, core = self._engine, self._core
         engine.check()
@@ -173,6 +161,68 @@ class Producer(Generic[K, V]):
         if not await engine.wait_for(outstanding.is_over, engine.now() + limit):
             raise TimeoutError(f"{core.pending} records are still on their way")
 
+    def transaction(self, consumer: Consumer[Any, Any] | None = None) -> Transaction[K, V]:
+        """A transaction for an `async with` block: begun on entry, committed at its end.
+
+        An error in the block aborts it. The positions of `consumer` go along.
+
+        Raises:
+            UsageError: the producer has no `transactional_id`.
+        """
+        return Transaction(self, consumer)
+
+    async def begin(self, consumer: Consumer[Any, Any] | None = None) -> Transaction[K, V]:
+        """Begin a transaction, to be ended by its `commit` or `abort`.
+
+        Waits until older producers of the same `transactional_id` are fenced and what the last
+        transaction left is aborted.
+
+        Raises:
+            UsageError: one is open, how the last commit ended was not asked, or there is no
+                `transactional_id`.
+            TimedOutError: it could not begin within `max_block_ms`.
+            TransactionError: the producer is over.
+        """
+        transaction = self.transaction(consumer)
+        await transaction._begin()
+        return transaction
+
+    async def detach(self, timeout: float | None = None) -> TransactionHandle:
+        """Leave the open transaction to another process, which ends it by `Admin.end_transaction`.
+
+        Waits until all its records are acknowledged. This producer begins no other: what makes a
+        new one with the same `transactional_id` aborts it.
+
+        Raises:
+            MustAbortError: it cannot be committed; it is still this producer's.
+            TimeoutError: records are still on their way.
+            UsageError: no transaction is open.
+        """
+        transactions = self._transactions
+        transactions.check_open()
+        await self.flush(timeout)
+        handle, left_ms = transactions.detach(self._engine.now())
+        return evolve(handle, deadline_ms=int(time.time() * 1000 + left_ms))
+
+    @property
+    def _transactions(self) -> TransactionCore:
+        if self._core.transactions is None:
+            raise UsageError("transactions need a producer with a transactional_id")
+        return self._core.transactions
+
+    async def _end_transaction(self) -> None:
+        """A producer that ends leaves no transaction open, as far as that can be had quickly."""
+        core, engine = self._core, self._engine
+        if core.abort_open():
+            engine.wake()
+            await engine.wait_for(lambda: not core.is_ending, engine.now() + _LAST_ABORT_MS)
+
+    def _end_transaction_at_once(self) -> None:
+        engine = self._engine
+        if engine.is_open and engine.crash is None and self._core.abort_open():
+            for call in self._core.calls(engine.now()):
+                engine.send_last(call)
+
     async def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.
 
@@ -193,6 +243,8 @@ class Producer(Generic[K, V]):
             return
         engine.check_loop()
         try:
+            if engine.is_open:
+                await self._end_transaction()
             if flush and engine.is_open:
                 await self.flush()
         finally:

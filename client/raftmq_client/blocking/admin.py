@@ -33,6 +33,7 @@ from raftmq_client.core.client import ClientOptions
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
+from raftmq_client.core.transaction_requests import TransactionHandle
 from raftmq_client.errors import ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
@@ -194,6 +195,16 @@ class Admin:
     def coordinator(self, group: str) -> int:
         """The node that coordinates a group."""
         return self._run(self._flows.coordinator(group))
+
+    def end_transaction(self, handle: TransactionHandle, *, commit: bool) -> None:
+        """Commit or abort a transaction that a producer detached; again, it does no more.
+
+        Raises:
+            EndUnknownError: nobody answered in time: call it again.
+            FencedError: it took too long, or its transactional id has been used since.
+            TransactionError: it is not open, or has ended the other way.
+        """
+        self._run(self._flows.end_transaction(handle, commit=commit))
 
     def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""

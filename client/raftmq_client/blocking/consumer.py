@@ -154,6 +154,29 @@ class Consumer(Generic[K, V]):
             self._engine.check()
             return self._core.position(partition)
 
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """How many offsets each assigned partition has left, as of its last fetch; None: not known.
+
+        With `read_committed` up to the last stable offset, the start of the oldest transaction
+        that is open.
+        """
+        with self._engine.lock:
+            self._engine.check()
+            return self._core.lag()
+
+    def rewind(self) -> None:
+        """Read again what was handed out since the group's last commit.
+
+        A transaction that is not committed does so with the consumers that it knows of.
+
+        Raises:
+            UsageError: the consumer has no group.
+        """
+        with self._engine.lock:
+            self._engine.check()
+            self._core.rewind()
+            self._engine.wake()
+
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these for now; `pause(*consumer.assignment)` is about all."""
         self._set_paused(partitions, True)

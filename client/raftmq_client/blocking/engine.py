@@ -112,6 +112,11 @@ class Engine:
         """True in a fork of the process that made the client."""
         return self._forks != Lineage.number
 
+    @property
+    def is_open(self) -> bool:
+        """True until it is closed or dies, in the process that made it."""
+        return not (self._is_closing or self._is_closed or self.is_foreign or self.crash)
+
     def refuse_reentry(self) -> None:
         """Refuse a call into the middle of another one of the same thread.
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, Unpack
+from typing import Any, Final, Generic, Self, Unpack
 
+from attrs import evolve
+
+from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.blocking.engine import Engine, now_ms
+from raftmq_client.blocking.transaction import Transaction
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.build import build_producer
 from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
+from raftmq_client.core.transaction_requests import TransactionHandle
+from raftmq_client.core.transactions import TransactionCore
 from raftmq_client.errors import BufferFullError, UsageError
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
+
+_LAST_ABORT_MS: Final = 5_000.0
 
 
 class Producer(Generic[K, V]):
@@ -78,9 +86,11 @@ class Producer(Generic[K, V]):
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
             RecordTooLargeError: it cannot fit into a request.
+            TransactionError: its transaction cannot be committed, or the producer is over.
             SerializationError: key, value, headers or timestamp cannot be turned into bytes.
-            UsageError: the producer is closed, this thread is inside it already (a signal
-                handler), or topic, partition or on_delivery are none.
+            UsageError: the producer is closed or has no transaction open where it needs one, this
+                thread is inside it already (a signal handler), or topic, partition or on_delivery
+                are none.
         """
         stamp = int(time.time() * 1000) if timestamp is None else timestamp
         if type(value) is not bytes or self._encode_value is not None:
@@ -131,6 +141,65 @@ class Producer(Generic[K, V]):
             if not engine.wait_for(outstanding.is_over, now_ms() + limit):
                 raise TimeoutError(f"{core.pending} records are still on their way")
 
+    def transaction(self, consumer: Consumer[Any, Any] | None = None) -> Transaction[K, V]:
+        """A transaction for a `with` block: begun on entry, committed at its end.
+
+        An error in the block aborts it. The positions of `consumer` go along.
+
+        Raises:
+            UsageError: the producer has no `transactional_id`.
+        """
+        return Transaction(self, consumer)
+
+    def begin(self, consumer: Consumer[Any, Any] | None = None) -> Transaction[K, V]:
+        """Begin a transaction, to be ended by its `commit` or `abort`.
+
+        Waits until older producers of the same `transactional_id` are fenced and what the last
+        transaction left is aborted.
+
+        Raises:
+            UsageError: one is open, how the last commit ended was not asked, or there is no
+                `transactional_id`.
+            TimedOutError: it could not begin within `max_block_ms`.
+            TransactionError: the producer is over.
+        """
+        transaction = self.transaction(consumer)
+        transaction._begin()
+        return transaction
+
+    def detach(self, timeout: float | None = None) -> TransactionHandle:
+        """Leave the open transaction to another process, which ends it by `Admin.end_transaction`.
+
+        Waits until all its records are acknowledged. This producer begins no other: what makes a
+        new one with the same `transactional_id` aborts it.
+
+        Raises:
+            MustAbortError: it cannot be committed; it is still this producer's.
+            TimeoutError: records are still on their way.
+            UsageError: no transaction is open.
+        """
+        transactions = self._transactions
+        with self._engine.lock:
+            transactions.check_open()
+        self.flush(timeout)
+        with self._engine.lock:
+            handle, left_ms = transactions.detach(now_ms())
+        return evolve(handle, deadline_ms=int(time.time() * 1000 + left_ms))
+
+    @property
+    def _transactions(self) -> TransactionCore:
+        if self._core.transactions is None:
+            raise UsageError("transactions need a producer with a transactional_id")
+        return self._core.transactions
+
+    def _end_transaction(self) -> None:
+        """A producer that ends leaves no transaction open, as far as that can be had quickly."""
+        core, engine = self._core, self._engine
+        with engine.lock:
+            if engine.is_open and core.abort_open():
+                engine.wake()
+                engine.wait_for(lambda: not core.is_ending, now_ms() + _LAST_ABORT_MS)
+
     def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.
 
@@ -152,6 +221,7 @@ class Producer(Generic[K, V]):
             return
         self._engine.check_wait()
         try:
+            self._end_transaction()
             if flush:
                 self.flush()
         finally:

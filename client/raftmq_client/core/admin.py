@@ -38,6 +38,7 @@ class Route(Enum):
     ANY = "any"
     NODE = "node"
     COORDINATOR = "coordinator"
+    TRANSACTIONS = "coordinator of transactions"
 
 
 @frozen
@@ -49,7 +50,7 @@ class Operation(Generic[T]):
     read: Callable[[Struct], T]
     route: Route = Route.ANY
     target: str | int = ""
-    """The node of a NODE route, the group of a COORDINATOR route."""
+    """The node of a NODE route, the group or transactional id of one to its coordinator."""
     min_version: int = 0
     max_version: int = 32767
     is_repeatable: bool = True

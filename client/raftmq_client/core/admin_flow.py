@@ -32,13 +32,17 @@ from raftmq_client.core.call import ANY_NODE, Call, Finish, struct_call
 from raftmq_client.core.client import ClientCore
 from raftmq_client.core.group_admin import GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
+from raftmq_client.core.transaction_requests import TransactionHandle, end_transaction
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
     ConnectionFailedError,
     CorruptAnswerError,
+    EndUnknownError,
+    FencedError,
     Outcome,
     TimedOutError,
+    TransactionError,
 )
 
 T = TypeVar("T")
@@ -46,6 +50,12 @@ T = TypeVar("T")
 _BACKOFF_MS: Final = 50.0
 _BACKOFF_MAX_MS: Final = 1_000.0
 _UNKNOWN_TOPIC: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+_OVER: Final = (
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+)
+"""A coordinator went on since a transaction was detached."""
 
 
 @frozen
@@ -168,11 +178,34 @@ class AdminFlows:
                 found.setdefault(item.group, item)
         return [found[name] for name in sorted(found)]
 
-    def coordinator(self, group: str) -> Flow[int]:
-        """The node that coordinates a group."""
-        node, host, port = yield from self.run(group_admin.find_coordinator(group))
+    def coordinator(self, name: str, key_type: int = group_admin.GROUP) -> Flow[int]:
+        """The node that coordinates a group, or the transactions of an id."""
+        node, host, port = yield from self.run(group_admin.find_coordinator(name, key_type))
         self._client.metadata.brokers.setdefault(node, Broker(node, host, port))
         return node
+
+    def end_transaction(self, handle: TransactionHandle, *, commit: bool) -> Flow[None]:
+        """Commit or abort a transaction that another process began."""
+        if handle.is_empty:
+            return
+        about = f"transaction {handle.transactional_id!r}"
+        try:
+            yield from self.run(end_transaction(handle, commit=commit))
+        except ClientError as error:
+            code = error.code if isinstance(error, BrokerError) else None
+            if code in _OVER:
+                raise FencedError(
+                    f"{about} is over: it took too long, or a newer producer has its id; how it"
+                    f" ended only a reader can tell ({error})",
+                    outcome=Outcome.UNKNOWN,
+                ) from error
+            if code is ErrorCode.INVALID_TXN_STATE:
+                raise TransactionError(
+                    f"{about} is not open, or ended otherwise: {error}"
+                ) from error
+            if error.retriable or error.outcome is Outcome.UNKNOWN:
+                raise EndUnknownError(f"{about}: no answer in time: {error}") from error
+            raise
 
     def log_dirs(self) -> Flow[list[LogDirPartition]]:
         """Bytes of every replica on every live broker."""
@@ -211,6 +244,8 @@ class AdminFlows:
             yield from self._need_broker(node)
         elif operation.route is Route.COORDINATOR:
             node = yield from self.coordinator(str(operation.target))
+        elif operation.route is Route.TRANSACTIONS:
+            node = yield from self.coordinator(str(operation.target), group_admin.TRANSACTIONS)
 
         def make(finish: Finish) -> Call:
             return struct_call(

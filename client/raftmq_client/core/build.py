@@ -20,7 +20,8 @@ from raftmq_client.core.consumer import ConsumerCore
 from raftmq_client.core.partitioners import make_partitioner
 from raftmq_client.core.producer import ProducerCore
 from raftmq_client.core.security import SecurityChoice, read_security
-from raftmq_client.core.warm_up import MEMBER, PRODUCER, READER
+from raftmq_client.core.transactions import TransactionCore
+from raftmq_client.core.warm_up import MEMBER, PRODUCER, READER, TRANSACTIONAL
 from raftmq_client.errors import UsageError
 from raftmq_client.options import (
     ConsumerSettings,
@@ -103,11 +104,21 @@ def build_producer(
     encode_key = read_serializer(rest.pop("key_serializer", None))
     encode_value = read_serializer(rest.pop("value_serializer", None))
     partitioner = make_partitioner(rest.pop("partitioner", "murmur2"), random.Random())
-    core = ProducerCore(
-        producer_options(**rest), client.metadata, partitioner, client.backoff_until
-    )
+    options = producer_options(**rest)
+    transactions = None
+    if options.transactional_id is not None:
+        transactions = TransactionCore(
+            options.transactional_id,
+            options.transaction_timeout_ms,
+            client.metadata,
+            client.feature_level,
+            request_timeout_ms=options.request_timeout_ms,
+            backoff_ms=options.backoff_ms,
+            backoff_max_ms=options.backoff_max_ms,
+        )
+    core = ProducerCore(options, client.metadata, partitioner, client.backoff_until, transactions)
     client.cores.append(core)
-    client.apis = PRODUCER
+    client.apis = PRODUCER if transactions is None else TRANSACTIONAL
     return ProducerParts(client, core, encode_key, encode_value)
 
 

@@ -110,6 +110,7 @@ class ClientCore:
         self._anywhere: list[Call] = []
         self._connects: list[Link] = []
         self._last_failure = ""
+        self._features: tuple[int, dict[str, int]] = (-1, {})  # epoch, levels
 
     @property
     def links(self) -> list[Link]:
@@ -205,6 +206,14 @@ class ClientCore:
         what = "lost the connection to" if was_ready else "no connection to"
         where = f"{link.host!a}:{link.port}"
         LOG.log(level, "%s %s (node %d): %s", what, where, link.node_id, ascii(reason))
+
+    def feature_level(self, name: str) -> int:
+        """The level of one of the cluster's features, by the newest word of any broker; 0: none."""
+        for link in self._links.values():
+            connection = link.connection
+            if connection is not None and connection.features_epoch > self._features[0]:
+                self._features = connection.features_epoch, connection.features
+        return self._features[1].get(name, 0)
 
     def backoff_until(self, node: int) -> float:
         """Until when a node that just failed is not to be tried; 0 when it may be."""

@@ -88,6 +88,9 @@ class ConnectionCore:
         self._waiting: deque[_Waiting] = deque()
         self._next_correlation_id = 1
         self.versions: dict[int, tuple[int, int]] | None = None
+        self.features: dict[str, int] = {}
+        """Levels of the cluster's features, as the broker knew them at the handshake (KIP-584)."""
+        self.features_epoch = -1
         self.answered = 0
         """Counts answers; lets drivers notice progress."""
         self.is_closed = False
@@ -247,6 +250,8 @@ class ConnectionCore:
         versions = {
             item.api_key: (item.min_version, item.max_version) for item in response.api_keys
         }
+        self.features = {i.name: i.max_version_level for i in response.finalized_features}
+        self.features_epoch = response.finalized_features_epoch
         if self._sasl is None:
             self._open(versions, now)
         else:

@@ -24,11 +24,12 @@ from raftmq_client.core.client import ClientCore
 from raftmq_client.core.fetcher import FetcherCore, FetcherOptions
 from raftmq_client.core.group import NO_GENERATION, GroupCore
 from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_requests import Identity
 from raftmq_client.core.group_state import Assigned, GaveUp, GroupEvent, GroupOptions, Pending
 from raftmq_client.core.messages import ConsumerRecord, decoded
 from raftmq_client.core.metadata import check_topic
 from raftmq_client.core.progress import Places, Progress
-from raftmq_client.errors import DeserializationError, UsageError
+from raftmq_client.errors import DeserializationError, MustAbortError, UsageError
 
 _LOG: Final = logging.getLogger("raftmq_client.consumer")
 _COMMIT_PAUSE_MS: Final = 100.0
@@ -73,6 +74,8 @@ class ConsumerCore:
         self._is_by_hand: bool | None = None  # None until something is chosen
         self._unstarted: dict[TopicPartition, None] = {}  # their committed offset is not known yet
         self._starting: Pending | None = None
+        self._bases: dict[TopicPartition, CommittedOffset] = {}  # of what was rewound
+        self._let_go: tuple[TopicPartition, ...] = ()  # with records that nobody committed
 
     # What to read.
 
@@ -140,6 +143,8 @@ class ConsumerCore:
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = list(partitions)
+        if not self._commits_by_itself:
+            self._let_go += tuple(key for key in gone if self._progress.has_moved(key))
         self._progress.forget(gone)
         for _, positions in self._open_commits:
             for key in gone:
@@ -179,6 +184,32 @@ class ConsumerCore:
             if (record.topic, record.partition) == partition:
                 return record.offset
         return self.fetcher.readers[partition].position
+
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """How many offsets each assigned partition has left; None where that is not known yet."""
+        found: dict[TopicPartition, int | None] = {}
+        for key in self.fetcher.readers:
+            position = self.position(key)
+            found[key] = None if position is None else self.fetcher.lag(key, position)
+        return found
+
+    def rewind(self) -> None:
+        """Read on from where the group committed; where it never did, from where reading began."""
+        self.need_group()
+        self._batch, self._batch_next = [], 0
+        self._progress.drop()
+        self._note_starts()
+        self._let_go = ()
+        self._starting = None  # what it brings may be older
+        for key, reader in self.fetcher.readers.items():
+            base = self._progress.base(key)
+            if key in self._unstarted or base is None or base.offset == reader.position:
+                continue
+            self._progress.restart(key)
+            self._bases[key] = base
+            self.fetcher.seek(key, None)
+            reader.is_looking_up = True
+            self._unstarted[key] = None
 
     def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
         """Hand out nothing of these for now, or again."""
@@ -245,7 +276,7 @@ class ConsumerCore:
         self._finish_all()
         self._auto_commit(now)
         taken = self.fetcher.take(records_max)
-        if taken:
+        if self.fetcher.touched:
             self._progress.took(self._places(self.fetcher.touched))
         if self.options.decode_key is not None or self.options.decode_value is not None:
             return self._decode(taken)
@@ -420,6 +451,7 @@ class ConsumerCore:
         kept = [key for key in self.fetcher.readers if event.is_incremental]
         self.fetcher.assign([*kept, *event.partitions])
         for key in event.partitions:
+            self._unstarted.pop(key, None)
             if key in event.committed:
                 self._begin_at(key, event.committed[key])
 
@@ -442,12 +474,18 @@ class ConsumerCore:
             self.need_group().error = pending.error  # told by this poll; the next one asks again
             return
         unstarted, self._unstarted = self._unstarted, {}
+        bases, self._bases = self._bases, {}
         for key in unstarted:
             committed = pending.result.get(key)
-            if committed is None:
-                self.fetcher.seek(key, None)
-            else:
+            if key not in self.fetcher.readers:
+                continue
+            if committed is not None:
                 self._begin_at(key, committed)
+            elif key in bases:
+                self.fetcher.seek(key, bases[key].offset)
+                self._progress.begin(key, bases[key], is_saved=False)
+            else:
+                self.fetcher.seek(key, None)
 
     # Committing.
 
@@ -464,14 +502,49 @@ class ConsumerCore:
             UsageError: the consumer has no group, or these are no partitions and offsets.
         """
         self.need_group()
-        places: Places
         if offsets is None:
-            if self._batch:
-                self._progress.finish_first(self._batch, self._batch_next)
-            else:
-                self._progress.finish()
-            self._note_starts()
+            self._finish_handed_out()
             return self._save(self._progress.finished, now)
+        return self._save(self._finish_given(offsets), now)
+
+    def for_transaction(
+        self, offsets: Mapping[TopicPartition, int] | ConsumerRecord | None
+    ) -> tuple[Identity, Places]:
+        """Positions for a transaction to save, as `commit` has them, and whose they are.
+
+        Raises:
+            MustAbortError: partitions were given up whose records went into the transaction.
+            UsageError: the consumer has no group, commits by itself, or these are no offsets.
+        """
+        group = self.need_group()
+        if self._commits_by_itself:
+            raise UsageError(
+                "this consumer commits by itself: auto_commit_ms=None or delivery='exactly_once'"
+                " leaves that to the transaction"
+            )
+        if self._let_go or self.is_lost:
+            said = ", ".join(map(str, self._let_go[:5])) or "all partitions"
+            raise MustAbortError(f"others read on what was read here, and not committed: {said}")
+        if offsets is not None:
+            return group.identity, self._finish_given(offsets)
+        self._finish_handed_out()
+        return group.identity, self._unsaved(self.fetcher.readers)
+
+    def saved_by_transaction(self, places: Places) -> None:
+        """The transaction that has these is committed."""
+        self._progress.saved(
+            {key: place.offset for key, place in places.items() if key in self.fetcher.readers}
+        )
+
+    def _finish_handed_out(self) -> None:
+        if self._batch:
+            self._progress.finish_first(self._batch, self._batch_next)
+        else:
+            self._progress.finish()
+        self._note_starts()
+
+    def _finish_given(self, offsets: Mapping[TopicPartition, int] | ConsumerRecord) -> Places:
+        places: Places
         if isinstance(offsets, ConsumerRecord):
             key = TopicPartition(offsets.topic, offsets.partition)
             places = {key: CommittedOffset(offsets.offset + 1, offsets.leader_epoch)}
@@ -483,7 +556,7 @@ class ConsumerCore:
         for key, place in places.items():
             if key in self.fetcher.readers:
                 self._progress.finish_up_to(key, place)
-        return self._save(places, now)
+        return places
 
     def commit_first(self, now: float) -> Pending:
         """Begin to save the places behind what was just taken, before it is handed out."""

@@ -26,6 +26,7 @@ def encode_batch(
     producer_id: int,
     producer_epoch: int,
     base_sequence: int,
+    transactional: bool = False,
 ) -> bytearray:
     """The batch of these records, all of which have a timestamp."""
     stamps = [record[2] or 0 for record in records]
@@ -40,6 +41,7 @@ def encode_batch(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
+        transactional=transactional,
     )
 
 

@@ -96,7 +96,8 @@ class FetcherCore:
         self.options = options
         self.readers: dict[TopicPartition, PartitionReader] = {}
         self.touched: list[TopicPartition] = []
-        """The partitions of the records that `take` gave last."""
+        """The partitions whose positions the last `take` moved: by records, or past what nobody is
+        given, such as the ends of transactions."""
         self.starts: dict[TopicPartition, int] = {}
         """Positions that lookups have chosen; whoever commits takes them from here."""
         self._metadata = metadata
@@ -153,13 +154,13 @@ class FetcherCore:
                     continue  # told by the next call
                 error, reader.error = reader.error, None
                 raise error
-            before = len(taken)
+            before, position = len(taken), reader.position
             try:
                 self._take_from(reader, records_max - before, taken)
             except CorruptRecordsError:
                 if not taken:
                     raise  # else told by the next call: the positions of these have moved
-            if len(taken) > before:
+            if reader.position != position:
                 self.touched.append(reader.key)
             if len(taken) >= records_max:
                 self._turn += step
@@ -192,6 +193,14 @@ class FetcherCore:
         self._buffered_bytes -= reader.buffered_bytes
         reader.buffered_bytes = 0
         return taken
+
+    def lag(self, key: TopicPartition, position: int) -> int | None:
+        """How far a position is from the end that this consumer may see; None: not known yet."""
+        reader = self.readers[key]
+        end = reader.high_watermark
+        if self.options.isolation == READ_COMMITTED and reader.last_stable_offset >= 0:
+            end = reader.last_stable_offset
+        return None if end < 0 else max(0, end - position)
 
     @property
     def has_records(self) -> bool:
@@ -460,6 +469,7 @@ class FetcherCore:
             self._failed(reader, BrokerError(code, about=f"partition {reader.key}"), now)
             return
         reader.high_watermark = answer.high_watermark
+        reader.last_stable_offset = answer.last_stable_offset
         reader.log_start_offset = answer.log_start_offset
         if answer.preferred_read_replica >= 0:
             reader.preferred = answer.preferred_read_replica

@@ -187,7 +187,7 @@ class GroupCore:
         """Save positions at the end, without waiting; None where it cannot be sent at once."""
         if not offsets or self.is_lost or self._coordinator is None:
             return None
-        request = commit_request(self._identity, dict(offsets))
+        request = commit_request(self.identity, dict(offsets))
         return self._call(ApiKey.OFFSET_COMMIT, request, lambda _response, _error, _now: None)
 
     def committed(self, partitions: Sequence[TopicPartition], now: float) -> Pending:
@@ -215,7 +215,8 @@ class GroupCore:
         self.state = MemberState.IDLE
 
     @property
-    def _identity(self) -> Identity:
+    def identity(self) -> Identity:
+        """Who this member is in the generation it has."""
         instance = self.options.instance_id
         return Identity(self.group, self.generation, self.member_id, instance)
 
@@ -416,7 +417,7 @@ class GroupCore:
         self.state = MemberState.JOINING
         options = self.options
         request = join_request(
-            self._identity,
+            self.identity,
             options.assignors,
             encode_subscription(self._subscription()),
             session_timeout_ms=options.session_timeout_ms,
@@ -471,7 +472,7 @@ class GroupCore:
                 for member, partitions in result.items()
             ]
         self.state = MemberState.SYNCING
-        request = sync_request(self._identity, self.protocol, assignments)
+        request = sync_request(self.identity, self.protocol, assignments)
         timeout = self.options.rebalance_timeout_ms + 5_000
         return [self._ask(ApiKey.SYNC_GROUP, request, self._synced, timeout)]
 
@@ -579,7 +580,7 @@ class GroupCore:
 
     def _heartbeat(self, now: float) -> Call:
         self._heartbeat_at = now + self.options.heartbeat_interval_ms
-        request = heartbeat_request(self._identity)
+        request = heartbeat_request(self.identity)
         timeout = min(self.options.session_timeout_ms / 2, self.options.request_timeout_ms)
         return self._ask(ApiKey.HEARTBEAT, request, lambda _response, _now: None, timeout)
 
@@ -622,7 +623,7 @@ class GroupCore:
         fence_member(self._pending)
 
     def _leave_call(self, finish: Finish) -> Call:
-        return self._call(ApiKey.LEAVE_GROUP, leave_request(self._identity), finish, 5_000)
+        return self._call(ApiKey.LEAVE_GROUP, leave_request(self.identity), finish, 5_000)
 
     # Commits and lookups that the consumer asked for, in order.
 
@@ -652,7 +653,7 @@ class GroupCore:
             self._wake(now)
 
         pending.was_sent_before = pending.was_sent
-        pending.call = self._call(pending.api, pending.request(self._identity), finish)
+        pending.call = self._call(pending.api, pending.request(self.identity), finish)
         return pending.call
 
     def _wake(self, at: float) -> None:

@@ -7,6 +7,7 @@ Never routes, sends or repeats anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from attrs import frozen
 
@@ -14,6 +15,10 @@ from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import Operation, Route, by_topic, check_named
 from raftmq_client.errors import check_code
+
+GROUP: Final = 0
+TRANSACTIONS: Final = 1
+"""What FindCoordinator looks for."""
 
 
 @frozen
@@ -109,8 +114,11 @@ def describe_group(
 def fetch_offsets(
     group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> Operation[dict[TopicPartition, CommittedOffset]]:
-    """A group's committed offsets; of all partitions for None."""
-    request, read = offset_fetch(group, partitions)
+    """A group's committed offsets; of all partitions for None.
+
+    Offsets of transactions that are not over do not count yet, and are not waited for.
+    """
+    request, read = offset_fetch(group, partitions, require_stable=False)
     return Operation(
         ApiKey.OFFSET_FETCH,
         request,
@@ -122,9 +130,12 @@ def fetch_offsets(
 
 
 def offset_fetch(
-    group: str, partitions: Iterable[TopicPartition] | None
+    group: str, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = True
 ) -> tuple[Callable[[int], Struct], Callable[[Struct], dict[TopicPartition, CommittedOffset]]]:
-    """Request and reader of OffsetFetch, in the forms before and after v8 (KIP-709)."""
+    """Request and reader of OffsetFetch, in the forms before and after v8 (KIP-709).
+
+    `require_stable`: while a transaction that commits offsets is open, the answer is to ask again.
+    """
     topics = None
     if partitions is not None:
         topics = [
@@ -135,8 +146,8 @@ def offset_fetch(
     def request(version: int) -> Struct:
         if version >= 8:
             item = Struct(group_id=group, member_id=None, member_epoch=-1, topics=topics)
-            return Struct(groups=[item], require_stable=True)
-        return Struct(group_id=group, topics=topics, require_stable=True)
+            return Struct(groups=[item], require_stable=require_stable)
+        return Struct(group_id=group, topics=topics, require_stable=require_stable)
 
     def read(response: Struct) -> dict[TopicPartition, CommittedOffset]:
         answer = response.groups[0] if getattr(response, "groups", None) else response
@@ -173,26 +184,28 @@ def delete_groups(group: str) -> Operation[None]:
     )
 
 
-def find_coordinator(group: str) -> Operation[tuple[int, str, int]]:
-    """(node, host, port) of a group's coordinator."""
-    request, read = coordinator_lookup(group)
-    return Operation(ApiKey.FIND_COORDINATOR, request, read)
+def find_coordinator(name: str, key_type: int = GROUP) -> Operation[tuple[int, str, int]]:
+    """(node, host, port) of the coordinator of a group or transactional id."""
+    request, read = coordinator_lookup(name, key_type)
+    return Operation(ApiKey.FIND_COORDINATOR, request, read, min_version=min(key_type, 1))
 
 
 def coordinator_lookup(
-    group: str,
+    name: str, key_type: int = GROUP
 ) -> tuple[Callable[[int], Struct], Callable[[Struct], tuple[int, str, int]]]:
     """Request and reader of FindCoordinator, in the forms before and after v4 (KIP-699)."""
 
     def request(version: int) -> Struct:
         if version >= 4:
-            return Struct(coordinator_keys=[group])
-        return Struct(key=group)
+            return Struct(coordinator_keys=[name], key_type=key_type)
+        if version >= 1:
+            return Struct(key=name, key_type=key_type)
+        return Struct(key=name)
 
     def read(response: Struct) -> tuple[int, str, int]:
         several = getattr(response, "coordinators", None)
         answer = several[0] if several else response
-        check_code(answer.error_code, answer.error_message, about=f"coordinator of {group!r}")
+        check_code(answer.error_code, answer.error_message, about=f"coordinator of {name!r}")
         return answer.node_id, answer.host, answer.port
 
     return request, read

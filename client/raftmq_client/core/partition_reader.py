@@ -46,6 +46,7 @@ class PartitionReader:
     failures: int = 0
     error: ClientError | None = None
     high_watermark: int = -1
+    last_stable_offset: int = -1
     log_start_offset: int = -1
     preferred: int | None = None
     preferred_until: float = 0.0

@@ -40,6 +40,9 @@ PRODUCE_VERSION_MAX: Final = 12
 STALL_MS: Final = 250.0
 """In flight for so long: ask whether the partition has another leader by now."""
 
+CONCURRENT_MS: Final = 20.0
+"""The transaction before is not over yet at this partition: ask again soon."""
+
 SEQUENCE_CODES: Final = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -55,6 +58,7 @@ NOT_APPENDED: Final = frozenset(
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 """Refusals before the append. After the others (a leader that lost its role while it waited for
@@ -68,6 +72,8 @@ class ProducerOptions:
     acks: int = ACKS_ALL
     idempotent: bool | None = None
     """None: exactly when acks is all, as Kafka's own default."""
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
     sends_once: bool = False
     """Nothing is sent again once its bytes may have been appended."""
     codec: Codec = Codec.NONE
@@ -194,7 +200,10 @@ class Attempt:
 
 
 def build_request(
-    options: ProducerOptions, attempts: Sequence[Attempt], timeout_ms: int
+    options: ProducerOptions,
+    attempts: Sequence[Attempt],
+    timeout_ms: int,
+    transactional_id: str | None = None,
 ) -> ProduceRequest:
     """The request of some attempts, records encoded and compressed."""
     topics: dict[str, ProduceTopic] = {}
@@ -207,10 +216,11 @@ def build_request(
             producer_id=attempt.producer_id,
             producer_epoch=attempt.producer_epoch if attempt.producer_id >= 0 else -1,
             base_sequence=attempt.base_sequence,
+            transactional=transactional_id is not None,
         )
         topic = topics.setdefault(key.topic, ProduceTopic(key.topic, None, []))
         topic.partitions.append(ProducePartition(key.partition, memoryview(records)))
-    return ProduceRequest(None, options.acks, timeout_ms, list(topics.values()))
+    return ProduceRequest(transactional_id, options.acks, timeout_ms, list(topics.values()))
 
 
 @frozen(eq=False)
@@ -227,7 +237,12 @@ class Request:
 
 
 def make_request(
-    options: ProducerOptions, node: int, attempts: Sequence[Attempt], finish: Finish
+    options: ProducerOptions,
+    node: int,
+    attempts: Sequence[Attempt],
+    finish: Finish,
+    transactional_id: str | None = None,
+    versions: tuple[int, int] = (3, PRODUCE_VERSION_MAX),
 ) -> Call:
     """The call of one request.
 
@@ -238,7 +253,8 @@ def make_request(
 
     def body(version: int) -> list[Buffer]:
         wanted = [attempt for attempt in attempts if attempt.is_wanted]
-        return encode_produce_request(version, build_request(options, wanted, int(timeout)))
+        request = build_request(options, wanted, int(timeout), transactional_id)
+        return encode_produce_request(version, request)
 
     call = Call(
         api=ApiKey.PRODUCE,
@@ -246,8 +262,8 @@ def make_request(
         read=decode_produce_response,
         finish=finish,
         node=node,
-        min_version=3,
-        max_version=PRODUCE_VERSION_MAX,
+        min_version=versions[0],
+        max_version=versions[1],
         timeout_ms=timeout,
         expects_answer=options.acks != 0,
     )

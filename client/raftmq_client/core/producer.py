@@ -34,6 +34,7 @@ from raftmq_client.core.outstanding import Listeners, Outstanding
 from raftmq_client.core.partitioners import Partitioner, check_partition, choose_partition
 from raftmq_client.core.produce_requests import (
     ACKS_ALL,
+    CONCURRENT_MS,
     NOT_APPENDED,
     SEQUENCE_CODES,
     STALL_MS,
@@ -45,6 +46,7 @@ from raftmq_client.core.produce_requests import (
     make_request,
     refusal,
 )
+from raftmq_client.core.transactions import Ending, State, TransactionCore
 from raftmq_client.core.untold import Untold
 from raftmq_client.errors import (
     BrokerError,
@@ -71,6 +73,7 @@ class ProducerCore:
         metadata: MetadataCore,
         partitioner: Partitioner,
         backoff_until: Callable[[int], float],
+        transactions: TransactionCore | None = None,
     ) -> None:
         if options.idempotent and options.acks != ACKS_ALL:
             raise UsageError("an idempotent producer needs acks=all")
@@ -101,9 +104,11 @@ class ProducerCore:
         self._backoff_until = backoff_until
         self._partitions: dict[TopicPartition, PartitionState] = {}
         self._unrouted: dict[str, deque[Unrouted]] = {}
+        self.transactions = transactions
         self._identity = ProducerIdentity(options.request_timeout_ms, options.backoff_ms)
         self._requests: dict[int, int] = {}
         self._wake_at = 0.0
+        self._now = 0.0
 
     # What users do.
 
@@ -120,8 +125,11 @@ class ProducerCore:
 
         Raises:
             RecordTooLargeError: it cannot fit into a request.
-            UsageError: topic or partition are none.
+            TransactionError: what is wrong with the transaction that it belongs to.
+            UsageError: topic or partition are none, or no transaction is open.
         """
+        if self.transactions is not None:
+            self.transactions.check_open()
         check_topic(topic)
         if partition is not None:
             check_partition(partition)
@@ -226,16 +234,76 @@ class ProducerCore:
             while queue:
                 self._settle(queue.popleft(), error)
 
+    # The transaction.
+
+    def end_transaction(self, *, commit: bool) -> Ending:
+        """Begin to end the transaction that is open; nothing more is put into its batches.
+
+        Raises:
+            MustAbortError: it cannot be committed.
+            UsageError: none is open.
+        """
+        assert self.transactions is not None
+        ending = self.transactions.end(commit=commit)
+        self._open.clear()
+        self.outstanding()
+        return ending
+
+    def abort_open(self) -> bool:
+        """Abort what is open, since the producer ends; whether an end is to be waited for."""
+        transactions = self.transactions
+        if transactions is None:
+            return False
+        if transactions.state is State.OPEN:
+            self.end_transaction(commit=False)
+        return self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """True while a transaction is being ended."""
+        transactions = self.transactions
+        return transactions is not None and transactions.state in (
+            State.COMMITTING,
+            State.ABORTING,
+        )
+
+    def _drop(self, error: ClientError) -> None:
+        """Let everything go that is not settled: its transaction will be aborted."""
+        is_resolved = True
+        for topic, waiting in self._unrouted.items():
+            for item in waiting:
+                self._settle_unrouted(topic, item, error)
+        self._unrouted.clear()
+        for partition in self._partitions.values():
+            requests = [batch.request for batch in partition.in_flight]
+            for batch in (*partition.in_flight, *partition.retries):
+                is_resolved = is_resolved and batch.base_sequence < 0
+                self._settle(batch, error)
+            partition.in_flight.clear()
+            partition.retries.clear()
+            partition.is_recovering, partition.failures, partition.not_before = False, 0, 0.0
+            for request in requests:
+                if request is not None:
+                    request.drop(self._now)
+        for queue in self.accumulator.queues.values():
+            while queue:
+                self._settle(queue.popleft(), error)
+        self._open.clear()
+        assert self.transactions is not None
+        self.transactions.dropped(is_resolved=is_resolved)
+
     # What drivers ask.
 
     def calls(self, now: float) -> list[Call]:
         """The requests that are due."""
         self._wake_at = float("inf")
+        self._now = now
         self._route_waiting(now)
         self._expire(now)
-        needs_identity = self.options.is_idempotent and self.pending > 0
-        calls = self._identity.calls(now) if needs_identity else []
+        if self.transactions is not None and self.transactions.drop is not None:
+            self._drop(self.transactions.drop)
         ready_by_node = self._ready(now)
+        calls = self._identity_calls(now)
         self._weigh_stuck()
         if self.stuck or self._stuck_since:
             self._tell_stuck(now)
@@ -246,7 +314,17 @@ class ProducerCore:
 
     def deadline(self) -> float:
         """When `calls` should next be asked."""
+        if self.transactions is not None:
+            return min(self._wake_at, self.transactions.deadline())
         return self._wake_at
+
+    def _identity_calls(self, now: float) -> list[Call]:
+        """What makes batches fit to be sent: an id, and what a transaction needs."""
+        transactions = self.transactions
+        if transactions is None:
+            needs_identity = self.options.is_idempotent and self.pending > 0
+            return self._identity.calls(now) if needs_identity else []
+        return transactions.calls(now, is_drained=self.pending == 0)
 
     # From record to batch.
 
@@ -324,9 +402,11 @@ class ProducerCore:
     def _refuse(self, topic: str, receipt: Receipt, error: ClientError) -> None:
         self.pending -= 1
         receipt.fail(error, topic)
+        if self.transactions is not None:
+            self.transactions.record_failed(error, is_resolved=True)
         if receipt.listeners is not None:
             self.listeners.add([receipt])
-        elif receipt.batch is not None:
+        elif receipt.batch is not None and self.transactions is None:
             receipt.batch.loss = self.untold.add(receipt.batch.key, error, 1)
 
     # From batch to request.
@@ -357,7 +437,7 @@ class ProducerCore:
             until = self._backoff_until(leader[0])
             if until > now:
                 self._wake(until)
-            elif self._has_identity(now):
+            elif self._has_identity(now) and self._may_write(key):
                 ready.setdefault(leader[0], []).append(partition)
         return ready
 
@@ -445,7 +525,13 @@ class ProducerCore:
         if partition.in_flight:
             self._wake(partition.sent_at + STALL_MS)
 
+    def _may_write(self, key: TopicPartition) -> bool:
+        """Whether a partition is part of the transaction, if there is one."""
+        return self.transactions is None or self.transactions.may_send(key)
+
     def _has_identity(self, now: float) -> bool:
+        if self.transactions is not None:
+            return self.transactions.is_known
         if not self.options.is_idempotent or self._identity.is_known:
             return True
         at = self._identity.ask_at(now)
@@ -495,9 +581,12 @@ class ProducerCore:
         return Attempt.of(partition, batch)
 
     def _number(self, partition: PartitionState, batch: Batch) -> None:
-        if partition.producer_id < 0:
-            partition.producer_id = self._identity.producer_id
-            partition.producer_epoch = self._identity.producer_epoch
+        identity = self.transactions or self._identity
+        now_is = (identity.producer_id, identity.producer_epoch)
+        is_new = (partition.producer_id, partition.producer_epoch) != now_is
+        if partition.producer_id < 0 or (self.transactions is not None and is_new):
+            partition.is_known = partition.is_known and self.transactions is None
+            partition.producer_id, partition.producer_epoch = now_is
             partition.next_sequence = 0
         batch.base_sequence = partition.next_sequence
         batch.producer_epoch = partition.producer_epoch
@@ -509,7 +598,11 @@ class ProducerCore:
             self._wake(now)  # an acks=0 request is finished while it is sent
             self._finished(attempts, response, error, now)
 
-        return make_request(self.options, node, attempts, finish)
+        transactions = self.transactions
+        if transactions is None:
+            return make_request(self.options, node, attempts, finish)
+        name, versions = transactions.transactional_id, transactions.produce_versions
+        return make_request(self.options, node, attempts, finish, name, versions)
 
     # From answer to receipt.
 
@@ -554,7 +647,17 @@ class ProducerCore:
             return
         error = BrokerError(code, refusal(answer), about=f"partition {partition.key}")
         if code in SEQUENCE_CODES and self.options.is_idempotent:
-            self._sequence_refused(partition, batch, error, now)
+            if self.transactions is None:
+                self._sequence_refused(partition, batch, error, now)
+                return
+            if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not batch.sent_as_head:
+                self._retry(partition, batch, error, now)  # one before it was refused
+                return
+        if code == ErrorCode.CONCURRENT_TRANSACTIONS:
+            self._retry(partition, batch, error, now)
+            partition.failures = 0
+            partition.not_before = now + CONCURRENT_MS
+            self._wake(partition.not_before)
             return
         if code == ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
             self._split(partition, batch)
@@ -671,9 +774,13 @@ class ProducerCore:
             if queue:
                 self._wake(queue[0].deadline)
 
+    @property
+    def _identity_error(self) -> ClientError | None:
+        return (self.transactions or self._identity).error
+
     def _overdue(self, batch: Batch) -> TimedOutError:
         timeout = self.options.delivery_timeout_ms
-        reason = batch.last_error or self._identity.error or self._metadata.last_error
+        reason = batch.last_error or self._identity_error or self._metadata.last_error
         message = f"not acknowledged within {timeout:.0f} ms: {reason or 'no leader was reached'}"
         return TimedOutError(message, sent=batch.may_exist)
 
@@ -688,7 +795,10 @@ class ProducerCore:
             return
         self.pending -= len(batch.records)
         unheard = len(batch.records) - len(batch.listening)
-        if error is not None and unheard:
+        if error is not None and self.transactions is not None:
+            # Its `commit` tells.
+            self.transactions.record_failed(error, is_resolved=batch.base_sequence < 0)
+        elif error is not None and unheard:
             batch.loss = self.untold.add(batch.key, error, unheard)
         batch.settle(error, base_offset, log_append_time)
         self.listeners.add(batch.listening)

@@ -27,19 +27,20 @@ class Progress:
         """Where partitions stand once what is in hand is finished."""
         self._epochs_before: dict[TopicPartition, int] = {}  # the records in hand
         self._saved: dict[TopicPartition, int] = {}
+        self._bases: Places = {}  # where the group saved, or where reading began
 
     # Where partitions begin and end.
 
     def begin(self, key: TopicPartition, place: CommittedOffset, *, is_saved: bool) -> None:
         """Read on from here: by a commit, a seek, or a reset."""
         self.in_hand.pop(key, None)
-        self.finished[key] = place
+        self.finished[key] = self._bases[key] = place
         if is_saved:
             self._saved[key] = place.offset
 
     def begin_by_reset(self, key: TopicPartition, offset: int) -> None:
         """A reset chose this offset, perhaps while records of before it are in hand."""
-        place = CommittedOffset(offset)
+        place = self._bases[key] = CommittedOffset(offset)
         if key in self.in_hand:
             self.in_hand[key] = place
             self.finished.pop(key, None)  # those in hand come first, and may have higher offsets
@@ -50,6 +51,7 @@ class Progress:
         """The place is not known until a reset has chosen one."""
         self.in_hand.pop(key, None)
         self.finished.pop(key, None)
+        self._bases.pop(key, None)
 
     def forget(self, keys: Iterable[TopicPartition]) -> None:
         """These are not read any more."""
@@ -129,3 +131,18 @@ class Progress:
     def saved(self, positions: Mapping[TopicPartition, int]) -> None:
         """The group has these."""
         self._saved.update(positions)
+        for key, offset in positions.items():
+            place = self.finished.get(key)
+            known = place is not None and place.offset == offset
+            self._bases[key] = place if known and place else CommittedOffset(offset)
+
+    # Going back.
+
+    def has_moved(self, key: TopicPartition) -> bool:
+        """True when records were handed out that are not saved."""
+        base, place = self._bases.get(key), self.in_hand.get(key) or self.finished.get(key)
+        return base is not None and place is not None and base.offset != place.offset
+
+    def base(self, key: TopicPartition) -> CommittedOffset | None:
+        """Where the group saved last, or where reading began."""
+        return self._bases.get(key)

@@ -18,6 +18,7 @@ from raftmq_client.core.fetcher import FETCH_VERSION_MAX
 from raftmq_client.core.produce_requests import PRODUCE_VERSION_MAX
 
 PRODUCER: Final = (*BASIC_APIS, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE)
+TRANSACTIONAL: Final = (*PRODUCER, ApiKey.FIND_COORDINATOR, ApiKey.END_TXN)
 READER: Final = (*BASIC_APIS, ApiKey.LIST_OFFSETS, ApiKey.FETCH)
 MEMBER: Final = (
     *READER,
