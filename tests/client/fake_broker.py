@@ -21,7 +21,7 @@ from attrs import define, field
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import (
-    ANNOUNCED,
+    SPOKEN,
     ApiKey,
     Struct,
     decode_request,
@@ -29,7 +29,6 @@ from raftmq.protocol import (
     encode_response,
     encode_response_header,
     encode_unsupported_api_versions,
-    is_announced,
 )
 from raftmq.protocol.fetch import (
     FetchPartitionResponse,
@@ -46,6 +45,7 @@ from raftmq.protocol.produce import (
     encode_produce_response,
 )
 from raftmq.records import check_batch, parse_header, stamp
+from tests.client.fake_transactions import Transactions
 
 NODE_ID = 1
 CLUSTER_ID = "fake-cluster"
@@ -94,10 +94,11 @@ class Fault:
         self.was_met = threading.Event()
 
 
-class FakeBroker:
+class FakeBroker(Transactions):
     """`with FakeBroker() as broker: Producer(broker.address)`."""
 
     def __init__(self, topics: dict[str, int] | None = None) -> None:
+        super().__init__()
         self.logs: dict[tuple[str, int], FakeLog] = {}
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
@@ -111,7 +112,7 @@ class FakeBroker:
         self.faults: dict[ApiKey, deque[Fault]] = {}
         self.refusals: dict[tuple[ApiKey, str], ErrorCode] = {}
         self.topic_errors: dict[str, ErrorCode] = {}
-        self.versions = dict(ANNOUNCED)
+        self.versions = dict(SPOKEN)
         self.handshake_max = 4
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.setblocking(False)
@@ -240,7 +241,7 @@ class FakeBroker:
             self._came.notify_all()
         if api is ApiKey.API_VERSIONS and version > self.handshake_max:
             return encode_unsupported_api_versions(header.correlation_id)
-        assert is_announced(api, version)
+        assert SPOKEN[api][0] <= version <= SPOKEN[api][1]
         fault = self.faults[api].popleft() if self.faults.get(api) else None
         if fault is not None:
             fault.was_met.set()
@@ -266,7 +267,12 @@ class FakeBroker:
             Struct(api_key=api, min_version=low, max_version=high)
             for api, (low, high) in self.versions.items()
         ]
-        return Struct(error_code=code, api_keys=keys)
+        return Struct(
+            error_code=code,
+            api_keys=keys,
+            finalized_features_epoch=1,
+            finalized_features=self.features,
+        )
 
     def _on_metadata(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
         request = decode_request(ApiKey.METADATA, version, body)
@@ -387,6 +393,10 @@ class FakeBroker:
         return -1
 
     def _on_init_producer_id(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
+        name = decode_request(ApiKey.INIT_PRODUCER_ID, version, body).transactional_id
+        if name is not None:
+            epoch = -1 if code else self._epoch(name)
+            return Struct(error_code=code, producer_id=77, producer_epoch=epoch)
         self._producers += 1
         return Struct(error_code=code, producer_id=self._producers, producer_epoch=0)
 
