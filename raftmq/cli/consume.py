@@ -45,6 +45,19 @@ TopicOption = Annotated[
     str | None,
     typer.Option("-t", "--topic", autocompletion=completion.topics, help="The topic, kcat's way."),
 ]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--offset",
+        metavar="N|earliest|latest|@TIME",
+        help="Where to start; default: earliest. -N: N before the end.",
+    ),
+]
+Idle = Annotated[
+    float | None,
+    typer.Option("--idle", metavar="SECONDS", help="End after so long without a record.", min=0),
+]
 MemberOf = Annotated[
     str | None,
     typer.Option(
@@ -62,15 +75,7 @@ def consume(
     partition: Annotated[
         list[int] | None, typer.Option("-p", "--partition", help="Only this one; repeatable.")
     ] = None,
-    offset: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--offset",
-            metavar="N|earliest|latest|@TIME",
-            help="Where to start; default: earliest. -N: N before the end.",
-        ),
-    ] = None,
+    offset: Start = None,
     count: Annotated[
         int | None, typer.Option("-c", "--count", help="Stop after so many records.", min=0)
     ] = None,
@@ -94,12 +99,7 @@ def consume(
     committed_only: Annotated[
         bool, typer.Option("--read-committed", help="Hide aborted transactions.")
     ] = False,
-    idle: Annotated[
-        float | None,
-        typer.Option(
-            "--idle", metavar="SECONDS", help="End after so long without a record.", min=0
-        ),
-    ] = None,
+    idle: Idle = None,
     _kcat: Annotated[
         bool, typer.Option("-C", "-q", "-u", hidden=True, help="kcat's, no effect.")
     ] = False,

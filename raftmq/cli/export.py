@@ -189,8 +189,7 @@ def export(
     with reported(), _installed():
         names = tuple(topics or ())
         _check_words(names, to, group, verify=verify, replay=replay)
-        if not replay and (into is not None or append):
-            raise CommandError("--into and --append belong to --replay", EXIT_USAGE)
+        _check_replay_words(replay, into, append)
         if engine is Engine.ARROW and (master or conf):
             raise CommandError("--master and --conf are Spark's, not --engine arrow's", EXIT_USAGE)
         from raftmq_spark.export.store import locate
@@ -198,18 +197,15 @@ def export(
         location = locate(to)
         client = _client(bootstrap, security, timeout)
         if verify:
-            if not no_log:
-                check_reachable(bootstrap)
             _verify(location, None if no_log else client, as_json=as_json)
             return
         if replay:
-            check_reachable(bootstrap)
             _replay(location, client, names, into, append, as_json=as_json)
             return
         from raftmq_spark.export import engines, job, planning
         from raftmq_spark.export import manifest as manifests
 
-        assert group is not None
+        assert group is not None, "checked with the words"
         wishes = planning.Wishes(
             group=group,
             until=manifests.Until(until.value),
@@ -218,9 +214,14 @@ def export(
             records_per_file=records_per_file,
         )
         order = job.Order(names, location, client, wishes, compression.value, skip_unreadable)
-        settings = parse_pairs(conf or (), "--conf")
-        runner = engines.EngineRunner(engines.Engine(engine.value), master, settings)
+        kind, settings = engines.Engine(engine.value), parse_pairs(conf or (), "--conf")
+        runner = engines.EngineRunner(kind, master, settings)
         _export(order, runner, as_json=as_json)
+
+
+def _check_replay_words(replay: bool, into: str | None, append: bool) -> None:
+    if not replay and (into is not None or append):
+        raise CommandError("--into and --append belong to --replay", EXIT_USAGE)
 
 
 def _check_words(
@@ -351,6 +352,8 @@ def _verify(location: Any, client: Any, *, as_json: bool) -> None:
     from raftmq_spark.export.store import open_store
     from raftmq_spark.export.verify import verify
 
+    if client is not None:
+        check_reachable(client.bootstrap)
     archive = find_archive(open_store(location))
     with progress_bar("checking", as_json) as bar:
         verdict = verify(
@@ -406,6 +409,7 @@ def _replay(
     from raftmq_spark.export.replay import ReplayWishes, replay
     from raftmq_spark.export.store import open_store
 
+    check_reachable(client.bootstrap)
     archive = find_archive(open_store(location))
     wishes = ReplayWishes(names, into, append)
     with progress_bar("replaying", as_json) as bar:

@@ -66,6 +66,17 @@ TopicOption = Annotated[
     typer.Option("-t", "--topic", autocompletion=completion.topics, help="The topic, kcat's way."),
 ]
 
+KeyDelimiter = Annotated[
+    str | None, typer.Option("-K", "--key-delimiter", help="Splits records into key and value.")
+]
+Headers = Annotated[
+    list[str] | None, typer.Option("-H", "--header", metavar="NAME=VALUE", help="Repeatable.")
+]
+DeliveryTimeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", help="For each record's delivery.", min=0.1),
+]
+
 
 def produce(
     topic: TopicWord = None,
@@ -78,16 +89,11 @@ def produce(
         int | None, typer.Option("-p", "--partition", help="Default: by key, or sticky.", min=-1)
     ] = None,
     key: Annotated[str | None, typer.Option("-k", "--key", help="Key of every record.")] = None,
-    key_delimiter: Annotated[
-        str | None,
-        typer.Option("-K", "--key-delimiter", help="Splits records into key and value."),
-    ] = None,
+    key_delimiter: KeyDelimiter = None,
     delimiter: Annotated[
         str, typer.Option("-D", "--delimiter", help="Ends a record on standard input.")
     ] = "\\n",
-    header: Annotated[
-        list[str] | None, typer.Option("-H", "--header", metavar="NAME=VALUE", help="Repeatable.")
-    ] = None,
+    header: Headers = None,
     compression: Annotated[
         Compression, typer.Option("-z", "--compression", help="How batches are compressed.")
     ] = Compression.none,
@@ -101,10 +107,7 @@ def produce(
         int | None, typer.Option("-c", "--count", help="Stop after so many records.", min=0)
     ] = None,
     acks: Annotated[Acks, typer.Option("-a", "--acks", help="all, 1 or 0.")] = Acks.all,
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout", metavar="SECONDS", help="For each record's delivery.", min=0.1),
-    ] = 30.0,
+    timeout: DeliveryTimeout = 30.0,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Print each record's partition and offset.")
     ] = False,
@@ -142,7 +145,7 @@ def produce(
                 if null_empty:
                     name, value = name or None, value or None
                 tally.add(producer.send(topic, value, name, headers, partition))
-            tally.finish()  # in the block, which raises what nobody looked at
+            tally.finish()  # within the block, at whose end the producer raises unread failures
 
 
 def _check_topic(producer: Producer, topic: str, bootstrap: str, timeout_s: float) -> None:
