@@ -43,7 +43,7 @@ from raftmq.log.model import DamagedError, NewerFormatError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import Clock, DiskError, DiskFullError
 from raftmq.raft.core import RaftCore
-from raftmq.raft.messages import InstallLogStart
+from raftmq.raft.messages import EntryKind, InstallLogStart
 from raftmq.replication.catch_up import CatchUp
 from raftmq.replication.ports import GrowingState, SlowRestorer, StateMachine
 from raftmq.types import Buffer, Offset, RaftIndex, ReplicaId, Term
@@ -111,6 +111,9 @@ class LogStartMoves:
         self._standing: dict[ReplicaId, tuple[RaftIndex, RaftIndex, int]] = {}
         self.owed = Offset(0)
         """Records below it are hidden, though the log may still hold them."""
+        for bare in log.bare_entries():
+            if bare.kind == EntryKind.LOG_START:
+                self.note(RaftIndex(bare.index + 1), bare.payload)
 
     def retire(self) -> None:
         """Let go of the state machine, which knows the replica."""

@@ -147,11 +147,7 @@ class Replica:
         self._moves = LogStartMoves(log, machine, clock)
         self.quiescence = Quiescence(config, self.send)
         self._source = LogSource(
-            log,
-            self._look_for_damage,
-            lambda error: self.fail(f"read failed: {error}"),
-            self.touch,
-            catch_up,
+            log, self._look_for_damage, self._read_failed, self.touch, catch_up
         )
         self._prewritten_end = RaftIndex(0)
         self._disk_full_until_ms = 0.0
@@ -177,9 +173,6 @@ class Replica:
             touch=self.touch,
             lift_cut_floor=lambda: self.set_cut_floor(RaftIndex(0)),
         )
-        for bare in log.bare_entries():
-            if bare.kind == EntryKind.LOG_START:
-                self._moves.note(RaftIndex(bare.index + 1), bare.payload)
 
     # ---- inputs ----
 
@@ -755,6 +748,9 @@ class Replica:
 
     def _look_for_damage(self) -> None:
         self._repairer.look()
+
+    def _read_failed(self, error: DiskError) -> None:
+        self.fail(f"read failed: {error}")
 
     def damage_found(self) -> None:
         """The log learned of damage: suspend, and have it repaired even in quiescence."""
