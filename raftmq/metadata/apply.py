@@ -153,7 +153,7 @@ def _register_broker(image: MetadataImage, envelope: Envelope, offset: Offset) -
     )
     removals = image.removals
     if known is not None and known.storage_id != command.storage:
-        # What it was ordered to delete went with its old disk.
+        # The data that it was ordered to delete is gone with its old disk.
         removals = _without_node(image, command.node_id)
     replacements = image.replacements
     replaced = replacements.get(command.node_id)

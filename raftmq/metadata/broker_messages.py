@@ -1,10 +1,10 @@
 """What brokers and the controller say to each other outside Raft: forwarded commands, barriers,
 heartbeats, admin calls.
 
-Owns shapes and encoding only. Every request has a reply that names the controller as its sender
-knows it, so that a lost asker finds its way. Peers are of the same cluster and have a format in
-common (the connection's hello made sure), but bytes are still checked: a bad one costs its stream.
-So what came later than format 5 is sent to nobody whose stream has an older one (`format_of`).
+Owns shapes and encoding only. Every reply names the controller as its sender knows it, so that a
+node that asks the wrong one learns where to ask. Peers are of the same cluster and have a format in
+common (the connection's hello checks that), but bytes are checked as well: a bad message ends its
+stream. So a call that came after format 5 is not sent on a stream with an older one (`format_of`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ForwardCommands(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class BarrierRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Up to where must I have applied to have seen all that was committed before this?"""
+    """Asks up to where the sender must apply to have seen all that was committed before this."""
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Let me follow the metadata log as a learner (an observer).
+    """Asks to follow the metadata log as a learner (an observer).
 
-    `is_member`: I follow it already as far as I know, but nobody leads me. What became of me?
+    `is_member`: the sender is a member as far as it knows, but hears no leader: is it one still?
     """
 
     node_id: _NodeNumber
@@ -54,11 +54,11 @@ class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """I am alive, and this is the newest structure I have applied.
+    """The sender is alive, and has applied the metadata log up to `applied_version`.
 
-    `is_unfit`: records cannot become durable here, so let others lead. A node that does not say so
-    yet counts as fit. `replicas_max`: so many partition replicas it has descriptors for; from one
-    that does not say, 0, the controller goes by its own.
+    `is_unfit`: records cannot become durable there, so others should lead. An older node does not
+    say so, and counts as fit. `replicas_max`: how many partition replicas it has descriptors for;
+    where it is 0, from an older node, the controller assumes its own number.
     """
 
     node_id: _NodeNumber
@@ -82,7 +82,7 @@ class LeaderUpdate(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class MoveLeadership(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """To the leader of a partition: hand it to that node (ElectLeaders, balancing)."""
+    """Asks the leader of a partition to hand over to a node (ElectLeaders, balancing)."""
 
     topic_id: TopicId
     partition: _PartitionNumber
@@ -90,11 +90,11 @@ class MoveLeadership(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class ContactRequest(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Do you see a majority of the metadata group? Answered NONE by a node that does."""
+    """Asks whether a node sees a majority of the metadata group; one that does answers NONE."""
 
 
 class QuorumRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To the controller: how far is every member of the metadata group (`QuorumState`)?"""
+    """Asks the controller how far every member of the metadata group is (`QuorumState`)."""
 
 
 Request: TypeAlias = (
@@ -111,8 +111,8 @@ Request: TypeAlias = (
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to any request. With NOT_CONTROLLER nothing was done, but that a part of forwarded
-    commands may have been taken: they come again under their numbers, and count once."""
+    """Answer to any request. With NOT_CONTROLLER nothing was done, but a part of forwarded commands
+    may have been taken: all are sent again under their numbers, and count once."""
 
     code: ErrorCode
     controller_id: _MaybeNode = NOBODY
@@ -151,7 +151,7 @@ def decode_reply(data: Buffer) -> Reply:
 
 
 def read_reply(promise: Promise[bytes]) -> Reply | None:
-    """The reply, None when there is none to be had."""
+    """The reply; None when there is none, or not one that can be read."""
     if promise.error is not None:
         return None
     try:

@@ -115,7 +115,7 @@ class UnregisterBroker(Command, frozen=True, kw_only=True):
 class ReplaceNode(Command, frozen=True, kw_only=True):
     """`new_id` takes the place of `old_id` in the metadata group and in every partition, for good.
 
-    What is left to do is seen from the state alone, so whoever is controller goes on with it.
+    The state alone shows what is left to do, so the next controller goes on with it.
     """
 
     old_id: NodeNumber
@@ -186,7 +186,7 @@ class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class ReportVoters(Command, frozen=True, kw_only=True):
-    """Leaders state who votes: metadata holds the target, the partition's own log the fact."""
+    """Leaders state the voters: metadata holds the target, the partition's own log the fact."""
 
     reports: tuple[VotersReport, ...]
 
@@ -248,7 +248,7 @@ class NoOperation(Command, frozen=True, kw_only=True):
 # ---- consumer groups ----
 
 UNDATED: Final = -1
-"""A time for expiry that nobody could tell yet; ExpireOffsets tells it later."""
+"""A time for expiry that was not known at the time; ExpireOffsets sets it later."""
 
 
 class GroupMember(
@@ -305,7 +305,7 @@ class ClaimGroup(GroupCommand, frozen=True, kw_only=True):
 
 
 class ReleaseGroup(GroupCommand, frozen=True, kw_only=True):
-    """The holder drains: the claim passes to `successor`, or with -1 to whoever claims next."""
+    """The holder drains: the claim passes to `successor`; with -1 any node may claim."""
 
     coordinator_epoch: int
     successor: NodeId = NodeId(-1)
@@ -387,7 +387,7 @@ class DeleteOffsets(GroupCommand, frozen=True, kw_only=True):
 
 
 class ExpireOffsets(GroupCommand, frozen=True, kw_only=True):
-    """Forget positions that nobody has used for long, and the group with the last of them.
+    """Forget positions that were not used for long, and the group with the last of them.
 
     `now_ms`: from then on what is UNDATED ages.
     """
@@ -652,8 +652,8 @@ def decode_envelope(data: Buffer) -> Envelope:
 
 
 def _newer(data: Buffer, error: str) -> str:
-    """Say what of a newer version is in a command that cannot be read; "" when it is no command of
-    any version."""
+    """Say what in an unreadable command is of a newer version; "" when it is no command of any
+    version."""
     try:
         head = msgspec.json.decode(data, type=_Head)
     except Exception:  # noqa: BLE001 - whatever it is, it is not ours
@@ -720,7 +720,7 @@ class ProducerIds(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Applied; nothing to tell but where."""
+    """Applied, at `offset`."""
 
     offset: Offset
 
@@ -762,6 +762,6 @@ class RowsDone(msgspec.Struct, frozen=True):
 
 
 Result: TypeAlias = Any
-"""What applying a command tells its submitter: a struct of this section."""
+"""What the submitter of a command is told: a struct of this section."""
 
 NO_TOPIC_ID: Final = TopicId(UUID(int=0))

@@ -1,8 +1,8 @@
 """The port through which all of raftmq changes and reads metadata.
 
-Two engines stand behind it: `raft_engine.py` on our own Raft and log, and
+Two engines implement it: `raft_engine.py` on our own Raft and log, and
 `runtime/reference_engine.py` on pysyncobj, which runs the same state machine for comparison. Owns
-no behaviour. A proposed command's result is known where every node learns it, from the applied log,
+no behaviour. A node learns the result of its command where every node does, from the applied log,
 so a kept promise also means that this node's image shows it.
 """
 
@@ -48,7 +48,7 @@ class MetadataEngine(Protocol):
 
     @property
     def controller_id(self) -> NodeId | None:
-        """Who leads the metadata group, as far as this node knows."""
+        """The leader of the metadata group, as far as this node knows."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class MetadataEngine(Protocol):
 
     @property
     def last_contact_ms(self) -> float:
-        """When a majority last proved to be there, on the monotonic clock."""
+        """When a majority was last known to be reached, on the monotonic clock."""
         ...
 
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
@@ -88,12 +88,12 @@ class MetadataEngine(Protocol):
 
     @property
     def configuration(self) -> Configuration | None:
-        """Who makes up the metadata group; None where no Raft group does."""
+        """The members of the metadata group; None where it is no Raft group."""
         ...
 
     @property
     def first_voters(self) -> Sequence[NodeId]:
-        """With whom the cluster began."""
+        """The voters with which the cluster began."""
         ...
 
 
@@ -122,7 +122,7 @@ class DrivenEngine(MetadataEngine, Protocol):
         ...
 
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
-        """Tell another node how far it must apply to have seen all that is committed now."""
+        """Answer up to where another node must apply to have seen all that is committed now."""
         ...
 
     def tick(self) -> None:
@@ -130,19 +130,19 @@ class DrivenEngine(MetadataEngine, Protocol):
         ...
 
     def drain(self) -> None:
-        """Do what may not be done from within callbacks of the replica."""
+        """Do the work that must not be done within callbacks of the replica."""
         ...
 
     def close(self) -> None:
-        """Give back threads and ports, where the engine has any."""
+        """Release threads and ports, where the engine has any."""
         ...
 
 
 class Forwarder(Protocol):
-    """Requests to other nodes, with replies; they fail with a KafkaError with the connection."""
+    """Requests to other nodes, with replies; when the connection ends they fail: a KafkaError."""
 
     def send(self, node_id: NodeId, payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
-        """Send one request; never blocks. A beat may be heard a tick later where nodes rest."""
+        """Send one request; never blocks. A beat may arrive a tick later at a quiescent node."""
         ...
 
     def version(self, node_id: NodeId) -> int:
@@ -182,8 +182,8 @@ class EngineConfig:
         pending_max: commands of this node without an outcome; above it new ones are refused.
         batch_bytes_max: commands of one batch.
         queue_bytes_max: commands that wait for a batch; above it forwards are refused.
-        snapshot_bytes_min: a snapshot is due after this much log, and not below
-        snapshot_factor: times the size of the state.
+        snapshot_bytes_min: a snapshot is due after so much log at least,
+        snapshot_factor: and after so many times the size of the state.
         buggify: rarely taken branches made frequent; never, outside the simulation.
     """
 
@@ -197,7 +197,7 @@ class EngineConfig:
     buggify: Buggify = never
 
     def snapshot_due(self, state_bytes: int) -> int:
-        """Bytes of log after which a snapshot of such a state is worth its while."""
+        """Bytes of log after which a snapshot of a state of that size pays."""
         if self.buggify("metadata.early_snapshot"):
             return 1
         return max(self.snapshot_bytes_min, self.snapshot_factor * state_bytes)

@@ -1,9 +1,9 @@
 """Features with levels (as KIP-584): what all nodes of a cluster can do, agreed on in its metadata.
 
 A broker registers the ranges that its version supports. A command finalizes a level once every
-registered broker supports it; from then on nodes may write what that level brought, and a broker
-that does not support it is no part of the cluster. Owns names, ranges and rules; `apply.py` keeps
-the levels, `controller.py` decides requests.
+registered broker supports it; from then on nodes may write what came with that level, and a broker
+that does not support it cannot be part of the cluster. Owns names, ranges and rules; `apply.py`
+keeps the levels, `controller.py` decides requests.
 
 `raftmq.level` covers everything that nodes store or say together: metadata commands and snapshots
 (a version of theirs is a level), and formats between nodes. 1: all that nodes of peer format 5
@@ -12,8 +12,8 @@ know; 2: levels themselves, snapshots that hold them, and journals that hold eac
 Invariants: what `apply.py` uses of this module depends on the image alone, never on what this
 version supports, and never changes its meaning, since nodes of several versions apply the same
 commands. At level 1 nothing is applied otherwise than before there were levels. Each level of
-`raftmq.level` has a peer format of its own, so nodes that do not support it are turned away at the
-door, before they are sent anything that they cannot read.
+`raftmq.level` has a peer format of its own, so nodes that do not support it are refused when they
+connect, before they are sent anything that they cannot read.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def ranges_of(features: Iterable[str]) -> dict[str, Range]:
     return ranges
 
 
-# ---- rules that are applied ----
+# ---- rules that commands are applied by ----
 
 
 def outside(levels: Mapping[str, int], ranges: Ranges) -> str:
-    """Say which of these levels lies outside of what is supported; "" when none does."""
+    """Say which of these levels is outside of the supported ranges; "" when none is."""
     for name in sorted(levels):
         low, high = ranges.get(name, (0, 0))
         if not low <= levels[name] <= high:
@@ -87,7 +87,7 @@ def outside(levels: Mapping[str, int], ranges: Ranges) -> str:
 
 
 def changed(image: MetadataImage, updates: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The finalized levels after these updates; level 0 is that of what is not finalized."""
+    """The finalized levels after these updates; level 0 means that a feature is not finalized."""
     levels = {**image.features, **dict(updates)}
     return {name: level for name, level in levels.items() if level}
 
@@ -109,14 +109,14 @@ def update_error(image: MetadataImage, updates: Sequence[tuple[str, int]]) -> st
     return ""
 
 
-# ---- rules of one version ----
+# ---- rules of this version ----
 
 
 def check_supported(image: MetadataImage, ranges: Ranges) -> None:
-    """Refuse to go on in a cluster with levels that this version does not support.
+    """Check that this version supports all levels of the cluster.
 
     Raises:
-        UnsupportedLevelError: it has one.
+        UnsupportedLevelError: it does not support one.
     """
     if reason := outside(image.features, ranges):
         raise UnsupportedLevelError(f"{reason} by this version")
@@ -135,10 +135,10 @@ def write_error(kind: str, version: int, image: MetadataImage) -> str:
 def plan_features(
     image: MetadataImage, ranges: Ranges, request: UpdateFeaturesCall
 ) -> tuple[UpdateFeatures | None, Outcomes]:
-    """The command for a client's request, and what it is told of each feature.
+    """The command for a client's request, and the outcome of each feature.
 
     Args:
-        ranges: what the controller supports; the others are asked by `update_error`.
+        ranges: what the controller supports; `update_error` looks at the other brokers.
     """
     updates = [(update.name, update.level) for update in request.updates]
     errors = {update.name: _request_error(image, ranges, update) for update in request.updates}

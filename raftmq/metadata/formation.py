@@ -7,8 +7,8 @@ admitted under its own later, as any replaced disk is. Sans-IO: messages in, mes
 
 Invariants: an acceptor's promise and acceptance are saved before they are answered; once chosen, a
 list never changes; nodes whose configs differ in cluster id or voter list never count each other.
-A wiped node that meets one formed peer learns the list and forms nothing: it asks whoever it hears,
-since all whom its config names may have been replaced since.
+A wiped node that meets one formed peer learns the list and forms nothing: it asks every node that
+it hears, since all nodes that its config names may have been replaced since.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Value: TypeAlias = tuple[tuple[_Node, int], ...]
 HEARD_MAX: Final = 64
 """So many nodes are asked whether the cluster is formed; the voters in any case."""
 BALLOT_JUMP_MAX: Final = 1 << 32
-"""So far above what was promised here a round is believed: each takes half a second."""
+"""So far above the one promised here a ballot is believed; a round takes half a second."""
 
 
 class TermReset(msgspec.Struct, frozen=True):
-    """A term that an operator had this node forget, for the record.
+    """A term that this node forgot by an operator's order, for the record.
 
     `group` is TOPIC_ID:PARTITION:CREATION_EPOCH, `vote` NODE:STORAGE or nothing; `tokens` are what
-    the voters' disks said.
+    was found on the voters' disks.
     """
 
     group: str
@@ -58,10 +58,9 @@ class TermReset(msgspec.Struct, frozen=True):
 class FormationState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an acceptor must not forget.
 
-    `recoveries` are the lists of survivors with which an operator gave up a lost majority, one
-    after the other; `recovering` is one that is not finished, and keeps the node from starting.
-    `skips` are metadata commands that an operator had this node pass over, `term_resets` terms
-    that one had it forget.
+    `recoveries` are the lists of survivors of unsafe recoveries, one after the other; `recovering`
+    is one that is not finished, and keeps the node from starting. `skips` are metadata commands
+    that this node passes over by an operator's order, `term_resets` terms that it forgot by one.
     """
 
     promised: Ballot = NO_BALLOT
@@ -115,11 +114,11 @@ class Mismatch(msgspec.Struct, tag="mismatch", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """Is the cluster formed? Who is formed answers with `Chosen`, others not at all."""
+    """Is the cluster formed? A formed node answers with `Chosen`, others not at all."""
 
 
 class Chosen(msgspec.Struct, tag="chosen", frozen=True, omit_defaults=True):
-    """The decision, and what became of it since."""
+    """The decision, and the unsafe recoveries since."""
 
     value: Value
     recoveries: tuple[str, ...] = ()
@@ -133,8 +132,8 @@ _decoder = msgspec.msgpack.Decoder(FormationMessage)
 
 
 def formation_id_of(value: Value, recoveries: Sequence[str] = ()) -> str:
-    """Name a formation: two clusters of the same name but other first disks differ in it, and so
-    does a recovered one from those of its nodes that were given up."""
+    """Name a formation: two clusters of one name but with other first disks differ in it, and so do
+    a recovered cluster and the nodes that it gave up."""
     checksum = crc32(_encoder.encode(value))
     for survivors in recoveries:
         checksum = crc32(f"{checksum:08x} recovered {survivors}".encode())
@@ -161,7 +160,7 @@ class Formation:
         send: Callable[[NodeId, bytes], None],
         random: Random,
     ) -> None:
-        self._me = node_id
+        self._node_id = node_id
         self.voters: tuple[int, ...] = tuple(sorted(voters))
         self._state = state
         self._save = save
@@ -192,8 +191,8 @@ class Formation:
 
     @property
     def heard_from(self) -> list[NodeId]:
-        """Who introduced itself since the start, sorted; without this node."""
-        return [NodeId(n) for n in sorted(self._heard) if n != self._me]
+        """Nodes that introduced themselves since the start, sorted; without this node."""
+        return [NodeId(n) for n in sorted(self._heard) if n != self._node_id]
 
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
@@ -206,9 +205,9 @@ class Formation:
             return
         if now_ms >= self._next_ask_ms:
             self._next_ask_ms = now_ms + ROUND_MS
-            for node_id in sorted({*self.voters, *self.heard_from} - {self._me}):
+            for node_id in sorted({*self.voters, *self.heard_from} - {self._node_id}):
                 self._tell(node_id, Ask())
-        if self._me in self.voters and now_ms >= self._next_round_ms:
+        if self._node_id in self.voters and now_ms >= self._next_round_ms:
             self._stand(now_ms)
 
     def _stand(self, now_ms: float) -> None:
@@ -222,8 +221,8 @@ class Formation:
         is_complete = len(present) == len(self.voters)
         if not is_complete and now_ms - self._majority_since_ms < GRACE_MS:
             return
-        # The lowest node present goes first; the others give it a round's time.
-        rank = present.index(self._me)
+        # The lowest node present goes first; the others wait for a round each.
+        rank = present.index(self._node_id)
         if (
             self._ballot == NO_BALLOT
             and rank
@@ -259,7 +258,7 @@ class Formation:
             self._ballot = max(self._ballot, message.ballot)
 
     def _check(self, sender: NodeId, message: FormationMessage) -> None:
-        """Refuse what no acceptor may keep, before it is kept for good."""
+        """Refuse what no acceptor may accept, before it is stored for good."""
         if isinstance(message, Prepare | Promised | Accept | Accepted | Outbid):
             known = max(self._ballot, self._state.promised)
             if message.ballot[0] - known[0] > BALLOT_JUMP_MAX:
@@ -270,7 +269,7 @@ class Formation:
                 raise RemoteProtocolError(f"node {sender} names no voters, or one twice")
 
     def _propose(self) -> None:
-        self._ballot = (max(self._ballot, self._state.promised)[0] + 1, self._me)
+        self._ballot = (max(self._ballot, self._state.promised)[0] + 1, self._node_id)
         self._promises = {}
         self._acceptances = {}
         self._proposed = ()
@@ -336,7 +335,7 @@ class Formation:
 
     def _tell(self, node_id: int, message: FormationMessage) -> None:
         payload = _encoder.encode(message)
-        if node_id == self._me:
-            self.receive(self._me, payload)
+        if node_id == self._node_id:
+            self.receive(self._node_id, payload)
         else:
             self._send(NodeId(node_id), payload)

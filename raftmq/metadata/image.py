@@ -69,7 +69,7 @@ class BrokerImage:
 
 @frozen(slots=True)
 class PartitionImage:
-    """One partition: who should hold it, and who votes as its leader last reported.
+    """One partition: the nodes that should hold it, and the voters that its leader last reported.
 
     `first_voters` are the members with which its Raft group began, the same on every node for ever:
     a broker that lost its disk is not among them under its new storage id.
@@ -118,7 +118,7 @@ class RemovalImage:
 
 @frozen(slots=True)
 class ReplacementImage:
-    """`new_id` takes the place of `old_id`; kept when done, so that asking again does nothing."""
+    """`new_id` takes the place of `old_id`; kept when done: a repeated order does nothing."""
 
     old_id: NodeId
     new_id: NodeId
@@ -139,7 +139,7 @@ NO_OFFSETS: Final[OffsetMap] = Map()
 
 @frozen(slots=True)
 class GroupImage:
-    """One group: who coordinates it, its last complete generation, its offsets."""
+    """One group: its coordinator, its last complete generation, its offsets."""
 
     name: str
     coordinator: NodeId = NO_COORDINATOR
@@ -152,7 +152,7 @@ class GroupImage:
     members: tuple[GroupMember, ...] = ()
     changed_at_ms: int = 0
     """When the generation was completed; for an empty group, since when it has been empty.
-    UNDATED where the coordinator could not tell."""
+    UNDATED where the coordinator did not know the time."""
     offsets: OffsetMap = Map()
     pending: Map[int, OffsetMap] = Map()
     """Offsets of running transactions, by their producer ids; none without any."""
@@ -197,7 +197,7 @@ class GroupsImage:
 
 
 def holder(group: GroupImage | None, live_epoch: LiveEpoch) -> NodeId | None:
-    """Who coordinates the group: the claim's holder while its commands would be accepted."""
+    """The coordinator of the group: the claim's holder while its commands would be accepted."""
     if group is None or group.coordinator == NO_COORDINATOR:
         return None
     if live_epoch(group.coordinator) != group.coordinator_broker_epoch:
@@ -276,7 +276,7 @@ class MetadataImage:
         return None if broker is None or broker.is_fenced else broker.epoch
 
     def leaving(self) -> dict[NodeId, NodeId]:
-        """Nodes that are being replaced, and by whom."""
+        """Nodes that are being replaced, each with its successor."""
         pending = (self.replacements[n] for n in sorted(self.replacements))
         return {row.old_id: row.new_id for row in pending if not row.is_done}
 
@@ -305,10 +305,10 @@ def present_nodes(image: MetadataImage) -> dict[NodeId, StorageId]:
 def metadata_target(
     configuration: Configuration, image: MetadataImage, first_voters: Sequence[NodeId]
 ) -> TargetMembership | None:
-    """Who should vote in the metadata group; None when it is as it should be.
+    """The members that the metadata group should have; None when it has them.
 
-    A replaced voter's place is its successor's. Where fewer vote than the cluster began with (a
-    lost majority was given up), live nodes fill up: successors, then first voters, then others.
+    A replaced voter's place is its successor's. Where there are fewer voters than the cluster began
+    with (after an unsafe recovery), live nodes are added: successors, first voters, then others.
     """
     leaving = image.leaving()
     voting = [voter.node_id for voter in configuration.voters]
@@ -330,8 +330,9 @@ def metadata_target(
         for member in configuration.members
         if member.node_id in leaving and member.node_id not in voters
     ]
-    # While it lives it has to learn what it is to give away and to delete. It may live though it is
-    # fenced, and lead partitions that it would lead on, named to no client, if it never heard.
+    # A replaced node that is alive has to learn from the log which replicas it must hand over and
+    # delete. It may be alive although it is fenced: without the log it would lead partitions on,
+    # and no client would be told of it.
     demoted = tuple(n for n in parting if n in present or holds_any(image, n))
     gone = tuple(n for n in parting if n not in demoted)
     target = TargetMembership(tuple(voters), present, gone, demoted)
@@ -339,7 +340,7 @@ def metadata_target(
 
 
 def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
-    """Who takes a node's place in the end: successors may be replaced as well."""
+    """The node that takes another one's place in the end: successors may be replaced as well."""
     for _ in range(len(leaving)):
         if node_id not in leaving:
             break
@@ -350,12 +351,12 @@ def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
 def partition_target(
     image: MetadataImage, topic_id: TopicId, partition: int
 ) -> TargetMembership | None:
-    """Who should hold a partition, as metadata has it; None when there is no such partition."""
+    """The members that a partition should have; None when there is no such partition."""
     topic = image.topic_by_id(topic_id)
     if topic is None or partition >= len(topic.partitions):
         return None
     replicas = topic.partitions[partition].replicas
-    # Only whom metadata holds live is added: the others would be waited for.
+    # Only live brokers are added: the partition would wait for the others.
     brokers = image.brokers
     present = {
         node_id: brokers[node_id].storage_id

@@ -74,7 +74,7 @@ class UnappliableCommandError(NodeMustStopError):
         skip: names the command.
         value: its bytes.
         cause: what was raised.
-        is_newer: it is of a format that a newer version knows, so it must not be skipped.
+        is_newer: a newer version can apply it, so it must not be skipped.
     """
 
     def __init__(self, skip: Skip, value: bytes, cause: Exception) -> None:
@@ -97,7 +97,7 @@ class UnappliableCommandError(NodeMustStopError):
 
     @property
     def reason(self) -> str:
-        """What was raised, on one line."""
+        """The exception, on one line."""
         return visible(f"{type(self.cause).__name__}: {self.cause}")[:SHOWN_MAX]
 
 
@@ -147,14 +147,14 @@ class StateOrigin(Protocol):
 
 
 class MetadataListener(Protocol):
-    """Who is told what happens (the engine)."""
+    """A part that is told of each command and image (the engine)."""
 
     def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
         """One command took its effect; `machine.image` is not published yet."""
         ...
 
     def state_restored(self, image: MetadataImage) -> None:
-        """A snapshot took the place of commands whose results nobody here will see."""
+        """A snapshot took the place of commands whose results this node will never see."""
         ...
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
@@ -171,7 +171,7 @@ class MetadataListener(Protocol):
 
 
 class Decoding:
-    """Reads a snapshot in a thread of its own; what cannot be read is met again on the loop."""
+    """Decodes a snapshot in a thread of its own; an error in it is found again on the loop."""
 
     def __init__(self, state: Buffer) -> None:
         self._state = state
@@ -179,13 +179,13 @@ class Decoding:
         self.is_done = False
 
     def run(self) -> None:
-        """Read it."""
+        """Decode it."""
         with suppress(SnapshotError):
             self.image = decode_image(self._state)
         self.is_done = True
 
     def is_of(self, state: Buffer) -> bool:
-        """True when this very state was read."""
+        """True when the decoded state has these bytes."""
         return memoryview(self._state) == memoryview(state)
 
 
@@ -227,11 +227,11 @@ class MetadataMachine:
         self._decoding: Decoding | None = None
 
     def attach_log(self, log: CommittedEntries) -> None:
-        """Say which log holds what was committed; before `restore`."""
+        """Set the log that holds committed entries; before `restore`."""
         self._log = log
 
     def add_listener(self, listener: MetadataListener) -> None:
-        """Tell `listener` from now on."""
+        """Report to `listener` from now on."""
         self._listeners.append(listener)
 
     @property
@@ -246,8 +246,8 @@ class MetadataMachine:
 
     @property
     def has_skipped(self) -> bool:
-        """True while the log holds a command that was passed over: a snapshot ends that, and with
-        it the need of a newcomer to be told of it."""
+        """True while the log holds a command that was passed over: after the next snapshot a new
+        node need not pass over it."""
         return self._skipped_offset >= 0
 
     def prepare_snapshot(self, parts_max: int) -> None:
@@ -259,7 +259,7 @@ class MetadataMachine:
     def appended(self, entry: LogEntry) -> None:
         """Remember an entry until it is committed, so that it need not be read back."""
         if self._recent and self._recent[-1].end > entry.start:
-            self._forget()  # cannot follow: whatever happened, the log is right
+            self._forget()  # it does not follow what is remembered: the log is right
         self._recent.append(entry)
         self._recent_bytes += len(entry.payload)
         if self._recent_bytes > RECENT_BYTES_MAX:
@@ -292,8 +292,8 @@ class MetadataMachine:
         self._damage = None
         assert self._log is not None, "attach_log() comes first"
         if self._log.log_start.index > self.applied_end:
-            # What is damaged here and was waited for, all others have dropped: the repair took over
-            # a peer's log start, and the state with it.
+            # Damaged entries waited for a repair, but all others have dropped them: the repair took
+            # over a peer's log start, and the state with it.
             self.restore(self._log.log_start)
             self._commit_end = max(commit_end, self.applied_end)
         before = self.image
@@ -303,9 +303,9 @@ class MetadataMachine:
                 if entry is None:
                     break  # under repair; tried again at the next commit or tick
                 if entry.end > commit_end:
-                    break  # a follower that says what cannot be moved the commit into an entry
+                    break  # a faulty peer moved the commit into the midst of an entry
                 self._apply_entry(entry)
-        except Exception as error:  # whatever it was: the images would drift apart
+        except Exception as error:  # after any exception the images would drift apart
             self.failure = error
             raise
         for listener in self._listeners:

@@ -326,7 +326,7 @@ class CommandQueue:
             self._in_flight_end = None
 
     def clear(self) -> None:
-        """Another controller, or term: whoever sent these commands sends them again."""
+        """Another controller, or term: the nodes that sent these commands send them again."""
         self.commands.clear()
         self.size_bytes = 0
         self._in_flight_end = None

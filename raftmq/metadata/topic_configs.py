@@ -66,7 +66,7 @@ class ConfigSynonym:
 
 @frozen(slots=True)
 class ConfigEntry:
-    """One key as DescribeConfigs tells it."""
+    """One key as DescribeConfigs answers it."""
 
     name: str
     value: str | None
@@ -79,7 +79,7 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
-        """True when nobody set it."""
+        """True when it is set nowhere."""
         return self.source is ConfigSource.DEFAULT
 
 
@@ -145,7 +145,7 @@ def describe_broker(
     names: Sequence[str] | None = None,
 ) -> list[ConfigEntry]:
     """The entries of a broker; without `node_id` only the cluster's dynamic defaults (as Kafka).
-    What is set of names that nobody knows comes last, its values unsaid: they may be secrets."""
+    Names without a definition come last, without their values: those may be secrets."""
     values: Mapping[str, str] = image.configs.get(DYNAMIC_DEFAULT, Map())
     if node_id is None:
         return [
@@ -165,7 +165,7 @@ def describe_broker(
 
 
 def _unknown_keys(values: Mapping[str, str]) -> dict[str, ConfigKey]:
-    """What Kafka tells of broker configs that it has no definition of."""
+    """Keys for broker configs without a definition, as Kafka describes them."""
     return {
         name: ConfigKey(
             name, ConfigType.UNKNOWN, None, "", string, is_read_only=True, is_sensitive=True
@@ -181,7 +181,7 @@ def check_topic_configs(
     """Check values that were set on a topic.
 
     Raises:
-        KafkaError: INVALID_CONFIG, saying which and why.
+        KafkaError: INVALID_CONFIG, with the key and the reason.
     """
     _check(TOPIC_KEYS, configs, "topic")
     wanted = configs.get("min.insync.replicas")
@@ -196,8 +196,8 @@ def check_topic_configs(
 
 
 def check_broker_configs(configs: Mapping[str, str]) -> None:
-    """Check dynamic values of a broker or of all. A name that nobody knows is taken, as by Kafka,
-    whose plugins have configs of their own; it has no effect here.
+    """Check dynamic values of a broker or of all. A name without a definition is accepted, as by
+    Kafka, whose plugins have configs of their own; it has no effect here.
 
     Raises:
         KafkaError: INVALID_CONFIG, also for a key that only the node's file may set.
