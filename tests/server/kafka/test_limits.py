@@ -79,7 +79,7 @@ LIMITS = {
     "connection_idle_ms": CONNECTION + "test_stalled_connections_are_hung_up_on",
     "parked_fetches_max": "server/kafka/test_produce_fetch.py::test_no_more_fetches_wait_than_may",
     "peer_queue_bytes_max": "runtime/test_peer_links.py::test_a_full_queue_drops_and_says_so",
-    "peer_memory_bytes_max": "runtime/test_peer_reader.py::test_who_holds_most_makes_room",
+    "peer_memory_bytes_max": "runtime/test_peer_streams.py::test_who_holds_most_makes_room",
     "open_files_max": "log/test_parts.py::test_the_file_cache_forgets_the_least_recently_used",
     "replicas_max": "controller/test_controller.py::test_no_broker_holds_more_replicas_than_it_may",
     "index_memory_bytes_max": "log/test_parts.py::test_the_index_cache_is_bounded",
